@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from soak import held_by, is_free
 
-from specserve.serve.process import free_port
+from specserve.hardware.host import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = str(ROOT / "configs" / "demo.yaml")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from specserve.serve.process import free_port
+from specserve.hardware.host import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S, STOP_LIMIT_S = 600.0, 60.0

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from specserve.serve.process import free_port
+from specserve.hardware.host import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = [json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.jsonl").read_text().splitlines()]

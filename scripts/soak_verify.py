@@ -22,13 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from specserve.hardware.host import free_port
 from specserve.measure.verify.prompts import load_prompts
 from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
 from specserve.measure.verify.scores import Position, ScoredText
 from specserve.measure.verify.session import TOP, VerifySession, results_of
 from specserve.serve.client import Client
-from specserve.serve.process import free_port
 from specserve.serve.requests import endpoint
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,7 +30,7 @@ import psutil
 import yaml
 
 from specserve.deploy.dashboard import queries
-from specserve.serve.process import free_port
+from specserve.hardware.host import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = [json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.jsonl").read_text().splitlines()]

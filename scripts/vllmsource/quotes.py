@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specserve.checks.catalogue import RULES
-from specserve.serve.causetable import table
+from specserve.serve.causes import table
 from specserve.vllm.fact import minor
 
 _NUMBER = r"\d+\.\d+"

@@ -186,9 +186,9 @@ def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: 
 def start(
     plan: LaunchPlan, *, name: str | None = None, log_format: LogFormat = LogFormat.TEXT, **options: Any
 ) -> None:
-    """Show how `serve` runs the server until a signal, or `leave` starts it under a name; both say what they raise."""
+    """Show how `serve` runs the server until a signal, or `launch` starts it under a name; both say what they raise."""
     from specserve.report.servers import JsonView, TextView
-    from specserve.serve.detached.launch import leave
+    from specserve.serve.detached.launch import launch
     from specserve.serve.server import serve
 
     is_json = log_format is LogFormat.JSON
@@ -197,7 +197,7 @@ def start(
         if name is None:
             serve(plan, on_event=view, **options)
         else:
-            leave(plan, name=name, on_event=view, **options)
+            launch(plan, name=name, on_event=view, **options)
     except SpecserveError as error:
         view.failed(error)
         if is_json:

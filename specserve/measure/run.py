@@ -12,6 +12,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.hardware.host import free_port
 from specserve.measure.bench import rundir
 from specserve.measure.bench.arms import Arm, host_load
 from specserve.measure.bench.driver import Driver, Pass
@@ -24,7 +25,6 @@ from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
 from specserve.serve import events
 from specserve.serve.causes import signal_name
-from specserve.serve.process import free_port
 from specserve.serve.server import running
 from specserve.serve.signals import StopRequest
 

@@ -6,10 +6,9 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from types import FrameType
-from typing import NoReturn, Protocol
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, cast
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.metrics.counters import Acceptance
@@ -17,8 +16,7 @@ from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.journal import Output, Stdout
 from specserve.serve.logs import default_log
 from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from specserve.serve.signals import StopRequest, stop_on_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +53,9 @@ def _entry(raw: bytes, *, index: int, line: int) -> Entry:
 def _parse(raw: bytes) -> dict[str, Json]:
     try:
         text = raw.decode("utf-8")
+        body = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
-    try:
-        body = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"invalid JSON at column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
@@ -83,37 +80,30 @@ def _no_constant(name: str) -> NoReturn:
 def _request(body: dict[str, Json], identity: Json, *, index: int) -> Request:
     if not (identity is None or isinstance(identity, str | int | float)) or isinstance(identity, bool):
         raise ValueError("`id` must be a string or a number")
-    if ("prompt" in body) == ("messages" in body):
-        raise ValueError(
-            "one of `prompt` and `messages` is needed" + (", not both" if "prompt" in body else "")
-        )
-    prompt = _prompt(body.pop("prompt")) if "prompt" in body else None
-    messages = _messages(body.pop("messages")) if "messages" in body else None
+    is_chat = "messages" in body
+    if is_chat == ("prompt" in body):
+        raise ValueError("one of `prompt` and `messages` is needed" + (", not both" if is_chat else ""))
+    prompt, messages = body.pop("prompt", None), body.pop("messages", None)
+    if is_chat:
+        _check_messages(messages)
+    elif not (isinstance(prompt, str) or _is_token_ids(prompt)):
+        raise ValueError("`prompt` must be text, or a list of token ids")
     try:
         json.dumps([prompt, messages, body], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half of a surrogate pair: not valid Unicode text") from None
-    return Request(index=index, prompt=prompt, messages=messages, params=body)
+    return Request(index, cast("Any", prompt), cast("Any", messages), body)
 
 
-def _prompt(value: Json) -> str | list[int]:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        tokens = [token for token in value if isinstance(token, int) and not isinstance(token, bool)]
-        if value and len(tokens) == len(value):
-            return tokens
-    raise ValueError("`prompt` must be text, or a list of token ids")
+def _is_token_ids(value: Json) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _messages(value: Json) -> list[dict[str, Json]]:
-    messages = [message for message in value if isinstance(message, dict)] if isinstance(value, list) else []
-    if not isinstance(value, list) or not value or len(messages) < len(value):
+def _check_messages(value: Json) -> None:
+    if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
         raise ValueError("`messages` must be a list of objects with `role` and `content`")
-    for message in messages:
-        if not isinstance(message.get("role"), str):
-            raise ValueError("every message needs a `role`")
-    return messages
+    if not all(isinstance(message.get("role"), str) for message in cast("list[dict[str, Json]]", value)):
+        raise ValueError("every message needs a `role`")
 
 
 def record(entry: Entry, answer: Finished | Refused | None) -> dict[str, Json]:
@@ -130,7 +120,7 @@ def record(entry: Entry, answer: Finished | Refused | None) -> dict[str, Json]:
     return {**head, "error": f"line {entry.line}: {entry.error if answer is None else answer.error}"}
 
 
-class ProgressView(Protocol):
+class GenerateView(Protocol):
     """What shows how far a run is."""
 
     def tick(self) -> None:
@@ -160,32 +150,34 @@ def run(
     *,
     data: bytes,
     output: Output | Stdout,
-    progress: ProgressView,
+    progress: GenerateView,
     say: Callable[[str], None],
 ) -> Generated:
     """Answer every line of `data` that the output does not hold yet.
 
-    Raises LaunchError when the engine fails, and Interrupted on SIGINT and SIGTERM; what is written stays.
+    Raises LaunchError if the engine fails, and Interrupted on a signal; what is written stays.
     """
     done = frozenset(output.done)
     total = sum(1 for _ in entries(data))
-    errors = dict(output.errors)
-    engine, tokens, began_s = None, 0, 0.0
+    needs_engine = any(entry.request and entry.index not in done for entry in entries(data))
+    errors, tokens, began_s = dict(output.errors), 0, time.monotonic()
+    with ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
 
-    def missing() -> Iterator[Entry]:
-        return (entry for entry in entries(data) if entry.index not in done)
+        def tick() -> None:
+            _refuse_stop(stop, output, total=total)
+            progress.tick()
 
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(_signals_raise())
-            if any(entry.request is not None for entry in missing()):
+        engine = None
+        try:
+            if needs_engine:
                 log_path = default_log(f"{plan.name}-generate")
                 say(f"starting the engine, log: {log_path}")
-                engine = stack.enter_context(OfflineEngine(plan, log_path=log_path, on_tick=progress.tick))
+                engine = stack.enter_context(OfflineEngine(plan, log_path=log_path, on_tick=tick))
                 version = engine.start()
                 say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
                 began_s = time.monotonic()
-            for entry, answer in answered(engine, missing()):
+            for entry, answer in answered(engine, (e for e in entries(data) if e.index not in done)):
                 body = record(entry, answer)
                 output.write(body)
                 new_tokens = answer.completion_tokens if isinstance(answer, Finished) else 0
@@ -193,19 +185,24 @@ def run(
                 progress.advance(new_tokens)
                 if "error" in body:
                     errors[entry.index] = str(body["error"])
+                _refuse_stop(stop, output, total=total)
             output.complete()
             took_s = time.monotonic() - began_s
-    except Interrupted as stop:
-        message = f"stopped: {output.written} of {total} lines {output.place}"
-        raise Interrupted(message, signal_number=stop.exit_code - 128) from None
-    except LaunchError:
-        if isinstance(output, Output):
-            say(f"{output.written} of {total} lines {output.place}")
-        raise
-    found = Generated(tuple(errors[index] for index in sorted(errors)))
+        except LaunchError:
+            if isinstance(output, Output):
+                say(f"{output.written} of {total} lines {output.place}")
+            raise
+    failed = tuple(errors[index] for index in sorted(errors))
     if engine is None:
-        return found
-    return replace(found, completion_tokens=tokens, took_s=took_s, acceptance=engine.acceptance)
+        return Generated(failed)
+    return Generated(failed, tokens, took_s, engine.acceptance)
+
+
+def _refuse_stop(stop: StopRequest, output: Output | Stdout, *, total: int) -> None:
+    """Raises Interrupted if a signal came: between two answers, never inside a write or a start of a process."""
+    if stop.count:
+        message = f"stopped: {output.written} of {total} lines {output.place}"
+        raise Interrupted(message, signal_number=stop.signal or signal.SIGTERM)
 
 
 def answered(
@@ -235,20 +232,3 @@ def answered(
                 yield bad.pop(), None
     while bad:
         yield bad.pop(), None
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGINT and SIGTERM as an exception, so that the engine is ended and the output stays readable."""
-
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        for once in _SIGNALS:  # the end takes a few seconds, and must not be broken off
-            signal.signal(once, signal.SIG_IGN)
-        raise Interrupted("stopped", signal_number=number)
-
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

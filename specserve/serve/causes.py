@@ -1,15 +1,127 @@
-"""Why vLLM failed, from its log: the root cause and a hint. The messages are in cause_tables/."""
+"""Why a server ended or never came up: its exit code, its log and the kernel. The messages are in cause_tables/."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-from specserve.serve.causetable import Row, stages, table
-from specserve.serve.logs import LogLine, without_requests
-from specserve.serve.tracebacks import root_exception
+from specserve.errors import LaunchError
+from specserve.profile.secrets import redacted
+from specserve.serve.logs import LogLine, Phase, is_disk_full, read_end, without_requests
+from specserve.serve.tracebacks import TRACEBACK, root_exception
+
+# Tried in this order: what ends a start at once stands before what may also be an echo.
+_TABLES = (
+    "arguments",
+    "environment",
+    "speculation",
+    "configuration",
+    "hub",
+    "model",
+    "memory",
+    "devices",
+    "host",
+)
+_LINES_BEFORE, _LINES_AFTER = 2, 3  # around the literal: no message of the tables is longer
+_STACK_CHARACTERS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: a pattern over the log, the sentence that it means, the way out.
+
+    `says` are the literal texts that the pattern relies on, each with who writes it: a file below
+    site-packages, or a name (`NCCL`). `within` must stand in the stack above the match. A `late` row is
+    tried after everything else, on that many last lines of any level: it finds a hang or an echo.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    message: str
+    hint: str
+    example: str
+    says: tuple[tuple[str, str], ...]
+    within: re.Pattern[str] | None = None
+    late: int = 0
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """The first match, looked for only around one of the literals stands."""
+        for _, literal in self.says:
+            at = text.find(literal)
+            while at >= 0:
+                match = self.pattern.search(text, *_around(text, at))
+                if match and self._stands_within(text, match.start()):
+                    return match
+                at = text.find(literal, at + len(literal))
+        return None
+
+    def _stands_within(self, text: str, at: int) -> bool:
+        if self.within is None:
+            return True
+        start = max(text.rfind(TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
+        return self.within.search(text, start, at) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What vLLM was doing when it raised an exception that no row knows, and the way out."""
+
+    name: str
+    within: re.Pattern[str]
+    doing: str
+    hint: str
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """The rows of all tables, in the order in which they are tried."""
+    return tuple(_row(row) for name in _TABLES for row in _read(name)["cause"])
+
+
+@cache
+def stages() -> tuple[Stage, ...]:
+    """The stages of vLLM, in the order in which they are tried."""
+    return tuple(
+        Stage(**stage | {"within": re.compile(stage["within"])}) for stage in _read("stages")["stage"]
+    )
+
+
+def _read(name: str) -> dict[str, Any]:
+    import tomllib
+
+    folder = resources.files("specserve.serve").joinpath("cause_tables")
+    return tomllib.loads(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _row(row: dict[str, Any]) -> Row:
+    within = row.get("within")
+    return Row(
+        **row
+        | {
+            "pattern": re.compile(row["pattern"], re.MULTILINE),
+            "says": tuple((who, literal) for who, literal in row["says"]),
+            "within": re.compile(within) if within else None,
+        }
+    )
+
+
+def _around(text: str, at: int) -> tuple[int, int]:
+    """The lines about a place in the text: where they start and end."""
+    start = end = at
+    for _ in range(_LINES_BEFORE + 1):
+        start = text.rfind("\n", 0, max(start, 0))
+    for _ in range(_LINES_AFTER + 1):
+        end = text.find("\n", end + 1)
+        if end < 0:
+            return start + 1, len(text)
+    return start + 1, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +145,7 @@ _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
 
+_OOM = ": the kernel's out-of-memory killer struck meanwhile"
 _WITHOUT_A_WORD = (
     " (SIGKILL of the out-of-memory killer or kill -9, SIGBUS for want of room in /dev/shm,"
     " SIGABRT or SIGILL of native code)"
@@ -58,7 +171,7 @@ _CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*
 def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory: bool = False) -> Cause:
     """The root cause of a failure, best evidence first.
 
-    `exit_code` is that of vLLM's first process, negative for a signal, None where it had to be stopped.
+    `exit_code` is that of vLLM's first process, negative for a signal, None if it had to be stopped.
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
     own = without_requests(lines)
@@ -87,19 +200,19 @@ def _from_outside(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause |
 
 def _from_table(faults: Sequence[str]) -> Cause | None:
     text = "\n".join(faults)
-    for row in table():
-        if not row.late and (match := row.find(text)):
-            return _cause(row, text, match)
-    return None
+    return _first((row, text) for row in table() if not row.late)
 
 
 def _from_end(lines: Sequence[LogLine]) -> Cause | None:
     """What the last lines of the engine tell, of whatever level; the API server talks on while it hangs."""
     texts = [line.text for line in lines if not line.process.startswith("APIServer")]
     texts = [text for text in texts if not _CHATTER.search(text)]
-    for row in table():
-        text = "\n".join(texts[-row.late :])
-        if row.late and (match := row.find(text)):
+    return _first((row, "\n".join(texts[-row.late :])) for row in table() if row.late)
+
+
+def _first(candidates: Iterable[tuple[Row, str]]) -> Cause | None:
+    for row, text in candidates:
+        if match := row.find(text):
             return _cause(row, text, match)
     return None
 
@@ -133,10 +246,9 @@ def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | Non
         number = match.groupdict().get("signal")
         if number is None:
             # Python says something before it ends, except under a signal that it does not catch.
-            how = _by_whom(out_of_memory) if out_of_memory else _WITHOUT_A_WORD
-            return Cause(
-                "killed", f"{who} died without a word in the log, as a signal makes it{how}", _KILLED_HINT
-            )
+            how = _OOM if out_of_memory else _WITHOUT_A_WORD
+            message = f"{who} died without a word in the log, as a signal makes it{how}"
+            return Cause("killed", message, _KILLED_HINT)
         return _by_signal(who, int(number), out_of_memory=out_of_memory)
     return None
 
@@ -156,17 +268,10 @@ def _from_last_line(faults: Sequence[str]) -> Cause:
 
 
 def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
-    by_whom = _by_whom(out_of_memory) if number == signal.SIGKILL else ""
-    hint = _KILLED_HINT if number == signal.SIGKILL else _LOG_HINT
-    return Cause("killed", f"{who} was killed by {signal_name(number)}{by_whom}", hint)
-
-
-def _by_whom(out_of_memory: bool) -> str:
-    return (
-        ": the kernel's out-of-memory killer struck meanwhile"
-        if out_of_memory
-        else " (out-of-memory killer or kill -9)"
-    )
+    if number != signal.SIGKILL:
+        return Cause("killed", f"{who} was killed by {signal_name(number)}", _LOG_HINT)
+    by_whom = _OOM if out_of_memory else " (out-of-memory killer or kill -9)"
+    return Cause("killed", f"{who} was killed by SIGKILL{by_whom}", _KILLED_HINT)
 
 
 def signal_name(number: int) -> str:
@@ -180,3 +285,84 @@ def signal_name(number: int) -> str:
 def _shorten(text: str, limit: int = 400) -> str:
     text = text.strip()
     return text if len(text) <= limit else f"{text[:limit]} …"
+
+
+_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+
+
+def count_oom_kills() -> int:
+    """How often the out-of-memory killer has struck, here and in this container; 0 if the kernel does not say."""
+    total = 0
+    for path in _COUNTERS:
+        with contextlib.suppress(OSError, ValueError):
+            lines = path.read_text(encoding="ascii").splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return total
+
+
+# a log of days is full of other people's errors
+_SERVING_LOG_BYTES, _STARTING_LOG_BYTES = 256 << 10, 4 << 20
+
+
+def died(
+    phase: str,
+    *,
+    exit_code: int | None,
+    after_s: float | None,
+    log_path: Path,
+    oom_kills: int,
+    said: str | None = None,
+) -> LaunchError:
+    """vLLM ended and nobody here had asked for it. `oom_kills`: the kernel's count when it was started.
+
+    `said`: what it reported itself, which counts if its log tells no cause.
+    """
+    if exit_code is None:
+        how = "is gone, and nobody saw how it ended"
+    elif exit_code < 0:
+        how = f"was killed by {signal_name(-exit_code)}"
+    else:
+        how = f"exited with code {exit_code}"
+    after = f" after {duration(after_s)}" if after_s is not None else ""
+    limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
+    lines = read_end(log_path, limit_bytes=limit_bytes)
+    cause = find_cause(lines, exit_code=exit_code, out_of_memory=count_oom_kills() > oom_kills)
+    if said and not cause.is_known:
+        cause = replace(cause, message=said)
+    return _error(f"vLLM {how}{after}, while {phase}", phase, cause, lines, log_path=log_path)
+
+
+def stalled(phase: str, *, limit_s: float, log_path: Path, oom_kills: int) -> LaunchError:
+    """Nothing moved for too long, so it was stopped."""
+    lines = read_end(log_path, limit_bytes=_STARTING_LOG_BYTES)
+    cause = find_cause(lines, exit_code=None, out_of_memory=count_oom_kills() > oom_kills)
+    if not cause.is_known:
+        hint = "no log line, no bytes read, no CPU time moved; `server.stall_timeout_s` is the limit"
+        cause = replace(cause, hint=hint)
+    message = f"vLLM made no progress for {duration(limit_s)} while {phase}: it was stopped"
+    return _error(message, phase, cause, lines, log_path=log_path)
+
+
+def _error(
+    message: str, phase: str, cause: Cause, lines: Sequence[LogLine], *, log_path: Path
+) -> LaunchError:
+    if not cause.is_known and is_disk_full(log_path):
+        cause = Cause(
+            "log-disk-full",
+            "the disk of the log is full, and vLLM ends or hangs if it cannot write",
+            f"make room in {log_path.parent}, or name another folder in SPECSERVE_STATE_DIR",
+        )
+    return LaunchError(
+        message,
+        phase=str(phase),
+        log_path=str(log_path),
+        # if the cause is known, the end of the log is its echo
+        log_tail=() if cause.is_known else tuple(redacted(line.text) for line in lines[-5:]),
+        causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk
+        hint=cause.hint,
+    )
+
+
+def duration(seconds: float) -> str:
+    """`3.1s`, `41s`."""
+    return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"

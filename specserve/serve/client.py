@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import requests
-from specserve.serve.requests import Endpoint
-from specserve.serve.scrape import scrape
+from specserve.serve.requests import Endpoint, scrape
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
@@ -44,7 +42,7 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
-    """What came back. Times in seconds from sending the request; None where the server did not say."""
+    """What came back. Times in seconds from sending the request; None if the server did not say."""
 
     model: str
     mode: Mode
@@ -56,13 +54,6 @@ class Answer:
     ttft_s: float | None = None
     last_token_s: float | None = None
     speculation: Speculation = field(default_factory=lambda: Speculation(None))
-
-    def add(self, kind: Kind, text: str) -> None:
-        """One more piece of text."""
-        if kind == "text":
-            self.text += text
-        else:
-            self.reasoning += text
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -117,10 +108,8 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.close()
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def _only_what_was_asked_for(self, request: Any) -> None:
         """The client library adds headers, also from the environment; a list of what may pass is safer."""
@@ -171,7 +160,7 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
 
-        Raises failures.Refused where the server does not take the request, else TrafficError.
+        Raises requests.Refused if the server does not take the request, else TrafficError.
         """
         with self._failures(model=model):
             with self._http.stream("POST", f"{self._endpoint.api}/{path}", json=dict(body)) as response:
@@ -181,7 +170,7 @@ class Client:
                     if len(data) > _MOST_BYTES:
                         raise requests.no_api(self._endpoint)
             if response.status_code != 200:
-                text = requests.message_in(bytes(data))
+                text = requests.message_in(data.decode(errors="replace"))
                 raise requests.of_status(self._endpoint, response.status_code, text, model=model)
             try:
                 answer = json.loads(data)
@@ -192,7 +181,7 @@ class Client:
         return answer
 
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
-        """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None where it cannot tell."""
+        """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
         # what is no JSON object with a count is a server that cannot count
         with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
             answer = self._http.post(
@@ -207,7 +196,7 @@ class Client:
         self._http.close()
 
     def metrics(self) -> Metrics | None:
-        """The server's counters; None where it shows none."""
+        """The server's counters; None if it shows none."""
         try:
             return read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
         except (TrafficError, FactError):
@@ -246,7 +235,7 @@ class Client:
                         answer.last_token_s = time.perf_counter() - started
                         answer.ttft_s = answer.ttft_s or answer.last_token_s
                     for kind, text in pieces:
-                        answer.add(kind, text)
+                        setattr(answer, kind, getattr(answer, kind) + text)
                         on_text(kind, text)
                     summary = _take_figures(answer, chunk) or summary
         if answer.finish_reason is None:
@@ -289,13 +278,11 @@ class Client:
     def _metrics_after(self, before: Metrics) -> Metrics | None:
         """The counters once they hold our request: the server adds it a moment after the last chunk."""
         deadline = time.monotonic() + 1.0
-        while True:
-            after = self.metrics()
-            if after is None or after.finished_requests != before.finished_requests:
-                return after
-            if time.monotonic() > deadline:
-                return after
+        after = self.metrics()
+        while after and after.finished_requests == before.finished_requests and time.monotonic() < deadline:
             time.sleep(0.05)
+            after = self.metrics()
+        return after
 
     @contextlib.contextmanager
     def _failures(self, *, model: str | None = None) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a server leaves on this machine: a process id, state, a temporary folder, shared memory and sockets."""
+"""What a server leaves on this machine: a process id, state, a scratch folder, shared memory."""
 
 from __future__ import annotations
 
@@ -8,72 +8,64 @@ import getpass
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    import psutil
+from typing import BinaryIO
 
 
-def ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None where there is none. (proc(5), stat, field 22)"""
+def _stat(pid: int) -> tuple[int, bytes] | None:
+    """When a process started, in clock ticks since the boot, and its state; None if there is none. (proc(5), stat)"""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat[stat.rindex(b")") + 2 :].split()[19])
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = text[text.rindex(b")") + 2 :].split()
+        return int(fields[19]), fields[0]
     except (OSError, ValueError, IndexError):
         return None
 
 
+def ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot; None if there is none."""
+    found = _stat(pid)
+    return found[0] if found else None
+
+
 def is_alive(pid: int, *, since: int) -> bool:
     """Whether this very process still runs: the start time is the same, and it is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        return int(fields[19]) == since and fields[0] not in (b"Z", b"X")
-    except (OSError, ValueError, IndexError):
-        return False
+    found = _stat(pid)
+    return found is not None and found[0] == since and found[1] not in (b"Z", b"X")
 
 
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
-_OPENMP = "__KMP_REGISTERED_LIB_"
-"""What OpenMP maps for a moment while it loads; the name holds the pid."""
+_OPENMP = re.compile(r"__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+")
+"""What OpenMP maps for a moment while it loads."""
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
-def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
-    """Files in /dev/shm that these processes map, and socket files of theirs in the temporary folder."""
-    import psutil
-
-    inodes: set[int] = set()
-    found: set[Path] = set()
-    for process in processes:
-        inodes |= _mapped(process.pid)
-        with contextlib.suppress(psutil.Error, OSError, RuntimeError):
-            addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
-            found |= {Path(address) for address in addresses if _is_temporary(address)}
-        found.add(_SHM / f"__KMP_REGISTERED_LIB_{process.pid}_{os.geteuid()}")  # mapped for a moment only
-    return frozenset(
-        {path for path in found if path.exists()}
-        | {path for path, inode in _shared_files() if inode in inodes}
-    )
+def traces(pids: Iterable[int]) -> frozenset[Path]:
+    """The shared memory of these processes. Their sockets lie in the scratch folder."""
+    pids = set(pids)
+    inodes = set().union(*map(_mapped, pids))
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(_SHM):
+            openmp = _OPENMP.fullmatch(entry.name)
+            if entry.inode() in inodes or (openmp and int(openmp["pid"]) in pids):
+                found.add(Path(entry.path))
+    return frozenset(found)
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Unlink what is still there, ours, and used by no living process. Returns what was removed."""
-    import psutil
-
-    left = [path for path in paths if _is_our_trace(path)]
-    if not left:
-        return ()
-    in_use = set().union(*(_mapped(pid) for pid in psutil.pids()))
+    """Unlink shared memory that is still there, ours, and used by no living process. Returns what was removed."""
+    left = [path for path in sorted(paths) if _is_our_trace(path)]
+    running = [int(path.name) for path in Path("/proc").glob("[0-9]*")] if left else []
+    in_use = set().union(*map(_mapped, running))
     removed = []
-    for path in sorted(left):
+    for path in left:
+        openmp = _OPENMP.fullmatch(path.name)
         with contextlib.suppress(OSError):  # another command may be removing it too
-            if path.lstat().st_ino in in_use or _answers(path) or _is_of_the_living(path):
+            if path.lstat().st_ino in in_use or (openmp and _runs(int(openmp["pid"]))):
                 continue
             path.unlink()
             removed.append(str(path))
@@ -89,87 +81,47 @@ def _mapped(pid: int) -> set[int]:
     return {int(match["inode"]) for match in _MAPPED.finditer(maps)}
 
 
-def _shared_files() -> list[tuple[Path, int]]:
-    try:
-        return [(Path(entry.path), entry.inode()) for entry in os.scandir(_SHM)]
-    except OSError:
-        return []
-
-
-def _is_temporary(path: str) -> bool:
-    folder = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
-    return path.startswith(f"{folder.rstrip('/')}/")
+def _runs(pid: int) -> bool:
+    found = _stat(pid)
+    return found is not None and found[1] not in (b"Z", b"X")
 
 
 def _is_our_trace(path: Path) -> bool:
-    try:
+    """Whether nothing of the user's would be removed: the path may stand in a file that somebody changed."""
+    if path.parent != _SHM:
+        return False
+    with contextlib.suppress(OSError):
         status = path.lstat()
-    except OSError:
-        return False
-    if path.parent != _SHM and not (stat.S_ISSOCK(status.st_mode) and path.is_absolute()):
-        return False  # the paths stand in a file: nothing but shared memory and sockets is ever removed
-    kind = status.st_mode
-    return status.st_uid == os.geteuid() and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind))
+        return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode)
+    return False
 
 
-def _is_of_the_living(path: Path) -> bool:
-    import psutil
-
-    pid = path.name.removeprefix(_OPENMP).partition("_")[0]
-    if not path.name.startswith(_OPENMP) or not pid.isdigit():
-        return False
-    try:
-        return psutil.Process(int(pid)).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.Error:
-        return False
-
-
-def _answers(path: Path) -> bool:
-    """Whether someone listens on this socket file; a plain file never answers."""
-    if not stat.S_ISSOCK(path.lstat().st_mode):
-        return False
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(0.2)
-            client.connect(str(path))
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-_MADE = re.compile(r"specserve-(\d{1,10}-\d{1,20}-)?[a-z0-9_]{8}")
+_MADE = re.compile(r"specserve-((?P<pid>\d{1,10})-(?P<ticks>\d{1,20})-)?[a-z0-9_]{8}")
 _LONGEST = 70
 """Of the folder's path: vLLM puts sockets with names of 36 characters into it, and a socket's path has 107."""
 
 
-_OWNED = re.compile(r"specserve-(?P<pid>\d{1,10})-(?P<ticks>\d{1,20})-\w+")
-
-
 def make_scratch(env: Mapping[str, str], *, outlives_us: bool = False) -> Path | None:
-    """A new folder in the temporary one; None where there is no room for it, and vLLM uses the common one.
+    """A new folder in the temporary one, in /tmp if that one's path is too long; None if neither can be written.
 
     Folders whose command was killed are removed on the way; those that outlive theirs have another to see to them.
     """
-    base = env.get("TMPDIR") or tempfile.gettempdir()
-    _sweep(Path(base))
-    owner = f"{os.getpid()}-{ticks(os.getpid())}-"
-    with contextlib.suppress(OSError):
-        made = Path(tempfile.mkdtemp(prefix="specserve-" if outlives_us else f"specserve-{owner}", dir=base))
-        if len(str(made)) <= _LONGEST:
-            return made
-        made.rmdir()
+    owner = "" if outlives_us else f"{os.getpid()}-{ticks(os.getpid())}-"
+    for base in (env.get("TMPDIR") or tempfile.gettempdir(), "/tmp"):  # noqa: S108  # a fresh private folder
+        _sweep(Path(base))
+        with contextlib.suppress(OSError):
+            made = Path(tempfile.mkdtemp(prefix=f"specserve-{owner}", dir=base))
+            if len(str(made)) <= _LONGEST:
+                return made
+            made.rmdir()
     return None
 
 
 def _sweep(base: Path) -> None:
     with contextlib.suppress(OSError):
         for entry in os.scandir(base):
-            owned = _OWNED.fullmatch(entry.name)
-            if owned is None or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                continue
-            if not is_alive(int(owned["pid"]), since=int(owned["ticks"])):
+            owned = _MADE.fullmatch(entry.name)
+            if owned and owned["pid"] and not is_alive(int(owned["pid"]), since=int(owned["ticks"])):
                 remove_scratch(Path(entry.path))
 
 
@@ -178,9 +130,9 @@ def within(env: Mapping[str, str], scratch: Path | None) -> dict[str, str]:
     if scratch is None:
         return dict(env)
     cache = Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"torchinductor_{_user()}"
-    # at the end: setproctitle names no process where the first variable was changed (vLLM changes this one)
+    # at the end: setproctitle names no process if the first variable was changed (vLLM changes this one)
     return {
-        **env,
+        **{name: value for name, value in env.items() if name != "VLLM_RPC_BASE_PATH"},
         "TMPDIR": str(scratch),
         "TORCHINDUCTOR_CACHE_DIR": env.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),
     }
@@ -195,28 +147,14 @@ def _user() -> str:
 
 
 def remove_scratch(scratch: Path | None) -> None:
-    """The folder and all in it; safe where it is gone."""
-    if scratch is not None and _MADE.fullmatch(scratch.name) and _is_our_scratch(scratch):
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _is_our_scratch(scratch: Path) -> bool:
-    """Whether it is as `mkdtemp` makes them: the path stands in a file, and a folder of the user's is no scratch."""
+    """Remove the folder and all in it, if it is one that `make_scratch` made: the path may stand in a file."""
+    if scratch is None or not _MADE.fullmatch(scratch.name):
+        return
     with contextlib.suppress(OSError):
         status = scratch.lstat()
-        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
-        return private and status.st_uid == os.geteuid()
-    return False
-
-
-@contextlib.contextmanager
-def scratch_env(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The environment of a server whose temporary folder ends with this block."""
-    scratch = make_scratch(env)
-    try:
-        yield within(env, scratch)
-    finally:
-        remove_scratch(scratch)
+        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        if is_private and status.st_uid == os.geteuid():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def state_folder() -> Path:
@@ -227,9 +165,9 @@ def state_folder() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """The folder, made where it is missing, for its owner alone: as is every folder of ours above it.
+    """The folder, made if it is missing, for its owner alone: as is every folder of ours above it.
 
-    Raises OSError, also where one of ours is a link or belongs to somebody else: who may exchange what lies in it
+    Raises OSError, also if one of ours is a link or belongs to somebody else: who may exchange what lies in it
     chooses which processes are signalled.
     """
     base = state_folder()
@@ -272,7 +210,7 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
 
 
 def append_own(path: Path) -> int:
-    """A descriptor that appends to a plain file, made for its owner alone where it is missing. Raises OSError.
+    """A descriptor that appends to a plain file, made for its owner alone if it is missing. Raises OSError.
 
     A link is not followed: it may lead to a file that must not be written.
     """

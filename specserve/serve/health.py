@@ -15,23 +15,20 @@ import psutil
 from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.scrape import fetch
+from specserve.serve.events import Hangs
+from specserve.serve.requests import fetch
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
 
 
-def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str] | None:
-    """Status and body of a GET; None if nobody answers in time.
+def get(
+    url: str, *, timeout_s: float | None, key: str | None = None, body: str | None = None
+) -> tuple[int, str] | None:
+    """Status and body of a GET, or of a POST of the JSON body; None if nobody answers in time.
 
     A certificate is not checked: this asks our own child on our own host.
     """
-    return _answer(url, timeout_s=timeout_s, key=key)
-
-
-def _answer(
-    url: str, *, timeout_s: float | None, key: str | None, body: str | None = None
-) -> tuple[int, str] | None:
     # ValueError: an address from a file that somebody changed
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
         response = fetch(url, timeout_s=timeout_s, key=key, body=body, verify=False)
@@ -46,7 +43,7 @@ def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
-    """What GET /metrics says; None where it says nothing that can be read."""
+    """What GET /metrics says; None if it says nothing that can be read."""
     answer = get(f"{url}/metrics", timeout_s=timeout_s)
     if answer is None or answer[0] != 200:
         return None
@@ -58,7 +55,7 @@ def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
 
 
 def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
-    """The model names that a server there offers; none where it is no such server."""
+    """The model names that a server there offers; none if it is no such server."""
     answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
     if answer is None or answer[0] != 200:
         return ()
@@ -116,15 +113,6 @@ STILL_S = 60.0
 """So long without a token, beside waiting requests, is a hang: no step of a healthy server takes that long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Still:
-    """Requests wait, and nothing moves."""
-
-    for_s: float
-    running_requests: int
-    waiting_requests: int
-
-
 class ProgressWatch:
     """Remembers the counters from look to look."""
 
@@ -133,10 +121,10 @@ class ProgressWatch:
         self._tokens: int | None = None
         self._since_s = 0.0
 
-    def look(self, metrics: Metrics | None, *, at_s: float) -> Still | None:
-        """What is wrong at this time, in seconds of any clock; None where tokens come, or nobody waits for one.
+    def look(self, metrics: Metrics | None, *, at_s: float) -> Hangs | None:
+        """What is wrong at this time, in seconds of any clock; None if tokens come, or nobody waits for one.
 
-        `metrics` is None where the server did not give any: then nothing is known, and nothing is said.
+        `metrics` is None if the server did not give any: then nothing is known, and nothing is said.
         """
         if metrics is None:
             return None
@@ -147,7 +135,7 @@ class ProgressWatch:
         still_s = at_s - self._since_s
         if still_s < self._limit_s:
             return None
-        return Still(still_s, metrics.running_requests, metrics.waiting_requests)
+        return Hangs(still_s, metrics.running_requests, metrics.waiting_requests)
 
 
 Link = tuple[Any, Any]
@@ -169,7 +157,7 @@ class Links:
         self._missed = 0
 
     def look(self, processes: Sequence[psutil.Process], *, complete: bool) -> None:
-        """Raises LaunchError where the other side of a link is gone. `complete`: all nodes are there by now."""
+        """Raises LaunchError if the other side of a link is gone. `complete`: all nodes are there by now."""
         links = _links(processes, self._port)
         lost = self._held - links if complete else (self._held if not links else frozenset())
         self._missed = self._missed + 1 if lost else 0
@@ -213,7 +201,7 @@ def why_no_completion(plan: LaunchPlan) -> str | None:
     """Ask for one short completion, without a limit on the time; why there was none, in the server's words."""
     key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
     body = {"model": plan.model, "prompt": "Hello", "max_tokens": _MAX_TOKENS}
-    answer = _answer(f"{plan.url}/v1/completions", timeout_s=None, key=key, body=json.dumps(body))
+    answer = get(f"{plan.url}/v1/completions", timeout_s=None, key=key, body=json.dumps(body))
     if answer is None:
         return "the connection ended"
     status, text = answer

@@ -9,25 +9,22 @@ import hashlib
 import json
 import os
 import sys
-import time
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
+from typing import cast
 
 from specserve.errors import FactError, UsageError
 from specserve.plan.launchplan import Json, LaunchPlan
-
-_SYNC_EVERY_S = 5.0
-"""How much work a power cut may cost. A killed process loses nothing: each line is with the kernel at once."""
 
 
 class Output:
     """OUT.jsonl while it is being made: until all lines are done, the journal `OUT.jsonl.partial`.
 
-    The journal holds one record per finished line of the input, in the order in which they finished, each with
-    its index. Records of failed lines count as finished. `OUT.jsonl.partial.json` says which input and engine
-    the journal belongs to, so that only the same work is resumed. Raises UsageError if a file is in the way,
-    with the option that clears it.
+    The journal holds one record per finished line of the input, failed ones included, in the order in which they
+    finished. `OUT.jsonl.partial.json` says which input and engine the journal belongs to, so that only the same work
+    is resumed. Raises UsageError if a file is in the way, with the option that clears it.
     """
 
     def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool, overwrite: bool) -> None:
@@ -37,7 +34,6 @@ class Output:
         self._origin = {"origin": origin, "input_sha256": hashlib.sha256(data).hexdigest()}
         self._offsets: dict[int, int] = {}  # where the record of each finished line starts in the journal
         self._end = 0
-        self._synced_at = time.monotonic()
         self.errors: dict[int, str] = {}
         """The resumed lines that failed, by index."""
         if path.exists() and not overwrite:
@@ -45,7 +41,13 @@ class Output:
                 f"`{path}` exists already", hint="`--overwrite` replaces it once the new one is complete"
             )
         try:
-            self._file = self._open(data, resume=resume)
+            self._file = FileIO(self.partial, "a+")
+            with ExitStack() as undo:
+                undo.callback(self._file.close)
+                self._open(data, resume=resume)
+                undo.pop_all()
+        except BlockingIOError:
+            raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
         except OSError as error:
             raise FactError(f"cannot write `{self.partial}`: {error.strerror}") from error
 
@@ -61,28 +63,18 @@ class Output:
 
     @property
     def written(self) -> int:
-        """How many finished lines the journal holds, also if a signal came in the middle of `write`."""
-        size = os.fstat(self._file.fileno()).st_size
-        return sum(offset < size for offset in self._offsets.values())
+        """How many finished lines the journal holds."""
+        return len(self._offsets)
 
-    def _open(self, data: bytes, *, resume: bool) -> FileIO:
-        file = FileIO(self.partial, "a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not resume:
-                file.truncate(0)
-            if os.fstat(file.fileno()).st_size:
-                self._check_origin()
-                self._resume(file, lines=sum(1 for line in data.split(b"\n") if line.strip()))
-            else:
-                self._state.write_text(json.dumps({"version": 2, **self._origin}) + "\n")
-        except BlockingIOError:
-            file.close()
-            raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
-        except BaseException:
-            file.close()
-            raise
-        return file
+    def _open(self, data: bytes, *, resume: bool) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not resume:
+            self._file.truncate(0)
+        if os.fstat(self._file.fileno()).st_size:
+            self._check_origin()
+            self._resume(lines=sum(1 for line in data.split(b"\n") if line.strip()))
+        else:
+            self._state.write_text(json.dumps({"version": 2, **self._origin}) + "\n")
 
     def _check_origin(self) -> None:
         """Raise UsageError unless the journal was made from this input by this engine."""
@@ -99,35 +91,32 @@ class Output:
                 hint="`--no-resume` drops it and starts over; another `-o` keeps it",
             )
 
-    def _resume(self, file: FileIO, *, lines: int) -> None:
+    def _resume(self, *, lines: int) -> None:
         """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
         with self.partial.open("rb") as journal:
             for raw in journal:
                 if not raw.endswith(b"\n"):
                     break
-                body = _record(raw)
-                index = body.get("index")
-                if type(index) is int and 0 <= index < lines:
-                    self._offsets[index] = self._end
-                    if "error" in body:
-                        self.errors[index] = str(body["error"])
+                with contextlib.suppress(ValueError, TypeError, LookupError):
+                    body = json.loads(raw)
+                    index = body["index"]
+                    if type(index) is int and 0 <= index < lines:
+                        self._offsets[index] = self._end
+                        if "error" in body:
+                            self.errors[index] = str(body["error"])
                 self._end += len(raw)
-        file.truncate(self._end)
+        self._file.truncate(self._end)
 
     def write(self, body: dict[str, Json]) -> None:
         """Append the record of one finished line. Raises FactError if the disk is full."""
-        line, index = _encoded(body), body["index"]
-        assert isinstance(index, int)
-        self._offsets[index] = self._end  # before the write: a signal between the two must not lose the line
+        line = _encoded(body)
         try:
             if self._file.write(line) != len(line):
                 self._file.truncate(self._end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if time.monotonic() - self._synced_at >= _SYNC_EVERY_S:
-                os.fsync(self._file.fileno())
-                self._synced_at = time.monotonic()
         except OSError as error:
             raise self._unwritable(error) from error
+        self._offsets[cast("int", body["index"])] = self._end
         self._end += len(line)
 
     def complete(self) -> None:
@@ -148,10 +137,8 @@ class Output:
         self._state.unlink(missing_ok=True)
 
     def _unwritable(self, error: OSError) -> FactError:
-        return FactError(
-            f"cannot write `{self._path}`: {error.strerror}",
-            hint=f"finished lines are in `{self.partial}`; the same command resumes there",
-        )
+        hint = f"finished lines are in `{self.partial}`; the same command resumes there"
+        return FactError(f"cannot write `{self._path}`: {error.strerror}", hint=hint)
 
     def close(self) -> None:
         """Close the journal; the next run resumes it unless it is complete."""
@@ -163,18 +150,17 @@ class Output:
 class Stdout:
     """The same for stdout: each answer as soon as everything before it is known."""
 
+    done: AbstractSet[int] = frozenset()
+    place = "were written"
+
     def __init__(self) -> None:
-        self.done: AbstractSet[int] = frozenset()
         self.errors: dict[int, str] = {}
-        self.place = "were written"
         self.written = 0
         self._waiting: dict[int, bytes] = {}
 
     def write(self, body: dict[str, Json]) -> None:
         """Write the record of one finished line, and those that waited for it."""
-        index = body["index"]
-        assert isinstance(index, int)
-        self._waiting[index] = _encoded(body)
+        self._waiting[cast("int", body["index"])] = _encoded(body)
         while self.written in self._waiting:
             sys.stdout.buffer.write(self._waiting.pop(self.written))
             sys.stdout.buffer.flush()
@@ -187,6 +173,11 @@ class Stdout:
         """There is nothing to close."""
 
 
+def _encoded(body: dict[str, Json]) -> bytes:
+    """One JSON line. ASCII only: no reader splits it at U+2028, no terminal takes orders from it."""
+    return json.dumps(body).encode() + b"\n"
+
+
 def open_output(
     plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool, overwrite: bool
 ) -> Output | Stdout:
@@ -197,17 +188,3 @@ def open_output(
     engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
     origin = hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
     return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
-
-
-def _encoded(body: dict[str, Json]) -> bytes:
-    """One JSON line. ASCII only: no reader splits it at U+2028, no terminal takes orders from it."""
-    return json.dumps(body).encode() + b"\n"
-
-
-def _record(raw: bytes) -> dict[str, Json]:
-    """The record in a line of the journal; an empty one if the line is damaged."""
-    try:
-        body = json.loads(raw)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}

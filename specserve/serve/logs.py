@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from specserve.serve.files import open_regular, state_folder
 
@@ -28,7 +30,7 @@ _LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of the log without its dress; `process` and `level` are empty where the line does not say."""
+    """One line of the log without its dress; `process` and `level` are empty if the line does not say."""
 
     text: str
     process: str = ""
@@ -127,7 +129,7 @@ def start_of_last_lines(path: Path, count: int) -> int:
 
 
 def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
-    """The last part of a log, from `start` at the earliest; nothing where it cannot be read."""
+    """The last part of a log, from `start` at the earliest; nothing if it cannot be read."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)
@@ -241,39 +243,35 @@ class Figures:
     graphs_gib: float | None = None
 
 
-# (vllm 0.32: v1/worker/gpu_model_runner.py, v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py)
-_WEIGHTS = re.compile(r"Model loading took (?P<gib>[\d.]+) GiB")
-_CHECKPOINT = re.compile(r"Checkpoint size: (?P<gib>[\d.]+) GiB")
-_KV_MEMORY = re.compile(
-    r"Available KV cache memory: (?P<gib>[\d.]+) GiB| \((?P<set_gib>[\d.]+)/[\d.]+\) GiB for KV cache"
+def _last(_before: float, now: float) -> float:
+    return now
+
+
+# A line that vLLM writes, the figure that it holds, and what several of them make. (vllm 0.32:
+# v1/worker/gpu_model_runner.py, v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py)
+_FIGURES: tuple[tuple[re.Pattern[str], str, Callable[[float, float], float]], ...] = (
+    (re.compile(r"Model loading took ([\d.]+) GiB"), "weights_gib", max),
+    (re.compile(r"Checkpoint size: ([\d.]+) GiB"), "checkpoint_gib", operator.add),
+    (re.compile(r"Available KV cache memory: ([\d.]+) GiB"), "kv_cache_gib", min),
+    (re.compile(r" \(([\d.]+)/[\d.]+\) GiB for KV cache"), "kv_cache_gib", min),
+    (re.compile(r"\w KV cache size: ([\d,]+) tokens"), "kv_cache_tokens", _last),
+    (re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"), "max_concurrency", _last),
+    (re.compile(r"Maximum concurrency for ([\d,]+) tokens per request"), "max_model_len", _last),
+    (re.compile(r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB"), "graphs_gib", _last),
 )
-_KV_TOKENS = re.compile(r"\w KV cache size: (?P<tokens>[\d,]+) tokens")
-_CONCURRENCY = re.compile(
-    r"Maximum concurrency for (?P<tokens>[\d,]+) tokens per request: (?P<times>[\d.]+)x"
-)
-_GRAPHS = re.compile(r"Graph capturing finished in \d+ secs, took (?P<gib>[\d.]+) GiB")
+_WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
 _CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def add_line(figures: Figures, line: LogLine) -> Figures:
     """The figures after this log line."""
-    text = line.text
-    if match := _WEIGHTS.search(text):
-        figures = replace(figures, weights_gib=max(float(match["gib"]), figures.weights_gib or 0.0))
-    if match := _CHECKPOINT.search(text):
-        figures = replace(figures, checkpoint_gib=float(match["gib"]) + (figures.checkpoint_gib or 0.0))
-    if match := _KV_MEMORY.search(text):
-        gib = float(match["gib"] or match["set_gib"])
-        figures = replace(figures, kv_cache_gib=min(gib, figures.kv_cache_gib or gib))
-    if match := _KV_TOKENS.search(text):
-        figures = replace(figures, kv_cache_tokens=_integer(match["tokens"]))
-    if match := _CONCURRENCY.search(text):
-        figures = replace(
-            figures, max_concurrency=float(match["times"]), max_model_len=_integer(match["tokens"])
-        )
-    if match := _GRAPHS.search(text):
-        figures = replace(figures, graphs_gib=float(match["gib"]))
+    for pattern, name, combined in _FIGURES:
+        if match := pattern.search(line.text):
+            value, before = float(match[1].replace(",", "")), getattr(figures, name)
+            value = value if before is None else combined(before, value)
+            change: dict[str, Any] = {name: int(value) if name in _WHOLE else value}
+            figures = replace(figures, **change)
     return figures
 
 
@@ -297,10 +295,6 @@ def add_metrics(figures: Figures, metrics_text: str) -> Figures:
     )
 
 
-def _integer(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
 def _number(text: str | None) -> float | None:
     try:
         return float(text) if text is not None else None
@@ -319,10 +313,7 @@ def without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
     The API server reports those, and the deaths of others, at level ERROR; what ends itself it raises, and
     that has no level. (vllm 0.26 to 0.33, entrypoints/)
     """
-    return list(_others(lines))
-
-
-def _others(lines: Sequence[LogLine]) -> Iterator[LogLine]:
+    kept = []
     in_request: str | None = None  # the process whose request fails
     for line in lines:
         if _REQUEST.match(line.text):
@@ -334,4 +325,5 @@ def _others(lines: Sequence[LogLine]) -> Iterator[LogLine]:
             in_request = None
         if line.level == "ERROR" and line.process.startswith("APIServer"):
             continue
-        yield line
+        kept.append(line)
+    return kept

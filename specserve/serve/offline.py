@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.serve.causes import find_cause
+from specserve.serve.causes import count_oom_kills, died, stalled
 from specserve.serve.health import StallClock, activity
-from specserve.serve.logs import LogLine, read_end
 from specserve.serve.process import Child, clear, resolve_env
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
@@ -81,15 +80,19 @@ class OfflineEngine:
         self._log_path = log_path
         self._on_tick = on_tick
         self._phase = "starting the engine"
+        self._oom_kills = count_oom_kills()
         self._clock: StallClock | None = StallClock(plan.stall_timeout_s)
         self._look_at = 0.0
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
-        """Set once all requests are answered; None where the engine does not speculate."""
+        """Set once all requests are answered; None if the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
         self._child = Child(command or CHILD, env=resolve_env(env), log_path=log_path, has_pipes=True)
-        self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
-        self._reader.start()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # an engine that hangs does not read: only a thread may wait for that
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
 
     def __enter__(self) -> OfflineEngine:
         return self
@@ -137,21 +140,25 @@ class OfflineEngine:
     def close(self) -> None:
         """End the engine at once: it holds nothing that is not written, and vLLM's own end takes seconds."""
         clear(self._child)
-        with contextlib.suppress(OSError):
-            self._child.input.close()
-        self._reader.join(_LAST_WORDS_S)
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(_LAST_WORDS_S)
 
-    def _read(self, stream: IO[bytes]) -> None:
-        with stream:
+    def _read(self) -> None:
+        with self._child.output as stream:
             for line in stream:
                 with contextlib.suppress(ValueError):  # a line cut off by the engine's death
                     self._messages.put(json.loads(line))
         self._messages.put(None)
 
+    def _write(self) -> None:
+        with contextlib.suppress(BrokenPipeError), self._child.input as stream:
+            for line in iter(self._outbox.get, None):
+                stream.write(line)
+                stream.flush()
+
     def _send(self, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
-            self._child.input.write(json.dumps(message).encode() + b"\n")
-            self._child.input.flush()
+        self._outbox.put(json.dumps(message).encode() + b"\n")
 
     def _expect(self, event: str) -> dict[str, Any]:
         message = self._next()
@@ -166,7 +173,7 @@ class OfflineEngine:
             except queue.Empty:
                 self._on_tick()
                 if not self._child.is_running():
-                    self._reader.join(_LAST_WORDS_S)  # its last words may still be in the pipe
+                    self._threads[0].join(_LAST_WORDS_S)  # its last words may still be in the pipe
                     if self._messages.empty():
                         raise self._death(None) from None
                 self._check_progress()
@@ -183,30 +190,17 @@ class OfflineEngine:
         self._look_at = now + min(_LOOK_S, limit_s / 4)
         log_bytes = self._log_path.stat().st_size
         if self._clock.is_stalled(activity(self._child.members(), log_bytes=log_bytes), at_s=now):
-            raise LaunchError(
-                f"the engine made no progress for {limit_s:g} s while {self._phase}",
-                phase=self._phase,
-                log_path=str(self._log_path),
-                log_tail=_tail(read_end(self._log_path)),
-                hint="raise `server.stall_timeout_s` in the profile if this is expected",
-            )
+            raise stalled(self._phase, limit_s=limit_s, log_path=self._log_path, oom_kills=self._oom_kills)
 
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         self._child.wait(_LAST_WORDS_S)  # the log is complete once the process is gone
-        code = self._child.exit_code
-        lines = read_end(self._log_path)
-        cause = find_cause(lines, exit_code=code)
-        reason = cause.message
-        if cause.name in {"last-line", "silent"} and message is not None:
-            reason = str(message["error"])
-        elif cause.name == "silent":
-            reason = f"its process ended with exit code {code}"
-        return LaunchError(
-            f"the engine failed while {self._phase}: {reason}",
-            phase=self._phase,
-            log_path=str(self._log_path),
-            log_tail=_tail(lines),
-            hint=cause.hint,
+        return died(
+            self._phase,
+            exit_code=self._child.exit_code,
+            after_s=self._child.elapsed_s,
+            log_path=self._log_path,
+            oom_kills=self._oom_kills,
+            said=str(message["error"]) if message is not None else None,
         )
 
 
@@ -220,7 +214,3 @@ def _as_message(request: Request) -> dict[str, Any]:
 def _answer(message: Mapping[str, Any]) -> Finished | Refused:
     fields = {key: value for key, value in message.items() if key != "event"}
     return Refused(**fields) if message["event"] == "refused" else Finished(**fields)
-
-
-def _tail(lines: Sequence[LogLine]) -> tuple[str, ...]:
-    return tuple(line.text for line in lines[-40:])

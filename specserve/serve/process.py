@@ -17,7 +17,6 @@ from typing import IO
 import psutil
 
 from specserve.errors import FactError, LaunchError, UsageError
-from specserve.hardware.host import Holder, free_port, holder
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import events, files
 from specserve.serve.causes import signal_name
@@ -34,12 +33,17 @@ class Group(ABC):
     pid: int
     log_path: Path
     traces: frozenset[Path] = frozenset()
-    """Shared memory and sockets that its processes held when they were last looked at."""
+    """Shared memory that its processes held when they were last looked at."""
+    scratch: Path | None = None
+    """Its temporary folder, which ends with it."""
+
+    began_s = 0.0
+    """When it was launched, on the monotonic clock."""
 
     @property
-    @abstractmethod
     def elapsed_s(self) -> float:
         """Since the launch."""
+        return time.monotonic() - self.began_s
 
     @abstractmethod
     def is_running(self) -> bool:
@@ -48,7 +52,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Of the first process, negative for a signal; None while it runs, and where nobody saw its end."""
+        """Of the first process, negative for a signal; None while it runs, and if nobody saw its end."""
 
     def members(self) -> list[psutil.Process]:
         """Every living process of the session or the group, those that lost their parent included."""
@@ -66,26 +70,18 @@ class Group(ABC):
 
     def note_traces(self) -> None:
         """Remember what the living processes hold: a killed process cannot remove it."""
-        self.traces |= files.traces(self.members())
+        self.traces |= files.traces(process.pid for process in self.members())
 
-    def send(self, number: int) -> None:
-        """A signal to the first process alone, if it is still that one."""
-        with contextlib.suppress(OSError):
-            if self.is_running():
+    def send(self, number: int, *, to_all: bool = False) -> None:
+        """A signal to the first process alone, if it is still that one, or to every member."""
+        if to_all:
+            _send(self.members(), number)
+        elif self.is_running():
+            with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
-    def send_all(self, number: int) -> None:
-        """A signal to every member."""
-        _send(self.members(), number)
-
-    def freeze(self) -> bool:
-        """SIGSTOP to every member but the trackers, before they are killed. False where there is none."""
-        victims = [process for process in self.members() if not _is_tracker(process)]
-        _send(victims, signal.SIGSTOP)
-        return bool(victims)
-
     def kill(self, *, patience_s: float = 10.0) -> bool:
-        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible).
+        """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible).
 
         Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
         """
@@ -94,10 +90,11 @@ class Group(ABC):
             victims = [process for process in members if not _is_tracker(process)]
             waited_s = time.monotonic() - began
             _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
-            self.is_running()  # reaps it, where it is our child
+            self.is_running()  # reaps it, if it is our child
             if waited_s > patience_s:
                 return False
             time.sleep(0.02)
+        files.remove_scratch(self.scratch)
         return True
 
 
@@ -114,13 +111,13 @@ def _send(processes: Sequence[psutil.Process], number: int) -> None:
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
-    """Memory of all of them, pages they share counted once; None where the kernel does not tell."""
+    """Memory of all of them, pages they share counted once; None if the kernel does not tell."""
     total = 0
     for process in processes:
         try:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-            total += (
-                next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+            total += 1024 * next(
+                int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
             )
         except (OSError, StopIteration, ValueError):
             return None
@@ -159,24 +156,27 @@ class Child(Group):
         LaunchError if the program cannot be started or the log not written.
         """
         self.log_path = log_path
-        self._started_at = time.monotonic()
+        self.began_s = time.monotonic()
         try:
             private(log_path.parent)
             log = append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
+        self.scratch = files.make_scratch(env)
         try:
+            # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._popen = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if has_pipes else log,
                 stderr=log,
-                env=dict(env),
+                env=files.within(env, self.scratch),
                 start_new_session=True,
                 # a child with pipes notices the end of its input
                 preexec_fn=None if has_pipes else _die_with_parent(),  # noqa: PLW1509  # one system call
             )
         except OSError as error:
+            files.remove_scratch(self.scratch)
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
                 hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)",
@@ -201,11 +201,6 @@ class Child(Group):
         """Wait until the first process has ended, or the time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(limit_s)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the launch."""
-        return time.monotonic() - self._started_at
 
     def is_running(self) -> bool:
         """Whether the first process runs."""
@@ -267,10 +262,9 @@ def _ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopReq
     grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
     emit(events.Stopping(signal_name(number), grace_s))
     deadline = time.monotonic() + grace_s
-    if is_serving:
-        group.send(number)  # vLLM drains its requests only if its workers do not get the signal too
-    else:
-        group.send_all(number)
+    group.send(
+        number, to_all=not is_serving
+    )  # vLLM drains its requests only if its workers do not get it too
     has_leader = True
     while time.monotonic() < deadline and group.members():
         if has_leader and not group.is_running():
@@ -287,21 +281,11 @@ def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
     The traces are read once everything stands still: an orphan that still starts must not make more meanwhile.
     """
     try:
-        killed = group.freeze()
+        victims = [process for process in group.members() if not _is_tracker(process)]
+        _send(victims, signal.SIGSTOP)
         group.note_traces()
         is_gone = group.kill()
     except BaseException:  # an interruption must not leave frozen processes behind
         group.kill()
         raise
-    return killed, files.remove(group.traces) if is_gone else ()
-
-
-__all__ = ["Holder", "free_port", "holder", "is_own"]
-
-
-def is_own(found: Holder) -> bool:
-    """Whether the holder is a process of this user: nobody else is to be shown a key."""
-    try:
-        return found.pid is not None and Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
-    except OSError:
-        return False
+    return bool(victims), files.remove(group.traces) if is_gone else ()

@@ -1,10 +1,15 @@
-"""Where a server is, and what went wrong with a request to it."""
+"""Where a server is, one bounded HTTP request to it, and what went wrong with a request."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import ipaddress
 import json
 import os
+import socket
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +33,7 @@ class Endpoint:
 
 
 def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
-    """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError where it is none.
+    """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError if it is none.
 
     The key comes from the variable that the user named, and from nowhere else: a key for another service must
     not be sent to whatever answers here.
@@ -137,13 +142,20 @@ def no_api(endpoint: Endpoint) -> TrafficError:
 
 
 def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
+    """An exception of a socket, of http.client or of httpx, whose classes are known by their names."""
     name, text = type(error).__name__, str(error)
-    if name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text):
+    if isinstance(error, Endless):
+        return TrafficError(f"{endpoint.root}: {text}")
+    if isinstance(error, ConnectionRefusedError) or (
+        name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text)
+    ):
         return TrafficError(
             f"nothing listens at {endpoint.root}",
             hint="`specserve up PROFILE` starts a server; `specserve ps` lists those that run detached",
         )
-    if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"}:
+    if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"} or (
+        isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+    ):
         return TrafficError(f"cannot reach {endpoint.root}: {_said(endpoint, text or name)}")
     if "Timeout" in name:
         return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
@@ -153,9 +165,8 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     )
 
 
-def message_in(body: bytes) -> str:
+def message_in(text: str) -> str:
     """What the body of an error says."""
-    text = body.decode(errors="replace")
     try:
         return _message(json.loads(text), text)
     except (ValueError, RecursionError):
@@ -183,3 +194,109 @@ def shown(text: str) -> str:
     """Text from elsewhere on one short line, without anything that a terminal would obey."""
     line = "".join(mark if mark.isprintable() else "?" for mark in " ".join(text.split()))
     return line if len(line) <= _LIMIT else f"{line[:_LIMIT]}…"
+
+
+MOST_BYTES = 16 << 20
+"""vLLM with 64 engines writes about 3 MB."""
+_CHUNK_BYTES = 1 << 16
+_PATIENCE = 3
+"""All of it may take this many times as long as the wait for any of it."""
+
+
+class Endless(OSError):
+    """What it sends has no end, in bytes or in time: whatever listens there may be no server of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What came back."""
+
+    status: int
+    text: str
+    encoding: str
+
+
+def fetch(
+    url: str, *, timeout_s: float | None, key: str | None = None, body: str | None = None, verify: bool = True
+) -> Response:
+    """GET, or POST of a JSON body, directly: no proxy, no redirect. Raises OSError, HTTPException or ValueError.
+
+    `verify`: check the certificate. `timeout_s` None: no limit on the time.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    if parts.scheme == "https":
+        import ssl
+
+        context = ssl.create_default_context() if verify else ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    headers = {"Accept": "text/plain; version=0.0.4", "Connection": "close"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    if body is not None:
+        headers |= {"Accept": "application/json", "Content-Type": "application/json"}
+    with contextlib.closing(connection):
+        connection.connect()
+        with _limited(connection.sock, limit_s=_PATIENCE * timeout_s if timeout_s else None):
+            connection.request(
+                "GET" if body is None else "POST", parts.path or "/", body=body, headers=headers
+            )
+            with connection.getresponse() as response:
+                encoding = response.headers.get("Content-Encoding", "identity")
+                return Response(response.status, _text(response), encoding)
+
+
+@contextlib.contextmanager
+def _limited(sock: socket.socket, *, limit_s: float | None) -> Iterator[None]:
+    """End the connection when its time is over: a timeout of the socket starts again with each byte."""
+    late = threading.Event()
+
+    def cut() -> None:
+        late.set()
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s or 0.0, cut)
+    timer.daemon = True
+    if limit_s is not None:
+        timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if late.is_set():
+            raise Endless("it does not come to an end") from error
+        raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise Endless("it does not come to an end")
+
+
+def _text(response: http.client.HTTPResponse) -> str:
+    data = bytearray()
+    while piece := response.read1(_CHUNK_BYTES):
+        data += piece
+        if len(data) > MOST_BYTES:
+            raise Endless(f"it sends more than {MOST_BYTES >> 20} MiB")
+    if response.length:  # it said that more would come
+        raise http.client.IncompleteRead(b"", response.length)
+    return data.decode(errors="replace")
+
+
+def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
+    """The text of its /metrics. Raises TrafficError if there is none. A key goes to this server only."""
+    try:
+        response = fetch(f"{endpoint.root}/metrics", timeout_s=timeout_s, key=endpoint.api_key)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _of_transport(endpoint, error) from error
+    if response.status == 404:
+        raise TrafficError(
+            f"there are no metrics at {endpoint.root}/metrics (404)",
+            hint="name the server's root, such as http://127.0.0.1:8000",
+        )
+    if response.status != 200:
+        raise of_status(endpoint, response.status, message_in(response.text))
+    if response.encoding != "identity":
+        raise TrafficError(f"{endpoint.root}/metrics is compressed, and nobody asked for that")
+    return response.text

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.hardware.host import Holder, holder
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, health, logs, postmortem
+from specserve.serve import causes, events, health, logs
 from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
-from specserve.serve.files import scratch_env
 from specserve.serve.health import Links, ProgressWatch, StallClock
 from specserve.serve.logs import Figures, LogTail, Phase, default_log, is_disk_full, next_phase
-from specserve.serve.process import Child, Group, end, holder, is_own, resident_bytes, resolve_env
+from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
 from specserve.serve.signals import StopRequest, notify, stop_on_signals
 
 _TICK_S = 0.1
@@ -28,7 +28,7 @@ _SAMPLE_S = 1.0
 _WITHOUT_LOG_S = 30.0
 """A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
 _LOOK_EVERY_S = 15.0
-_LOOK_AT_NODES_EVERY_S = 2.0
+_CHECK_S = 1.0
 _DYING_S = 10.0
 _DYING_LOOK_S = 0.1
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
@@ -54,8 +54,7 @@ class Server:
         self._emit = _never_failing(emit)
         self._tail = LogTail(child.log_path)
         self._phase_began_s = 0.0
-        self._oom_kills = postmortem.kills()
-        self._hangs = False
+        self._oom_kills = causes.count_oom_kills()
         self._links = Links(plan) if plan.node_rank is not None else None
 
     @property
@@ -124,7 +123,7 @@ class Server:
         log_bytes = 0 if self.phase is Phase.WARM_UP else self._tail.offset
         done = health.activity(self.child.members(), log_bytes=log_bytes)
         if clock.is_stalled(done, at_s=now_s, limit_s=limit_s):
-            raise postmortem.stalled(
+            raise causes.stalled(
                 self.phase, limit_s=limit_s, log_path=self.log_path, oom_kills=self._oom_kills
             )
 
@@ -182,24 +181,16 @@ class Server:
 
     def wait(self) -> None:
         """Wait until someone asks for the stop. Raises LaunchError if it ends by itself."""
-        watch, look_at_s = ProgressWatch(), 0.0
-        with _death_of(self.pid) as death:
-            pause_s = _LOOK_AT_NODES_EVERY_S if self._links else _LOOK_EVERY_S
-            while not self.stop.wait(1.0 if death is None else pause_s, also=death):
-                self.check()
-                self._look_at_nodes(complete=True)
-                if self.plan.answers and time.monotonic() >= look_at_s:
-                    look_at_s = time.monotonic() + _LOOK_EVERY_S
-                    self._look(watch)
-
-    def _look(self, watch: ProgressWatch) -> None:
-        """Report a hang once, and its end."""
-        still = watch.look(health.metrics(self.url), at_s=time.monotonic())
-        if still is not None and not self._hangs:
-            self._emit(events.Hangs(still.for_s, still.running_requests, still.waiting_requests))
-        elif still is None and self._hangs:
-            self._emit(events.GoesOn())
-        self._hangs = still is not None
+        watch, was_still, look_at_s = ProgressWatch(), False, 0.0
+        while not self.stop.wait(_CHECK_S):
+            self.check()
+            self._look_at_nodes(complete=True)
+            if self.plan.answers and time.monotonic() >= look_at_s:
+                look_at_s = time.monotonic() + _LOOK_EVERY_S
+                hang = watch.look(health.metrics(self.url), at_s=time.monotonic())
+                if bool(hang) is not was_still:  # a hang is reported once, and its end
+                    was_still = bool(hang)
+                    self._emit(hang or events.GoesOn())
 
     def _look_at_nodes(self, *, complete: bool) -> None:
         """Raises LaunchError if another node is gone; its own death comes first, for it may be the cause."""
@@ -211,7 +202,7 @@ class Server:
         if self.child.is_running():
             return
         self.child.note_traces()
-        raise postmortem.died(
+        raise causes.died(
             self.phase,
             exit_code=self.child.exit_code,
             after_s=self.child.elapsed_s,
@@ -267,7 +258,6 @@ def running(
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
-        env = stack.enter_context(scratch_env(env))
         child = Child(plan.argv, env=env, log_path=log_path)
         server = Server(plan, child, stop=stop, emit=on_event, warms_up=warms_up)
         stack.callback(server.end)
@@ -308,20 +298,6 @@ def become(plan: LaunchPlan) -> NoReturn:
         raise LaunchError(f"cannot start `{plan.argv[0]}`: {error.strerror}") from error
 
 
-@contextlib.contextmanager
-def _death_of(pid: int) -> Iterator[int | None]:
-    """A file descriptor that is readable when the process ends; None if the kernel is older than 5.3."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _never_failing(on_event: OnEvent) -> OnEvent:
     """A terminal that went away must not keep a server from being stopped."""
 
@@ -346,9 +322,17 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     if found is None:
         return
     key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
-    if plan.model in health.served_models(plan.url, key=key if is_own(found) else None):
+    if plan.model in health.served_models(plan.url, key=key if _is_own(found) else None):
         raise LaunchError(
             f"`{plan.model}` is served at {plan.url} already, by {found}",
             hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",
         )
     raise LaunchError(f"port {plan.port} is taken by {found}", hint="`--port 0` takes a free one")
+
+
+def _is_own(found: Holder) -> bool:
+    """Whether the holder is a process of this user: nobody else is to be shown a key."""
+    try:
+        return found.pid is not None and Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -30,13 +30,9 @@ class StopRequest:
         with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
 
-    def wait(self, timeout_s: float, *, also: int | None = None) -> bool:
-        """Until a request newer than the last wait, `also` (a file descriptor) is readable, or time is up."""
-        poller = select.poll()
-        for descriptor in (self._read, also):
-            if descriptor is not None:
-                poller.register(descriptor, select.POLLIN)
-        if any(descriptor == self._read for descriptor, _ in poller.poll(timeout_s * 1000)):
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is a request newer than the last wait, or time is up; whether one was ever made."""
+        if select.select([self._read], [], [], timeout_s)[0]:
             with contextlib.suppress(OSError):
                 os.read(self._read, 64)
         return self.count > 0
@@ -73,7 +69,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def notify(*states: str) -> bool:
-    """Send lines such as `READY=1`. False where nobody listens; never an error. (man 3 sd_notify)"""
+    """Send lines such as `READY=1`. False if nobody listens; never an error. (man 3 sd_notify)"""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

@@ -20,6 +20,7 @@ from specserve.cli.app import _run as run
 from specserve.cli.up import start
 from specserve.errors import CheckFailed, LaunchError, UsageError
 from specserve.hardware.gpus import Gpu
+from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
@@ -29,7 +30,6 @@ from specserve.serve.detached.observe import Room, room_beside
 from specserve.serve.detached.processes import stop_marked
 from specserve.serve.detached.registry import Arm, arm_of, default_name, find_server
 from specserve.serve.health import is_healthy
-from specserve.serve.process import free_port
 from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"

@@ -13,11 +13,11 @@ import pytest
 from specserve.cli.commands import run
 from specserve.cli.up import LogFormat, start, verification_gate
 from specserve.errors import Interrupted, UsageError, VerifyFailed
+from specserve.hardware.host import free_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve.detached.registry import names, read
 from specserve.serve.health import is_healthy
-from specserve.serve.process import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from service_manager import ServiceManager

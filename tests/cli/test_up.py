@@ -18,9 +18,9 @@ import typer
 
 from specserve.cli.up import LogFormat, start
 from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.health import is_healthy
-from specserve.serve.process import free_port
 from specserve.serve.server import refuse_taken_port, running
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -18,8 +18,8 @@ import psutil
 import pytest
 import yaml
 
+from specserve.hardware.host import free_port
 from specserve.serve.health import is_healthy
-from specserve.serve.process import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from specserve.serve.process import free_port
+from specserve.hardware.host import free_port
 from tests.engine.conftest import ROOT, Up, up_on
 from tests.engine.texts import acceptance, demo_prompts, near_ties, write
 

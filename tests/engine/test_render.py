@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
+from specserve.hardware.host import free_port
 from specserve.serve.health import is_healthy
-from specserve.serve.process import free_port
 from tests.engine.conftest import ROOT, START_LIMIT_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached.launch import launch
 from specserve.serve.detached.observe import Room
 from specserve.serve.detached.processes import stop_marked
 from specserve.serve.detached.registry import Record
-from specserve.serve.process import free_port
 from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"

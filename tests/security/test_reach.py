@@ -10,10 +10,10 @@ from specserve.checks.arms import is_open
 from specserve.checks.preflight import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.errors import CheckFailed
+from specserve.hardware.host import free_port
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.report.findings import StderrNotices
-from specserve.serve.process import free_port
 from specserve.serve.requests import endpoint
 from specserve.vllm.versions import known_versions, table
 

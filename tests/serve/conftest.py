@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.process import free_port
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 FakePlan = Callable[..., LaunchPlan]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.causetable import Row, table
+from specserve.serve.causes import Row, table
 
 # A Python file below site-packages; those of vLLM, which say in which version they are: tests/vllm/test_quotes.py.
 FILE = re.compile(r"\S+\.py(?: \(.+\))?")

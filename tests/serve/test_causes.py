@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from specserve.profile.schema import Hardware, Server, Target
-from specserve.serve.causes import find_cause
-from specserve.serve.causetable import Row, stages, table
+from specserve.serve.causes import Row, find_cause, stages, table
 from specserve.serve.logs import LogLine, parse, read_end
 from specserve.vllm.versions import versions_with
 

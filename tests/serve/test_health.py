@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specserve.hardware.host import free_port
 from specserve.serve.health import Activity, StallClock, activity, get, is_healthy, served_models
-from specserve.serve.process import free_port
 
 STILL = Activity(log_bytes=100, io_bytes=10_000, cpu_s=5.0)
 

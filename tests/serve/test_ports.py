@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from specserve.serve.process import free_port, holder
+from specserve.hardware.host import free_port, holder
 
 
 def bound(port: int = 0) -> socket.socket:

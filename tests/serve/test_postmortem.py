@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specserve.serve import postmortem
+from specserve.serve import causes
 from specserve.serve.logs import Phase
 
 
@@ -17,20 +17,20 @@ def test_a_full_disk_under_the_log_is_the_cause_where_the_log_knows_none(
 ) -> None:
     log = tmp_path / "v.log"
     log.write_text("INFO 11-21 01:44:37 [a.py:1] as usual\n")
-    plain = postmortem.died(Phase.ENGINE, exit_code=1, after_s=54, log_path=log, oom_kills=10**9)
+    plain = causes.died(Phase.ENGINE, exit_code=1, after_s=54, log_path=log, oom_kills=10**9)
     assert plain.message == "vLLM exited with code 1 after 54s, while starting the engine"
     assert plain.log_tail == ("as usual",)
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0, f_frsize=4096))
-    full = postmortem.died(Phase.ENGINE, exit_code=1, after_s=54, log_path=log, oom_kills=10**9)
-    assert full.causes == ("the disk of the log is full, and vLLM ends or hangs where it cannot write",)
+    full = causes.died(Phase.ENGINE, exit_code=1, after_s=54, log_path=log, oom_kills=10**9)
+    assert full.causes == ("the disk of the log is full, and vLLM ends or hangs if it cannot write",)
     assert full.hint == f"make room in {tmp_path}, or name another folder in SPECSERVE_STATE_DIR"
     log.write_text("OSError: [Errno 98] Address already in use\n")
-    known = postmortem.died(Phase.ENGINE, exit_code=1, after_s=None, log_path=log, oom_kills=10**9)
+    known = causes.died(Phase.ENGINE, exit_code=1, after_s=None, log_path=log, oom_kills=10**9)
     assert "Address already in use" in known.causes[0]
 
 
 def test_an_end_that_nobody_saw_is_told_as_that(tmp_path: Path) -> None:
-    error = postmortem.died(
+    error = causes.died(
         Phase.SERVING, exit_code=None, after_s=None, log_path=tmp_path / "no.log", oom_kills=10**9
     )
     assert error.message == "vLLM is gone, and nobody saw how it ended, while serving"

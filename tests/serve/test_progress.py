@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from specserve.metrics.counters import Counters, EngineName
 from specserve.metrics.prometheus import EngineMetrics, Metrics
-from specserve.serve.health import ProgressWatch, Still
+from specserve.serve.events import Hangs
+from specserve.serve.health import ProgressWatch
 
 
 def at(tokens: int, *, running: int = 0, waiting: int = 0) -> Metrics:
@@ -19,7 +20,7 @@ def test_requests_that_wait_for_a_minute_without_a_token_are_a_hang_until_one_co
     watch = ProgressWatch()
     assert watch.look(at(10, running=1), at_s=0) is None
     assert watch.look(at(10, running=1), at_s=59) is None
-    assert watch.look(at(10, running=1, waiting=2), at_s=61) == Still(61, 1, 2)
+    assert watch.look(at(10, running=1, waiting=2), at_s=61) == Hangs(61, 1, 2)
     assert watch.look(at(11, running=1), at_s=62) is None
     assert watch.look(at(11, running=1), at_s=100) is None
 
@@ -27,7 +28,7 @@ def test_requests_that_wait_for_a_minute_without_a_token_are_a_hang_until_one_co
 def test_waiting_alone_counts_too() -> None:
     watch = ProgressWatch()
     watch.look(at(0, waiting=3), at_s=0)
-    assert watch.look(at(0, waiting=3), at_s=60) == Still(60, 0, 3)
+    assert watch.look(at(0, waiting=3), at_s=60) == Hangs(60, 0, 3)
 
 
 def test_idle_time_is_no_hang_and_does_not_count_for_one() -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +17,11 @@ import psutil
 import pytest
 
 from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.metrics.counters import Counters, EngineName
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
-from specserve.serve.health import is_healthy, served_models
+from specserve.serve.health import ProgressWatch, is_healthy, served_models
 from specserve.serve.logs import Phase
 from specserve.serve.process import Child
 from specserve.serve.server import Server, running
@@ -225,7 +228,7 @@ def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
     assert watched.of(events.Stopping) == [events.Stopping("SIGTERM", 1.0)]
     assert watched.stopped.killed
     assert any("psm_fake" in path for path in watched.stopped.removed)
-    assert any(f"fake-{watched.session}" in path for path in watched.stopped.removed)
+    assert not list(Path(tempfile.gettempdir()).glob(f"specserve-*/*fake-{watched.session}*"))
     assert nothing_is_left(watched.session, plan)
 
 
@@ -346,3 +349,28 @@ def test_a_secret_comes_from_the_environment_and_its_absence_is_named(
         assert environment["VLLM_API_KEY"] == "s3cret"
         assert environment["VLLM_LOGGING_LEVEL"] == "ERROR"
         assert "s3cret" not in " ".join(psutil.Process(server.pid).cmdline())
+
+
+def test_a_hang_is_reported_once_and_so_is_its_end(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = iter((7, 7, 7, 7, 8, 9))
+    with StopRequest() as stop:
+
+        def metrics(_url: str) -> Metrics:
+            count = next(tokens, None)
+            if count is None:
+                stop.request()
+            return Metrics(
+                {EngineName("tiny", "0"): EngineMetrics(Counters(generation_tokens=count or 10), 1, 2)}
+            )
+
+        monkeypatch.setattr("specserve.serve.health.metrics", metrics)
+        monkeypatch.setattr("specserve.serve.server.ProgressWatch", lambda: ProgressWatch(limit_s=0.0))
+        monkeypatch.setattr("specserve.serve.server._LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr("specserve.serve.server._CHECK_S", 0.01)
+        with running(fake_plan(), log_path=tmp_path / "l", on_event=watched, stop=stop) as server:
+            server.wait()
+    (hang,) = watched.of(events.Hangs)
+    assert isinstance(hang, events.Hangs) and (hang.running_requests, hang.waiting_requests) == (1, 2)
+    assert watched.of(events.GoesOn) == [events.GoesOn()]

@@ -47,13 +47,7 @@ def test_nohup_keeps_its_meaning() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_wait_ends_with_a_request_of_another_thread_or_another_descriptor() -> None:
+def test_a_wait_ends_with_a_request_of_another_thread() -> None:
     with StopRequest() as stop:
         threading.Timer(0.05, stop.request).start()
         assert stop.wait(30)
-    read, write = os.pipe()
-    with StopRequest() as stop:
-        os.write(write, b"x")
-        assert not stop.wait(30, also=read)
-    os.close(read)
-    os.close(write)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.causes import find_cause
-from specserve.serve.causetable import Stage, stages, table
+from specserve.serve.causes import Stage, find_cause, stages, table
 from specserve.serve.logs import parse
 from specserve.serve.tracebacks import Raised, root_exception
 from specserve.vllm.versions import versions_with

@@ -30,8 +30,7 @@ from specserve.measure.watch.verdict import (
 from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.metrics.prometheus import Metrics, read
 from specserve.profile.schema import Profile
-from specserve.serve.requests import Endpoint
-from specserve.serve.scrape import scrape
+from specserve.serve.requests import Endpoint, scrape
 
 MOST = 120
 """Stretches that are kept. Of more, neighbours are joined: a long time is kept in coarser pieces."""

@@ -15,19 +15,11 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, postmortem
-from specserve.serve.detached import registry, watcher
+from specserve.serve import events
+from specserve.serve.causes import count_oom_kills
+from specserve.serve.detached import processes, registry, watcher
 from specserve.serve.detached.observe import Room
-from specserve.serve.detached.processes import (
-    MARK,
-    Detached,
-    boot_id,
-    exit_file,
-    identity,
-    is_running,
-    mark,
-    when_ready,
-)
+from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
 from specserve.serve.detached.registry import Arm, Record
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
@@ -36,35 +28,7 @@ from specserve.serve.process import resolve_env
 from specserve.serve.server import Gate, Server, refuse_taken_port
 from specserve.serve.signals import StopRequest, stop_on_signals
 
-
-def leave(
-    plan: LaunchPlan,
-    *,
-    name: str,
-    profile: str,
-    arm: Arm | None = None,
-    room: Room | None = None,
-    on_event: OnEvent = events.ignore,
-    gate: Gate | None = None,
-    warms_up: bool = False,
-) -> None:
-    """Start it under a name and return when it is ready; a signal until then stops it. Raises as `launch` does."""
-    registry.folder_of(name)  # what cannot be a name ends it before anything starts
-    refuse_running(name)
-    refuse_taken_port(plan)
-    with stop_on_signals() as stop:
-        launch(
-            plan,
-            name=name,
-            profile=profile,
-            arm=arm,
-            room=room or Room((), None, None),
-            log_path=default_log(name),
-            stop=stop,
-            on_event=on_event,
-            gate=gate,
-            warms_up=warms_up,
-        )
+_NOTHING = Room((), None, None)
 
 
 def launch(
@@ -72,24 +36,30 @@ def launch(
     *,
     name: str,
     profile: str,
-    room: Room,
-    log_path: Path,
-    stop: StopRequest,
+    arm: Arm | None = None,
+    room: Room | None = None,
+    log_path: Path | None = None,
+    stop: StopRequest | None = None,
     on_event: OnEvent = events.ignore,
     gate: Gate | None = None,
     warms_up: bool = False,
-    arm: Arm | None = None,
 ) -> Record:
-    """Start the plan's server under a name; return when it is ready, and leave it.
+    """Start the plan's server under a name; return when it is ready, and leave it. A signal until then stops it.
 
     `room`: what it declares to take of each device. `arm`: which launch of the profile it is.
 
-    Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up), Interrupted, and
-    what the gate raises; nothing is left then, and nothing in the registry.
+    Raises UsageError (no name, or a variable is unset), LaunchError (the name or the port is in use, it did not come
+    up), Interrupted, and what the gate raises; nothing is left then, and nothing in the registry.
     """
     env = resolve_env(plan.env)
-    record = _claimed(plan, name=name, profile=profile, arm=arm or Arm(), room=room, log_path=log_path)
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as stack:
+        # no handler of a signal raises from here on: an exception while a process starts would leave it behind
+        stop = stop or stack.enter_context(stop_on_signals())
+        record = _new_record(
+            plan, name, profile, arm or Arm(), room or _NOTHING, log_path or default_log(name)
+        )
+        _claim(record, plan)
+        undo = stack.enter_context(contextlib.ExitStack())
         undo.callback(registry.remove, name, run=record.run)
         scratch = make_scratch(env, outlives_us=True)
         undo.callback(remove_scratch, scratch)
@@ -98,10 +68,11 @@ def launch(
         group = Detached(record)
         server = Server(plan, group, stop=stop, emit=on_event, warms_up=warms_up)
         undo.callback(server.end)
-        _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
+        changes = {"leader": record.leader, "watcher": record.watcher, "scratch": record.scratch}
+        _refuse_stopped(record, registry.change(record, **changes))
 
         def keep_ready(server: Server) -> None:
-            _keep(record, **when_ready(group))
+            _refuse_stopped(record, group.keep_ready())
             if gate is not None:
                 gate(server)
 
@@ -109,21 +80,24 @@ def launch(
             server.start(keep_ready)
         except LaunchError as error:
             now = registry.read(name)
-            if (
-                now is None or now.run != record.run or now.stopper is not None
-            ):  # better than the signal it sent
-                message = f"`{name}` was stopped by another command while it started"
-                raise LaunchError(message) from error
+            _refuse_stopped(record, None if now and now.stopper else now, cause=error)
             raise
         undo.pop_all()
     return registry.read(name) or record
 
 
-def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
-    """The name is ours from now on. A dead server of that name is tidied up and forgotten."""
+def _refuse_stopped(record: Record, now: Record | None, *, cause: LaunchError | None = None) -> None:
+    """Raises LaunchError if another command took the entry away: that says more than the signal which it sent."""
+    if now is None or now.run != record.run:
+        folder = registry.folder_of(record.name)
+        message = f"`{record.name}` was stopped by another command, or its state was removed: {folder}"
+        raise LaunchError(message) from cause
+
+
+def _new_record(plan: LaunchPlan, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
     speculation = plan.speculation or {}
     count = speculation.get("num_speculative_tokens")
-    record = Record(
+    return Record(
         name=name,
         run=uuid.uuid4().hex,
         boot_id=boot_id(),
@@ -145,33 +119,26 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room,
         stall_timeout_s=plan.stall_timeout_s,
         api_key_env=plan.api_key_env,
         launcher=identity(os.getpid()),
-        oom_kills=postmortem.kills(),
+        oom_kills=count_oom_kills(),
         arm=arm,
     )
-    with registry.held(name):
-        before = registry.read(name)
-        if before is not None:
-            _refuse_running(before)
-            exit_file(name).unlink(missing_ok=True)
+
+
+def _claim(record: Record, plan: LaunchPlan) -> None:
+    """The name is ours from now on; what is known of a dead server of that name is forgotten."""
+    with registry.held(record.name):
+        before = registry.read(record.name)
+        if before is not None and Detached(before).members():
+            raise LaunchError(
+                f"`{before.name}` runs already, at {before.url}",
+                hint=f"`specserve down {before.name}` stops it; `--name` gives this one another name",
+            )
+        if before is not None and before.leader is None and is_running(before.launcher):
+            message = f"`{before.name}` is being started by another command (pid {before.launcher[0]})"
+            raise LaunchError(message)
+        refuse_taken_port(plan)
+        exit_file(record.name).unlink(missing_ok=True)
         registry.write(record)
-    return record
-
-
-def refuse_running(name: str) -> None:
-    """Raises LaunchError where a server of that name runs or starts, FactError where its state cannot be read."""
-    record = registry.read(name)
-    if record is not None:
-        _refuse_running(record)
-
-
-def _refuse_running(record: Record) -> None:
-    if Detached(record).members():
-        raise LaunchError(
-            f"`{record.name}` runs already, at {record.url}",
-            hint=f"`specserve down {record.name}` stops it; `--name` gives this one another name",
-        )
-    if record.leader is None and is_running(record.launcher):
-        raise LaunchError(f"`{record.name}` is being started by another command (pid {record.launcher[0]})")
 
 
 def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record:
@@ -181,11 +148,10 @@ def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record
         "env": env,
         "log": record.log_path,
         "exit": str(exit_file(record.name)),
-        "then": [sys.executable, "-m", "specserve.serve.detached.aftermath", record.name, record.run],
+        "then": [sys.executable, "-m", processes.__name__, record.name, record.run],
     }
-    log = Path(record.log_path)
     try:
-        private(log.parent)
+        private(Path(record.log_path).parent)
         ran = subprocess.run(
             [sys.executable, "-I", "-S", watcher.__file__],
             input=json.dumps(request),
@@ -198,17 +164,8 @@ def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record
     except (OSError, ValueError) as error:
         raise LaunchError(f"cannot start vLLM: {error}") from error
     if "error" in answer:
-        raise LaunchError(f"cannot start `{plan.argv[0]}`, or write its log `{log}`: {answer['error']}")
-    leader, watching = int(answer["pid"]), int(answer["watcher"])
-    return dataclasses.replace(record, leader=identity(leader), watcher=identity(watching))
-
-
-def _keep(record: Record, **changes: Any) -> Record:
-    """As `registry.change`; that another command took the entry away meanwhile ends this one."""
-    changed = registry.change(record, **changes)
-    if changed is None:
-        folder = registry.folder_of(record.name)
-        raise LaunchError(
-            f"`{record.name}` was stopped by another command, or its state was removed: {folder}"
-        )
-    return changed
+        message = f"cannot start `{plan.argv[0]}`, or write its log `{record.log_path}`: {answer['error']}"
+        raise LaunchError(message)
+    return dataclasses.replace(
+        record, leader=identity(int(answer["pid"])), watcher=identity(int(answer["watcher"]))
+    )

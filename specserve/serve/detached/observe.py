@@ -7,7 +7,7 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,8 +21,7 @@ from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve import health
 from specserve.serve.detached import registry
-from specserve.serve.detached.aftermath import is_cared_for, tidy
-from specserve.serve.detached.processes import Detached, boot_id, is_running, marked, when_ready
+from specserve.serve.detached.processes import Detached, boot_id, is_cared_for, is_running, marked, tidy
 from specserve.serve.detached.registry import Record
 from specserve.serve.files import open_regular
 
@@ -35,7 +34,7 @@ _THROUGHPUT = re.compile(
     r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs"
 )
-_CLOCK = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
+_CLOCK = re.compile(r"\b\d\d-\d\d \d\d:\d\d:\d\d\b")
 _NO_ANSWER = re.compile(r"No available shared memory broadcast block found in (?P<seconds>\d+) seconds")
 
 
@@ -49,34 +48,29 @@ class Recent:
     stuck: str | None = None
     """vLLM's own words for a worker that does not answer."""
 
-    is_quiet: bool = True
-    """Whether vLLM wrote no figures in the last minute: it is idle, or its log is not what it is by default."""
-
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of what was drafted in the last minute; None where nothing was."""
+        """Accepted share of what was drafted in the last minute; None if nothing was."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
-    """Read the end of a server's log. Lines without a time of their own belong to the line before them."""
+    """Read the end of a server's log."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _END_BYTES))
-            text = file.read(_END_BYTES).decode(errors="replace")
+            file.seek(max(0, file.seek(0, 2) - _END_BYTES))
+            lines = file.read(_END_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return Recent()
-    return of_lines(text.splitlines(), now_s=now_s, span_s=span_s)
+    return of_lines(lines, now_s=now_s, span_s=span_s)
 
 
 def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Recent:
-    """The same, of lines in the order of the log."""
+    """The same, of lines in the order of the log. Lines without a time of their own belong to the line before them."""
     accepted = drafted = 0
     at_s: float | None = None
     still_since_s: float | None = None
     stuck: str | None = None
-    is_quiet = True
     for line in lines:
         at_s = _time(line, now_s=now_s) or at_s
         if at_s is None:
@@ -88,29 +82,23 @@ def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Rec
                 drafted += int(match["drafted"])
         elif match := _THROUGHPUT.search(line):
             moves = float(match["generation"]) > 0 or float(match["prompt"]) > 0
-            is_quiet = is_quiet and now_s - at_s > span_s
             waits = int(match["running"]) + int(match["waiting"]) > 0
             still_since_s = (still_since_s or at_s) if waits and not moves else None
             stuck = None if moves else stuck
         elif _NO_ANSWER.search(line):
             stuck = line[line.index("No available") :]
-    return Recent(accepted, drafted, still_since_s, stuck, is_quiet)
+    return Recent(accepted, drafted, still_since_s, stuck)
 
 
 def _time(line: str, *, now_s: float) -> float | None:
-    """Seconds since the epoch: vLLM writes month, day and time, and no year."""
-    found = _CLOCK.search(line[:200])
-    if found is None:
-        return None
-    parts = {name: int(value) for name, value in found.groupdict().items()}
-    year = datetime.datetime.fromtimestamp(now_s).year  # vLLM logs local time
-    for guess in (year, year - 1):
-        try:
-            at_s = datetime.datetime(guess, **parts).timestamp()  # type: ignore[arg-type]
-        except ValueError:
-            continue
-        if at_s <= now_s + 3600:
-            return at_s
+    """Seconds since the epoch: vLLM writes month, day and local time, and no year."""
+    if found := _CLOCK.search(line[:200]):
+        year = datetime.datetime.fromtimestamp(now_s).year
+        for guess in (year, year - 1):
+            with contextlib.suppress(ValueError):
+                at_s = datetime.datetime.strptime(f"{guess}-{found[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
+                if at_s <= now_s + 3600:
+                    return at_s
     return None
 
 
@@ -119,17 +107,16 @@ State = Literal["starting", "ready", "silent", "hung", "stopping", "dead", "gone
 gone: the host was restarted. lost: runs, and its state on disk cannot be used."""
 _ANSWERS_WITHIN_S = 3.0
 _STILL_S = 30.0
-_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One server as it was found. `record` is None where its state is lost."""
+    """One server as it was found. `record` is None if its state is lost."""
 
     name: str
     state: State
     detail: str = ""
-    """Why it is so, in one sentence, where that needs one."""
+    """Why it is so, in one sentence, if that needs one."""
     record: Record | None = None
     lately: Recent = field(default_factory=Recent)
     running_requests: int | None = None
@@ -139,20 +126,15 @@ class Seen:
 
 def observe_all() -> Iterator[Seen]:
     """Every server of this user: those with a state, and those that run without one."""
-    known = registry.names()
-    for name in known:
-        seen = observe(name)
-        if seen is not None:
-            yield seen
-    runs: dict[str, list[int]] = {}
-    for pid, name in marked().items():
-        runs.setdefault(name, []).append(pid)
-    for name in sorted(runs.keys() - set(known)):
-        yield _lost(name, pids=tuple(runs[name]), why="its state on disk was removed")
+    known, running = registry.names(), marked()
+    yield from filter(None, map(observe, known))
+    for name in sorted(set(running.values()) - set(known)):
+        pids = tuple(pid for pid, its_name in running.items() if its_name == name)
+        yield _lost(name, pids=pids, why="its state on disk was removed")
 
 
 def observe(name: str) -> Seen | None:
-    """One server; None where there is none of that name."""
+    """One server; None if there is none of that name."""
     try:
         record = registry.read(name)
     except FactError as error:
@@ -178,11 +160,11 @@ def _judge(record: Record) -> Seen:
         return Seen(record.name, "dead", f"{record.ended.message}: {record.ended.cause}", record)
     if is_running(record.stopper):
         return Seen(record.name, "stopping", "", record)
-    return _asked(record)
+    return _probe(record)
 
 
 def _ended(record: Record) -> Record:
-    """Its watcher tells how it ended, or we do, where that is gone too."""
+    """How it ended, from its watcher; if that is gone too, found out here."""
     deadline = time.monotonic() + 3.0
     while is_running(record.watcher) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -194,14 +176,14 @@ def _ended(record: Record) -> Record:
     return tidy(record)
 
 
-def _asked(record: Record) -> Seen:
+def _probe(record: Record) -> Seen:
     """What it answers. A server that nobody waited for until it was ready becomes ready here."""
     is_up = health.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S)
     if record.ready_at_s is None:
         if not is_up:
             return Seen(record.name, "starting", "", record)
         with contextlib.suppress(SpecserveError):
-            record = registry.change(record, **when_ready(Detached(record))) or record
+            record = Detached(record).keep_ready() or record
     lately = recent(Path(record.log_path), now_s=time.time())
     metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)
@@ -221,17 +203,10 @@ def _troubled(
         return "hung", f"a worker does not answer: {lately.stuck}"
     if not is_up:
         return "silent", f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
-    if metrics is None or not metrics.running_requests + metrics.waiting_requests:
-        return "ready", ""
-    waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
     still_s = time.time() - lately.still_since_s if lately.still_since_s else 0.0
-    if still_s >= _STILL_S:
+    if metrics and metrics.running_requests + metrics.waiting_requests and still_s >= _STILL_S:
+        waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
         return "hung", f"no token for {still_s:.0f}s {waits}"
-    if lately.is_quiet:
-        time.sleep(_LOOK_S)
-        now = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
-        if now is not None and now.tokens == metrics.tokens and now.running_requests:
-            return "ready", f"no token within {_LOOK_S:.0f}s {waits}"
     return "ready", ""
 
 
@@ -244,44 +219,6 @@ class Room:
     least_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Clash:
-    """Servers that share a device. `is_too_much`: what they declare is more than it has."""
-
-    device: str
-    names: tuple[str, ...]
-    declared: float
-    """Share of the device's memory, 0 to 1 and above; of all of them together, as far as it is known."""
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether the device cannot hold what is declared."""
-        return self.declared > 1.0
-
-
-def of_record(record: Record) -> Room:
-    """What a running server takes."""
-    return Room(record.devices, record.device_share, record.device_bytes)
-
-
-def clashes(mine: Room, others: Iterable[Record], *, total_bytes: Mapping[str, int]) -> list[Clash]:
-    """The devices that others use too. `total_bytes`: memory of each device, where it is known."""
-    rooms = [(record.name, of_record(record)) for record in others]
-    found = []
-    for device in mine.devices:
-        beside = [(name, room) for name, room in rooms if device in room.devices]
-        if beside:
-            parts = [_share(room, total_bytes.get(device)) for room in (mine, *(room for _, room in beside))]
-            found.append(Clash(device, tuple(name for name, _ in beside), sum(parts)))
-    return found
-
-
-def _share(room: Room, total_bytes: int | None) -> float:
-    if room.share is not None:
-        return room.share
-    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
-
-
 def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> Room:
     """What the launch declares to take. Warns about detached servers on the same devices.
 
@@ -289,23 +226,29 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
     """
     room, totals = _declared_room(profile, plan), _device_totals(plan)
     others = [record for record in _running_records() if record.name != name]
-    for clash in clashes(room, others, total_bytes=totals):
-        _judge_clash(clash, notices)
+    for device in room.devices:
+        beside = [record for record in others if device in record.devices]
+        if not beside:
+            continue
+        rooms = [room, *(Room(each.devices, each.device_share, each.device_bytes) for each in beside)]
+        declared = sum(_share(each, totals.get(device)) for each in rooms)
+        what = "the CPU" if device == "cpu" else f"device {device}"
+        names = " and ".join(f"`{record.name}`" for record in beside)
+        if declared > 1.0:
+            raise LaunchError(
+                f"{what} has no room beside {names}: together they declare {declared:.0%} of its memory",
+                hint="lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), name other devices with "
+                f"`--devices`, or `specserve down {beside[0].name}`; `--no-check` starts it all the same",
+            )
+        share = f": {declared:.0%} of its memory is declared" if declared else ""
+        notices.warn(f"{what} is shared with {names}{share}")
     return room
 
 
-def _judge_clash(clash: Clash, notices: Notices) -> None:
-    """Raises LaunchError if the device is too small for all; else warns that it is shared."""
-    device = "the CPU" if clash.device == "cpu" else f"device {clash.device}"
-    names = " and ".join(f"`{name}`" for name in clash.names)
-    if clash.is_too_much:
-        raise LaunchError(
-            f"{device} has no room beside {names}: together they declare {clash.declared:.0%} of its memory",
-            hint="lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), name other devices with "
-            f"`--devices`, or `specserve down {clash.names[0]}`; `--no-check` starts it all the same",
-        )
-    share = f": {clash.declared:.0%} of its memory is declared" if clash.declared else ""
-    notices.warn(f"{device} is shared with {names}{share}")
+def _share(room: Room, total_bytes: int | None) -> float:
+    if room.share is not None:
+        return room.share
+    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
 
 
 def _declared_room(profile: Profile, plan: LaunchPlan) -> Room:
@@ -348,13 +291,9 @@ def _device_totals(plan: LaunchPlan) -> dict[str, int]:
     return {gpu.uuid: gpu.total_bytes for gpu in gpus()}
 
 
-def _running_records() -> list[Record]:
-    found = []
+def _running_records() -> Iterator[Record]:
     for name in registry.names():
-        try:
+        with contextlib.suppress(FactError):
             record = registry.read(name)
-        except FactError:
-            continue
-        if record is not None and Detached(record).members():
-            found.append(record)
-    return found
+            if record is not None and Detached(record).members():
+                yield record

@@ -1,4 +1,7 @@
-"""The processes of a detached server: found again by another command, and stopped."""
+"""The processes of a detached server: found again by another command, stopped, or tidied up after they ended.
+
+The watcher becomes this program (`python -m specserve.serve.detached.processes NAME RUN`) when vLLM has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from specserve.errors import FactError
+from specserve.errors import FactError, SpecserveError
+from specserve.serve.causes import died
 from specserve.serve.detached import registry
-from specserve.serve.detached.registry import NAME, Record, folder_of
+from specserve.serve.detached.registry import NAME, Ended, Record, folder_of
 from specserve.serve.events import OnEvent
-from specserve.serve.files import is_alive, read_own, remove_scratch, state_folder, ticks
-from specserve.serve.process import Group, end
+from specserve.serve.files import is_alive, read_own, state_folder, ticks
+from specserve.serve.logs import Phase
+from specserve.serve.process import Group, clear, end
 from specserve.serve.signals import StopRequest
 
 MARK = "SPECSERVE_RUN"
@@ -36,7 +41,7 @@ def is_running(process: tuple[int, int] | None) -> bool:
 
 
 def boot_id() -> str:
-    """A name of this boot of this host; empty where the kernel has none."""
+    """A name of this boot of this host; empty if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -49,7 +54,7 @@ def place() -> str:
 
 
 def mark_of(pid: int) -> str | None:
-    """What a process's environment says of its launch; None where it says nothing, or not to us.
+    """What a process's environment says of its launch; None if it says nothing, or not to us.
 
     vLLM's engine processes write their title over their environment, so silence proves nothing.
     """
@@ -76,27 +81,24 @@ def exit_file(name: str) -> Path:
 
 
 class Detached(Group):
-    """A server as its record tells it. A pid that now means another process is never taken for it."""
+    """A server that a record describes. A pid that now means another process is never taken for it."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._is_of_this_boot = record.boot_id == boot_id()
-        self.pid, self._ticks = record.leader or (0, 0)
+        self._leader = record.leader if record.boot_id == boot_id() else None
+        self.pid = self._leader[0] if self._leader else 0
+        self.began_s = time.monotonic() - max(0.0, time.time() - record.started_at_s)
         self.log_path = Path(record.log_path)
         self.traces = frozenset(map(Path, record.traces))
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the launch."""
-        return max(0.0, time.time() - self._record.started_at_s)
+        self.scratch = Path(record.scratch) if record.scratch else None
 
     def is_running(self) -> bool:
         """Whether vLLM's first process runs."""
-        return self._is_of_this_boot and self.pid > 0 and is_alive(self.pid, since=self._ticks)
+        return is_running(self._leader)
 
     @property
     def exit_code(self) -> int | None:
-        """Of the first process, as the watcher saw it; None while it runs, and where nobody saw its end."""
+        """Of the first process, as the watcher saw it; None while it runs, and if nobody saw its end."""
         if self.is_running():
             return None
         deadline = time.monotonic() + _EXIT_IS_WRITTEN_WITHIN_S
@@ -116,7 +118,7 @@ class Detached(Group):
 
     def members(self) -> list[psutil.Process]:
         """Every living process of the server; none if the host was restarted."""
-        return super().members() if self._is_of_this_boot and self.pid > 0 else []
+        return super().members() if self._leader else []
 
     def _has(self, pid: int) -> bool:
         if self.is_running():  # then the number of its session is nobody else's
@@ -125,32 +127,32 @@ class Detached(Group):
             return True
         return super()._has(pid) and mark_of(pid) == mark(self._record)
 
+    def keep_ready(self) -> Record | None:
+        """Write down since when it is ready, its processes and what they hold; None as `registry.change`."""
+        self.note_traces()
+        return registry.change(
+            self._record,
+            ready_at_s=time.time(),
+            members=tuple(identity(process.pid) for process in self.members()),
+            traces=tuple(sorted(map(str, self.traces))),
+        )
+
 
 class Marked(Group):
     """Processes that carry the mark of a server whose state is lost: all sessions with such a process."""
 
+    log_path = Path(os.devnull)
+    exit_code = None
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self.log_path = Path(os.devnull)
-        self._began = time.monotonic()
-        leaders = [pid for pid in marked(name) if _leads(pid)]
-        self.pid = min(leaders, default=0)
-        self._ticks = ticks(self.pid) or 0
-        self._sessions = {os.getsid(pid) for pid in leaders}
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since it was found."""
-        return time.monotonic() - self._began
-
-    @property
-    def exit_code(self) -> int | None:
-        """Nobody saw it."""
-        return None
+        self._sessions = {pid for pid in marked(name) if _leads(pid)}
+        self._leader = identity(min(self._sessions)) if self._sessions else None
+        self.pid = self._leader[0] if self._leader else 0
 
     def is_running(self) -> bool:
         """Whether its first process runs."""
-        return self.pid > 0 and is_alive(self.pid, since=self._ticks)
+        return is_running(self._leader)
 
     def _has(self, pid: int) -> bool:
         text = mark_of(pid)
@@ -169,24 +171,13 @@ def marked(name: str | None = None) -> dict[int, str]:
     return found
 
 
-def when_ready(group: Group) -> dict[str, Any]:
-    """What a record keeps of a server that is ready: since when, its processes, and what they hold."""
-    group.note_traces()
-    return {
-        "ready_at_s": time.time(),
-        "members": tuple(map(identity, (process.pid for process in group.members()))),
-        "traces": tuple(sorted(map(str, group.traces))),
-    }
-
-
 def mark(record: Record) -> str:
     """What the processes of a server carry in their environment."""
     return f"{place()}:{record.name}:{record.run}"
 
 
 def _parts(text: str | None) -> tuple[str, str, str]:
-    its_place, _, rest = (text or "").partition(":")
-    its_name, _, run = rest.partition(":")
+    its_place, its_name, run = [*(text or "").split(":", 2), "", ""][:3]
     return its_place, its_name, run
 
 
@@ -223,7 +214,6 @@ def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
         stop=stop,
         emit=emit,
     )
-    remove_scratch(Path(now.scratch) if now.scratch else None)
     registry.remove(now.name, run=now.run)
 
 
@@ -243,3 +233,38 @@ def _is_gone(record: Record, *, stopper: tuple[int, int], stop: StopRequest) -> 
         if now is None or now.run != record.run or stop.wait(0.1):
             return True
     return False
+
+
+def tidy(record: Record) -> Record:
+    """The same server with how it ended, on disk too. Call it only if its first process is gone."""
+    group = Detached(record)
+    _, removed = clear(group)
+    # last: whatever the log holds, no process may be left
+    error = died(
+        Phase.ENGINE if record.ready_at_s is None else Phase.SERVING,
+        exit_code=group.exit_code,
+        after_s=None,
+        log_path=group.log_path,
+        oom_kills=record.oom_kills,
+    )
+    ended = Ended(time.time(), group.exit_code, error.message, error.causes[0], error.hint, removed)
+    with contextlib.suppress(SpecserveError):  # a full disk: the next command reports it
+        return registry.change(record, ended=ended) or record
+    return record
+
+
+def is_cared_for(record: Record) -> bool:
+    """Whether another command sees to its end: the one that stops it, or that still waits for its start."""
+    return is_running(record.stopper) or (record.ready_at_s is None and is_running(record.launcher))
+
+
+def main(name: str, run: str) -> None:
+    """What the watcher becomes. It has no one to talk to: what fails is found by the next command."""
+    with contextlib.suppress(SpecserveError):
+        record = registry.read(name)
+        if record is not None and record.run == run and not is_cared_for(record):
+            tidy(record)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

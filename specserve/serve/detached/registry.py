@@ -35,12 +35,12 @@ class BrokenRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a server ended, where nobody had asked for it."""
+    """How a server ended, if nobody had asked for it."""
 
     at_s: float
     """Seconds since the epoch: when it was noticed."""
     exit_code: int | None
-    """Of vLLM's first process, negative for a signal; None where nobody saw it."""
+    """Of vLLM's first process, negative for a signal; None if nobody saw it."""
     message: str
     cause: str
     hint: str | None = None
@@ -95,7 +95,7 @@ class Record:
     devices: tuple[str, ...]
     """Accelerators that it may use, as CUDA_VISIBLE_DEVICES names them; `cpu`."""
     device_share: float | None
-    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None where bytes say it."""
+    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None if bytes say it."""
     device_bytes: int | None
     """Bytes of each device's memory that it takes at least."""
     shutdown_timeout_s: float
@@ -110,7 +110,7 @@ class Record:
     """The process that waits for its end."""
     members: tuple[tuple[int, int], ...] = ()
     traces: tuple[str, ...] = ()
-    """Shared memory and sockets that it holds, to be removed where it cannot do so itself."""
+    """Shared memory that it holds, to be removed if it cannot do so itself."""
     scratch: str | None = None
     """Its temporary folder, which ends with it."""
     oom_kills: int = 0
@@ -129,20 +129,16 @@ def to_json(record: Record) -> str:
 
 
 def from_json(text: str) -> Record:
-    """The record of a text. Raises BrokenRecord where it is none."""
+    """The record of a text. Raises BrokenRecord if it is none."""
     if len(text) > MOST_BYTES:
         raise BrokenRecord("it is larger than any state")
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("version", None) != VERSION:
             raise BrokenRecord("it is of another version")
-        ended, arm = content.pop("ended", None), Arm(**_told(content.pop("arm", {})))
-        fields = {name: _tuples(value) for name, value in content.items()}
-        record = Record(**fields, arm=arm, ended=Ended(**_told(ended)) if ended is not None else None)
-    except (ValueError, TypeError, RecursionError) as error:
+        record: Record = _typed(Record, content)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BrokenRecord("it is cut short or not a state") from error
-    if not _fits(record, Record):
-        raise BrokenRecord("its values are of other types")
     processes = (record.launcher, record.leader, record.watcher, record.stopper, *record.members)
     pids = [process[0] for process in processes if process is not None]
     # signals are sent to what it names, and 1 is init
@@ -151,31 +147,25 @@ def from_json(text: str) -> Record:
     return record
 
 
-def _told(content: Any) -> dict[str, Any]:
-    return {name: _tuples(value) for name, value in dict(content).items()}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a declared type: a class, a union, or a tuple of such."""
-    parts = get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return type(value) is kind and all(
-            _fits(getattr(value, name), hint) for name, hint in get_type_hints(kind).items()
-        )
+def _typed(kind: Any, value: Any) -> Any:
+    """What a JSON value is as a declared type: a class, a union, or a tuple of such. Raises TypeError, KeyError."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
     if isinstance(kind, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, tuple):
-            return False
+        if value is None and type(None) in get_args(kind):
+            return None
+        return _typed(get_args(kind)[0], value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        parts = get_args(kind)
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
-        return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    if kind is float:  # NaN is no number, nor is what a float cannot hold
-        return type(value) in (int, float) and abs(value) < _FARTHEST  # type: ignore[arg-type]
-    return type(value) is kind
+        return tuple(_typed(part, item) for part, item in zip(kinds, value, strict=True))
+    is_number = (
+        type(value) in (int, float) and abs(value) < _FARTHEST
+    )  # neither NaN nor more than a float holds
+    if is_number if kind is float else type(value) is kind:
+        return value
+    raise TypeError(f"{value!r} is no {kind}")
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -201,7 +191,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Record | None:
-    """What is known of a server; None where there is none. Raises FactError where its state cannot be read."""
+    """What is known of a server; None if there is none. Raises FactError if its state cannot be read."""
     path = folder_of(name) / "state.json"
     try:
         record = from_json(read_own(path, most_bytes=MOST_BYTES).decode())
@@ -220,7 +210,7 @@ def read(name: str) -> Record | None:
 
 
 def write(record: Record) -> None:
-    """Put it on disk, whole. Raises FactError where that fails."""
+    """Put it on disk, whole. Raises FactError if that fails."""
     folder = folder_of(record.name)
     try:
         private(folder)
@@ -236,7 +226,7 @@ def write(record: Record) -> None:
 
 
 def change(record: Record, **changes: Any) -> Record | None:
-    """The same launch with these values, on disk; None where another launch, or none, has the name by now."""
+    """The same launch with these values, on disk; None if another launch, or none, has the name by now."""
     with held(record.name):
         now = read(record.name)
         if now is None or now.run != record.run:
@@ -247,7 +237,7 @@ def change(record: Record, **changes: Any) -> Record | None:
 
 
 def remove(name: str, *, run: str | None = None) -> bool:
-    """Forget a server, or only this launch of it. False where it was another's by now."""
+    """Forget a server, or only this launch of it. False if it was another's by now."""
     with held(name):
         if run is not None:
             now = read(name)
@@ -262,7 +252,7 @@ def remove(name: str, *, run: str | None = None) -> bool:
 
 @contextlib.contextmanager
 def held(name: str) -> Iterator[None]:
-    """For a moment, nobody else changes this server's state. Raises FactError where that cannot be had."""
+    """For a moment, nobody else changes this server's state. Raises FactError if that cannot be had."""
     path = state_folder() / "servers" / f".{name}.lock"
     folder_of(name)
     try:

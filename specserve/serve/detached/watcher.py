@@ -12,21 +12,21 @@ import time
 
 
 def main() -> None:
-    """Start the command of stdin in a session of its own, tell its pid, wait, write how it ended, become `then`."""
-    asked = json.load(sys.stdin)
+    """Start the command of stdin in a new session, print its pid, wait, write how it ended, become `then`."""
+    request = json.load(sys.stdin)
     if os.fork():
-        return  # the command that asked needs no child of its own to wait for
+        return  # the command that started this needs no child of its own to wait for
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
-        # as ownfiles.append_own: a link is not followed, a pipe not waited for
+        # as files.append_own: a link is not followed, a pipe not waited for
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        log = os.open(asked["log"], flags | os.O_APPEND, 0o600)
+        log = os.open(request["log"], flags | os.O_APPEND, 0o600)
         pid = os.posix_spawnp(
-            asked["argv"][0],
-            asked["argv"],
-            asked["env"],
+            request["argv"][0],
+            request["argv"],
+            request["env"],
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, nowhere, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
@@ -43,8 +43,8 @@ def main() -> None:
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     os.chdir("/")  # it must not keep a file system busy
-    then, path = asked["then"], asked["exit"]
-    asked.clear()  # the environment may hold a key: no longer than needed
+    then, path = request["then"], request["exit"]
+    request.clear()  # the environment may hold a key: no longer than needed
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     try:

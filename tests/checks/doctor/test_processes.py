@@ -117,7 +117,7 @@ def test_an_engine_whose_program_outlived_the_shell_is_somebodys(
         ("/v/bin/python", "/v/bin/specserve", "up", "p.yaml"),
         ("/v/bin/python", "-m", "specserve", "up", "p.yaml"),
         ("/v/bin/python", "-I", "-S", "/v/specserve/serve/detached/watcher.py"),
-        ("/v/bin/python", "-m", "specserve.serve.detached.aftermath", "demo", "1"),
+        ("/v/bin/python", "-m", "specserve.serve.detached.processes", "demo", "1"),
     ],
 )
 def test_what_specserve_started_belongs_to_it(above: tuple[str, ...], proc: Path, add: AddProcess) -> None:
