@@ -19,7 +19,7 @@ from specserve.errors import TrafficError
 from specserve.metrics.counters import Acceptance, since_by_engine, total_acceptance
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve.health import activity, get
-from specserve.serve.server import Server
+from specserve.serve.server import RunningServer
 
 ANSWER_LIMIT_S = 300.0
 
@@ -108,7 +108,7 @@ def read_blocks(path: Path, *, prompts: int, block_size: int) -> list[Block]:
 
 
 def measure_pairs(
-    plain: Server, speculative: Server, blocks: Iterable[Block], *, point: Point, rounds: int
+    plain: RunningServer, speculative: RunningServer, blocks: Iterable[Block], *, point: Point, rounds: int
 ) -> Iterator[Pair]:
     """Every block on both servers, `rounds` times; which one is first changes from pair to pair (A B B A)."""
     for number in range(rounds):
@@ -123,7 +123,7 @@ def measure_pairs(
                 yield Pair(point, block.kind, plain=second, speculative=first)
 
 
-def measure(server: Server, block: Block, *, point: Point, idle: Server) -> Pass:
+def measure(server: RunningServer, block: Block, *, point: Point, idle: RunningServer) -> Pass:
     """Send a block to a server and wait for all its answers. Raises TrafficError."""
     before, used_before = metrics(server), used(server, idle)
     began = time.perf_counter()
@@ -141,7 +141,7 @@ def measure(server: Server, block: Block, *, point: Point, idle: Server) -> Pass
     )
 
 
-def complete(server: Server, prompt: str, *, point: Point) -> dict[str, Any]:
+def complete(server: RunningServer, prompt: str, *, point: Point) -> dict[str, Any]:
     """One completion to its natural end or the token limit. Raises TrafficError."""
     parts = urlsplit(server.url)
     body = {
@@ -165,7 +165,7 @@ def complete(server: Server, prompt: str, *, point: Point) -> dict[str, Any]:
     return answer
 
 
-def metrics(server: Server) -> Metrics:
+def metrics(server: RunningServer) -> Metrics:
     """What the server has counted so far. Raises TrafficError."""
     answer = get(f"{server.url}/metrics", timeout_s=5.0)
     if answer is None or answer[0] != 200:
@@ -173,7 +173,7 @@ def metrics(server: Server) -> Metrics:
     return read(answer[1])
 
 
-def metrics_after(server: Server, finished_requests: int) -> Metrics:
+def metrics_after(server: RunningServer, finished_requests: int) -> Metrics:
     """The counters once they hold these requests, which is a moment after the last answer."""
     deadline = time.monotonic() + 2.0
     while (now := metrics(server)).finished_requests < finished_requests and time.monotonic() < deadline:
@@ -181,7 +181,7 @@ def metrics_after(server: Server, finished_requests: int) -> Metrics:
     return now
 
 
-def used(server: Server, idle: Server) -> tuple[float, float]:
+def used(server: RunningServer, idle: RunningServer) -> tuple[float, float]:
     """Processor time so far: the idle server's, and that of everything but the two servers and this program."""
     now = psutil.cpu_times()
     busy_s = sum(now) - now.idle - now.iowait - now.guest - now.guest_nice  # guests are in user and nice too
@@ -212,7 +212,7 @@ def others_share(pairs: Sequence[Pair]) -> float:
     return sum(one.others_cpu_s for one in passes) / sum(one.seconds for one in passes)
 
 
-def warm_up(server: Server, blocks: Iterable[Block]) -> None:
+def warm_up(server: RunningServer, blocks: Iterable[Block]) -> None:
     """A few tokens, so that no first request is measured. Raises TrafficError.
 
     Of other prompts than the measured ones: what was sent once is in the prefix cache.

@@ -41,7 +41,7 @@ from specserve.errors import SpecserveError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices, failure
 from specserve.serve.logs import default_log
-from specserve.serve.server import Server, running
+from specserve.serve.server import RunningServer, running
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
@@ -118,7 +118,7 @@ def leave(number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def two_servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
+def two_servers(args: argparse.Namespace) -> Iterator[tuple[RunningServer, RunningServer]]:
     """The profile without and with speculation, on free ports. Raises SpecserveError."""
     with contextlib.ExitStack() as stack:
         servers = []
@@ -132,7 +132,7 @@ def two_servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
 
 
 def measured(
-    plain: Server, speculative: Server, blocks: Sequence[Block], args: argparse.Namespace
+    plain: RunningServer, speculative: RunningServer, blocks: Sequence[Block], args: argparse.Namespace
 ) -> list[Pair]:
     """All pairs of blocks at all points, as far as the time goes."""
     say("warming up")

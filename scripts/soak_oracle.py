@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from specserve.checks.check import Checked, check  # noqa: E402
-from specserve.checks.gather import Wanted  # noqa: E402
+from specserve.checks.gather import CheckOptions  # noqa: E402
 from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import Severity  # noqa: E402
@@ -67,7 +67,7 @@ def launches(folder: Path) -> Iterator[Launch]:
             yield Launch(kind, case.name, case.lay_out(place), kind == "sound")
 
 
-def outcome(launch: Launch, wanted: Wanted) -> tuple[str, str]:
+def outcome(launch: Launch, wanted: CheckOptions) -> tuple[str, str]:
     """Who refuses the launch, and the words."""
     profile, problems = examine_partial(str(launch.file), settings=())
     report = check([(str(launch.file), profile, problems)], wanted=wanted)
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--vllm-source", type=Path)
     parser.add_argument("--assume", default="8xH200-141GB")
     args = parser.parse_args()
-    wanted = Wanted(
+    wanted = CheckOptions(
         offline=True,
         machine=assume(args.assume),
         ask_vllm="always",

@@ -37,7 +37,7 @@ from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
-from specserve.measure.bench.rundir import News, Noted, Passed, Ready, RunDirectory, create, resume
+from specserve.measure.bench.rundir import ArmReady, News, Noted, Passed, RunDirectory, create, resume
 from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
@@ -234,7 +234,7 @@ def _tell(what: News) -> None:
         case Passed():
             line = f"{what.done}/{what.total} {what.arm} {what.point.workload} {what.point.concurrency}: "
             line += f"{what.tokens_per_s:.1f} tokens/s, {what.left_s / 60:.0f} min left"
-        case Ready():
+        case ArmReady():
             line = f"{what.arm} is ready after {what.took_s:.0f} s"
         case Noted():
             line = what.text

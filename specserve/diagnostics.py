@@ -84,7 +84,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProfileVerdict:
     """One profile in a line: `ok`, `warnings`, `errors`, `invalid` or `incomplete`."""
 
     file: str
@@ -101,7 +101,7 @@ class Report:
 
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ProfileVerdict, ...] = ()
     suppressed: int = 0
     rules: int = 0
 

@@ -10,7 +10,7 @@ from specserve.profile.schema import Profile, Speculation
 from specserve.profile.values import human_int
 from specserve.vllm.context import only_sizes_cache
 from specserve.vllm.registry import ModelClass, Registry
-from specserve.vllm.runner import SWITCH, Choice, env_switch, which_runner
+from specserve.vllm.runner import SWITCH, RunnerChoice, env_switch, which_runner
 
 if TYPE_CHECKING:
     from specserve.vllm.registry import Trait
@@ -187,7 +187,7 @@ def is_open(profile: Profile) -> bool:
 
 def choice(
     profile: Profile, block: Speculation, *, version: str, config: Mapping[str, Any] | None = None
-) -> Choice | None:
+) -> RunnerChoice | None:
     """The runner that vLLM would take, or None if that depends on the target and its config.json is not given."""
     return which_runner(
         version,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Gathered, Read, Unread, Wanted, gather
+from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
 from specserve.checks.rule import Context, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
 from specserve.checks.vllmanswer import Judged
-from specserve.diagnostics import Finding, Report, Skipped, Verdict
+from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
@@ -43,7 +43,7 @@ class RuleGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked(Verdict):
+class Checked(ProfileVerdict):
     """A profile's verdict with what it rests on: the arm that would be launched."""
 
     versions: tuple[str, ...] = ()
@@ -63,12 +63,15 @@ class Checked(Verdict):
 
 
 def check(
-    profiles: Iterable[tuple[str, Profile | None, list[Finding]]], *, wanted: Wanted, read: Read | None = None
+    profiles: Iterable[tuple[str, Profile | None, list[Finding]]],
+    *,
+    wanted: CheckOptions,
+    read: Read | None = None,
 ) -> Report:
     """All rules over profiles that were examined: `(path, profile or None, problems of the file)`."""
     findings: dict[Finding, None] = {}
     skips: list[Skipped] = []
-    verdicts: list[Verdict] = []
+    verdicts: list[ProfileVerdict] = []
     suppressed = 0
     for path, profile, problems in profiles:
         if profile is None:
@@ -92,7 +95,7 @@ def check(
 
 
 def _checked(
-    path: str, profile: Profile, *, problems: list[Finding], wanted: Wanted, read: Read | None
+    path: str, profile: Profile, *, problems: list[Finding], wanted: CheckOptions, read: Read | None
 ) -> tuple[Checked, list[Finding], list[Skipped], int]:
     """One profile's verdict, its findings, the groups that did not run, and how many findings are hidden."""
     try:

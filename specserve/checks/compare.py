@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.gather import Gathered, Wanted, gather
+from specserve.checks.gather import CheckOptions, Gathered, gather
 from specserve.checks.oracle import vllm_to_ask
 from specserve.checks.vllmanswer import Judged
 from specserve.convert.command import NoStart, profile_of
@@ -17,7 +17,7 @@ from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.models.lock import Lock, read_lock
-from specserve.plan.compare import Comparison, Difference, Side, Written, compare, differences
+from specserve.plan.compare import Difference, LaunchComparison, Side, Written, compare, differences
 from specserve.plan.launch import launch
 from specserve.plan.locking import locked
 from specserve.profile.codes import quoted
@@ -110,7 +110,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def compare_sides(
     taken: tuple[Compared, Compared], vllm: str | None, sources: Sequence[Path], *, models: bool
-) -> tuple[Comparison, tuple[Side, Side], list[str]]:
+) -> tuple[LaunchComparison, tuple[Side, Side], list[str]]:
     """What differs, the two launches, and why models and memory are not compared, if they are not.
 
     With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
@@ -209,7 +209,7 @@ def compare_known(
 def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | None:
     """The profile's models and memory without its alternatives; None if a model of it could not be read."""
     is_locked, minor = side.lock is not None, ".".join(version.split(".")[:2])
-    wanted = Wanted(offline=True, version=minor, locked=is_locked, no_lock=not is_locked)
+    wanted = CheckOptions(offline=True, version=minor, locked=is_locked, no_lock=not is_locked)
     try:
         known = gather(replace(side.profile, alternatives={}), wanted=wanted)
     except FactError as error:
@@ -300,7 +300,7 @@ def effective(
 
     Raises FactError if vLLM refuses the launch or cannot judge it here.
     """
-    wanted = Wanted(
+    wanted = CheckOptions(
         offline=offline,
         machine=machine,
         ask_vllm="always",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import stretches, text_config
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.vllm.context import Length, context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
@@ -39,13 +39,13 @@ def most_tokens(ctx: Context) -> int | None:
     return length.most if length else None
 
 
-def _draft_length(ctx: Context, arm: Arm) -> Length | None:
+def _draft_length(ctx: Context, arm: CheckedArm) -> Length | None:
     """What the draft's config.json says of its own context."""
     config = ctx.draft_config(arm)
     return ctx.length(config) if config is not None else None
 
 
-def _v2(ctx: Context, arm: Arm) -> list[str]:
+def _v2(ctx: Context, arm: CheckedArm) -> list[str]:
     return ctx.on("V2", arm.speculation, by_target=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.contexts import most_tokens
-from specserve.checks.rule import Arm, Context, Need
+from specserve.checks.rule import CheckedArm, Context, Need
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses, tokenizer_use
@@ -51,7 +51,7 @@ Read = Callable[[str, str | None], "ModelFacts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CheckOptions:
     """The options of a check."""
 
     offline: bool = False
@@ -106,7 +106,7 @@ class Gathered:
     missing: Mapping[Need, str] = field(default_factory=dict)
 
 
-def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gathered:
+def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> Gathered:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
     from specserve.plan.locking import locked
 
@@ -118,7 +118,7 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gat
     # a model that the lock alone could tell, and does not, is reported once, where it could not be read
     reported = {item.path for item in unread} if wanted.locked else set()
     drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
-    arms = tuple(Arm(path, block, drafts.get(path)) for path, block in context.blocks)
+    arms = tuple(CheckedArm(path, block, drafts.get(path)) for path, block in context.blocks)
     tokenizer = None
     if target:
         wanted.tell("comparing tokenizers")
@@ -146,7 +146,7 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gat
     return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
-def _reader(profile: Profile, lock: Lock | None, wanted: Wanted) -> Read:
+def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
     """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one."""
     bare = {(use.model, use.revision) for use in model_uses(profile) if use.tokenizer_only}
     seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
@@ -180,7 +180,7 @@ def _reader(profile: Profile, lock: Lock | None, wanted: Wanted) -> Read:
     return read
 
 
-def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, ...]]:
+def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
     """The lock beside the profile, and what is no longer as it says. Raises FactError if it is needed and missing."""
     if wanted.no_lock:
         return None, ()
@@ -208,7 +208,7 @@ def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, .
 
 
 def _asked_vllm(
-    context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
+    context: Context, wanted: CheckOptions, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
 ) -> Context:
     """The context with what vLLM itself says of the launch."""
     from specserve.checks.oracle import judgements, vllm_to_ask
@@ -269,7 +269,9 @@ def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, t
         return None, (Unread(use.path, error),)
 
 
-def _compared(target: ModelFacts, arm: Arm, *, tokenizer: ModelFacts | None, lock: Lock | None) -> Arm:
+def _compared(
+    target: ModelFacts, arm: CheckedArm, *, tokenizer: ModelFacts | None, lock: Lock | None
+) -> CheckedArm:
     """The arm with its tokenizer against the target's, if there are two."""
     if arm.draft is None or arm.speculation.method != "draft_model":
         return arm
@@ -290,7 +292,7 @@ def _compare(
     return compare(target, draft, tokenizer=tokenizer)
 
 
-def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
+def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, str]:
     """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
     from specserve.hardware.accelerators import Machine, accelerator, assume, this_cpu
     from specserve.hardware.gpus import find
@@ -333,7 +335,7 @@ def _weighed(context: Context, missing: dict[Need, str], shapes: Mapping[str, Mo
     return replace(context, arms=arms, memory=alone)
 
 
-def _arm_estimate(context: Context, arm: Arm, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
+def _arm_estimate(context: Context, arm: CheckedArm, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
     """The memory of one way to speculate. Raises FactError if the target does not say enough."""
     target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model")
     try:
@@ -345,7 +347,7 @@ def _arm_estimate(context: Context, arm: Arm, shapes: Mapping[str, ModelFacts]) 
 
 
 def _estimate(
-    context: Context, arm: Arm | None, target: ModelFacts, draft: ModelFacts | None
+    context: Context, arm: CheckedArm | None, target: ModelFacts, draft: ModelFacts | None
 ) -> MemoryEstimate:
     from specserve.memory.judge import assess
     from specserve.memory.situation import situation
@@ -371,7 +373,7 @@ def _estimate(
     return replace(estimate, basis="published") if is_published else estimate
 
 
-def _demand_by_vllm(context: Context, arm: Arm | None, situation: MemorySituation) -> Demand | None:
+def _demand_by_vllm(context: Context, arm: CheckedArm | None, situation: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
     from specserve.memory.probe import demand_of
     from specserve.memory.settings import Speculative

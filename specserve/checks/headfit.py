@@ -9,7 +9,7 @@ from typing import Any
 from specserve.checks.arms import Config, architectures, hidden_size, layers, section, vocab_size, whole
 from specserve.checks.heads import head_arms
 from specserve.checks.revisions import is_hub_id
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import QUANTIZED_DFLASH
 
@@ -47,7 +47,7 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
             yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
 
 
-def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
+def _wrong_input(arm: CheckedArm, config: Config, *, width: int) -> str | None:
     """What the first matrix of an EAGLE head says against its method."""
     matrix = ((arm.draft.tensors if arm.draft else None) or {}).get("fc.weight")
     if arm.speculation.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
@@ -64,7 +64,7 @@ def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
     return f"this is a head for `{made_for}`: it takes {inputs // width} vectors of width {width}"
 
 
-def _miscounted(arm: Arm, config: Config) -> str | None:
+def _miscounted(arm: CheckedArm, config: Config) -> str | None:
     """Whether the head names another number of layers than vLLM builds it for: only some classes read that list."""
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
     reads = any("Qwen3" in name for name in architectures(config))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specserve.checks.arms import Config, architectures, has_kind, model_type, section, text_config, whole
 from specserve.checks.multitoken import predicts
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 
@@ -17,7 +17,7 @@ _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle":
 """The method of a head by a word in its class."""
 
 
-def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+def head_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config]]:
     """The arms with a head of its own that was read."""
     for arm in ctx.arms:
         config = ctx.draft_config(arm) if arm.speculation.model else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import Config, architectures, has_kind, heads, kv_heads, lacks, section
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry, registry, transformers_names
@@ -120,7 +120,7 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
         yield Hit(path, message, related=(("target.tensor_parallel_size", f"{size} ranks"),), help=help_)
 
 
-def _on_one_rank(arm: Arm) -> bool:
+def _on_one_rank(arm: CheckedArm) -> bool:
     """Whether the draft is not divided: `dspark` alone may stay whole."""
     return arm.speculation.method == "dspark" and arm.speculation.keys.get("draft_tensor_parallel_size") == 1
 

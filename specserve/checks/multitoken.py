@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.arms import Config, architectures, layers, model_type, text_config
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
@@ -44,7 +44,7 @@ def predicts(config: Config, known: Registry) -> bool:
     return by_name or "exaone4_5" in kind or text_config(config).get("num_mtp_layers") is not None
 
 
-def _mtp_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+def _mtp_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config]]:
     """The arms that vLLM would run as `mtp`, with the config.json of what predicts."""
     for arm in ctx.arms:
         facts, config = ctx.draft_facts(arm), ctx.draft_config(arm)
@@ -53,7 +53,7 @@ def _mtp_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
             yield arm, config
 
 
-def _counted_arms(ctx: Context) -> Iterator[tuple[Arm, Config, int, int]]:
+def _counted_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config, int, int]]:
     """Those that draft more tokens than were trained, with K and the number of trained tokens."""
     for arm, config in _mtp_arms(ctx):
         k, own = arm.speculation.num_speculative_tokens, trained(config)
@@ -61,7 +61,7 @@ def _counted_arms(ctx: Context) -> Iterator[tuple[Arm, Config, int, int]]:
             yield arm, config, k, own
 
 
-def _own_layers(ctx: Context) -> Iterator[tuple[Arm, Config, ModelFacts]]:
+def _own_layers(ctx: Context) -> Iterator[tuple[CheckedArm, Config, ModelFacts]]:
     """Those whose layers are in the target's own checkpoint, named a second time or not."""
     for arm, config in _mtp_arms(ctx):
         if arm.speculation.model in (None, ctx.profile.target.model) and ctx.target:

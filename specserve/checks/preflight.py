@@ -114,7 +114,7 @@ def child() -> None:
 
 
 def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
-    from specserve.checks.gather import Wanted, gather
+    from specserve.checks.gather import CheckOptions, gather
     from specserve.checks.prepare import on_devices
     from specserve.checks.run import examined_in
     from specserve.profile.load import load_profile, with_alternative
@@ -131,7 +131,9 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     if request["devices"] is not None:
         profile = on_devices(profile, request["devices"])
     options = {"offline": request["offline"], "no_lock": request["no_lock"]}
-    known = gather(profile, wanted=Wanted(launch=True, tell=lambda text: _write({"tell": text}), **options))
+    known = gather(
+        profile, wanted=CheckOptions(launch=True, tell=lambda text: _write({"tell": text}), **options)
+    )
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]

@@ -14,7 +14,7 @@ from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.context import Length, context_length
 from specserve.vllm.fact import Fact, minor
 from specserve.vllm.registry import Registry, registry
-from specserve.vllm.runner import Choice
+from specserve.vllm.runner import RunnerChoice
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ arms' memory, host = `plan` and `host`, vllm = `vllm`."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class CheckedArm:
     """One way to speculate in a profile, with what is known of it."""
 
     path: str
@@ -56,7 +56,7 @@ class Context:
     profile: Profile
     versions: tuple[str, ...]
     target: ModelFacts | None = None
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[CheckedArm, ...] = ()
     tokenizer: TokenizerComparison | None = None
     """The tokenizer of another repository that the profile names, against the target's own."""
     machine: Machine | None = None
@@ -96,7 +96,7 @@ class Context:
         own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
         return self.profile.vllm is None and self.judged[-1] not in found and not own
 
-    def choices(self, block: Speculation, *, by_target: bool = False) -> dict[str, Choice | None]:
+    def choices(self, block: Speculation, *, by_target: bool = False) -> dict[str, RunnerChoice | None]:
         """The runner of each judged version. `by_target`: the target's config.json may decide, if it was read."""
         config = self.target.config if by_target and self.target else None
         key = (id(block), config is None)
@@ -121,13 +121,13 @@ class Context:
             return None
         return {**self.target.config, **overrides} if overrides else self.target.config
 
-    def draft_facts(self, arm: Arm) -> ModelFacts | None:
+    def draft_facts(self, arm: CheckedArm) -> ModelFacts | None:
         """The facts of what drafts: a model of its own, or the target, whose further layers `mtp` and `dspark` run."""
         if arm.speculation.model is None:
             return self.target if arm.speculation.method in ("mtp", "dspark") else None
         return arm.draft
 
-    def draft_config(self, arm: Arm) -> Config | None:
+    def draft_config(self, arm: CheckedArm) -> Config | None:
         """Its config.json as vLLM reads it; None if it is not known, or not read."""
         facts = self.draft_facts(arm)
         return head_config(facts.config) if facts else None
@@ -151,7 +151,7 @@ class Context:
         return {}
 
     @cached_property
-    def _choices(self) -> dict[tuple[int, bool], dict[str, Choice | None]]:
+    def _choices(self) -> dict[tuple[int, bool], dict[str, RunnerChoice | None]]:
         return {}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.checks.rule import Context, Hit, Need, Rule
 from specserve.checks.static import STATIC
-from specserve.diagnostics import Code, Finding, Related, Report, Severity, Span, Verdict
+from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
 from specserve.profile.schema import Profile
@@ -57,13 +57,13 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
         profile, problems = examine_partial(path, settings=settings)
         if profile is None:
             findings |= dict.fromkeys(problems)
-            verdicts.append(Verdict(path, None, None, "invalid"))
+            verdicts.append(ProfileVerdict(path, None, None, "invalid"))
             continue
         kept, more, stopped = examined_in(context_of(profile), problems=problems)
         findings |= dict.fromkeys(kept)
         hidden += more
         verdicts.append(
-            Verdict(path, *identity(profile, kept), verdict_of(kept), stopped if problems else ())
+            ProfileVerdict(path, *identity(profile, kept), verdict_of(kept), stopped if problems else ())
         )
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
 

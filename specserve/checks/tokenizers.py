@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.tokenizercompare import FEW_SHARED, TokenDifference, TokenizerComparison, shown
 from specserve.plan.uses import tokenizer_use
@@ -16,7 +16,7 @@ KEPT = 0.5
 KEY = "use_heterogeneous_vocab"
 
 
-def _pairs(ctx: Context, *, mapped: bool = False) -> Iterator[tuple[Arm, TokenizerComparison]]:
+def _pairs(ctx: Context, *, mapped: bool = False) -> Iterator[tuple[CheckedArm, TokenizerComparison]]:
     """The draft models that were compared; `mapped`: those with `use_heterogeneous_vocab`, else the others."""
     for arm in ctx.arms:
         is_mapped = arm.speculation.keys.get(KEY) is True

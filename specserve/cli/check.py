@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.checks.gather import Wanted
+from specserve.checks.gather import CheckOptions
 from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
@@ -83,7 +83,7 @@ def check(
 
         vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
     notices = StderrNotices()
-    wanted = Wanted(
+    wanted = CheckOptions(
         offline=offline,
         locked=locked,
         no_lock=no_lock,
@@ -102,7 +102,7 @@ def check(
     raise typer.Exit(exit_code(report, strict=strict))
 
 
-def run(paths: Iterable[str], *, wanted: Wanted, settings: Iterable[str] = ()) -> Report:
+def run(paths: Iterable[str], *, wanted: CheckOptions, settings: Iterable[str] = ()) -> Report:
     """The check of files, folders and stdin. Raises UsageError where there is no profile."""
     from specserve.checks.check import check as check_profiles
 

@@ -31,7 +31,7 @@ from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
-    from specserve.serve.server import Gate, Server
+    from specserve.serve.server import Gate, RunningServer
 
 
 class LogFormat(StrEnum):
@@ -220,7 +220,7 @@ def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limi
     request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
     limit = draft_limit(profile)
 
-    def gate(server: Server) -> None:
+    def gate(server: RunningServer) -> None:
         limit_us = round(_PATIENCE * limit_s * 1e6)
         notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
         if not as_json:

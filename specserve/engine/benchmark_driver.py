@@ -100,7 +100,7 @@ def sender(
     return send
 
 
-class Driver:
+class PassRunner:
     """Runs passes, one after another."""
 
     def __init__(self, lines: JsonLines) -> None:
@@ -218,7 +218,7 @@ def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, be
 
 async def drive(lines: JsonLines) -> None:
     """Passes until there is no more input. Reading blocks a thread, so that nothing waits for it."""
-    driver = Driver(lines)
+    driver = PassRunner(lines)
     loop = asyncio.get_running_loop()
     inbox = lines.read()
     while wanted := await loop.run_in_executor(None, next, inbox, None):

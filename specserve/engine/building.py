@@ -19,7 +19,7 @@ _SMALL, _SHORT = 1 << 20, 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BuiltStage:
     """A pipeline stage: its models, the KV cache of each layer by its name, and the attention backends."""
 
     target: Any
@@ -256,7 +256,7 @@ def _describe(spec: Any, config: Any) -> dict[str, Any]:
     return described
 
 
-def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> Stage:
+def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> BuiltStage:
     """A pipeline stage. `lacks`: the tables that the draft's checkpoint does not bring."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -283,4 +283,4 @@ def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> Stage:
                 for name, spec in specs.items()
             ],
         }
-    return Stage(target, draft, specs, backends, figures)
+    return BuiltStage(target, draft, specs, backends, figures)

@@ -11,7 +11,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from specserve.engine.building import Stage, as_rank, build, build_draft, build_stage, has_draft, weightless
+from specserve.engine.building import (
+    BuiltStage,
+    as_rank,
+    build,
+    build_draft,
+    build_stage,
+    has_draft,
+    weightless,
+)
 
 _DTYPES = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn",
@@ -33,7 +41,7 @@ class Launch:
         self.config, self.request = config, request
         self.answer: dict[str, Any] = {}
         self._last = config.parallel_config.pipeline_parallel_size - 1
-        self._stages: list[Stage] = []
+        self._stages: list[BuiltStage] = []
         self._kv_config: Any = None
 
     def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:

@@ -41,7 +41,7 @@ _PLAIN = {
 _PLAIN_HEAD = _PLAIN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """vLLM does not accept the command line; the text is vLLM's."""
 
 
@@ -51,10 +51,10 @@ def serve_parser() -> Any:
 
     class Parser(FlexibleArgumentParser):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
-            raise Refused(message)
+            raise CommandRefused(message)
 
         def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-            raise Refused(message or f"the parser ends with exit code {status}")
+            raise CommandRefused(message or f"the parser ends with exit code {status}")
 
     parser = Parser(prog="vllm")
     _make_arg_parser()(parser.add_subparsers(dest="subparser").add_parser("serve"))
@@ -73,10 +73,10 @@ def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments as vLLM has them. Raises Refused."""
     try:
         found: argparse.Namespace = parser.parse_args(["serve", *argv])
-    except Refused:
+    except CommandRefused:
         raise
     except Exception as error:  # a type or an action of vLLM's that refuses in its own way
-        raise Refused(" ".join(str(error).split()) or type(error).__name__) from error
+        raise CommandRefused(" ".join(str(error).split()) or type(error).__name__) from error
     return found
 
 
@@ -104,7 +104,7 @@ def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
         if "folder" not in request:
             return {"arguments": parsed(parser, request["argv"])}
         return _judged(parser, request)
-    except Refused as error:
+    except CommandRefused as error:
         return {"refused": str(error)}
 
 
@@ -154,10 +154,10 @@ def main() -> None:
     if given.source:
         sys.path.insert(0, given.source)
     if given.gpu:
-        from specserve.engine.pretend import Gpu, pretend
+        from specserve.engine.pretend import PretendedGpu, pretend
 
         kind = json.loads(given.gpu)
-        gpu = Gpu(**{**kind, "capability": tuple(kind["capability"])})
+        gpu = PretendedGpu(**{**kind, "capability": tuple(kind["capability"])})
         pretend(gpu, count=given.count, cache=Path(given.cache))
     parser = serve_parser()
     for request in lines.read():

@@ -67,7 +67,7 @@ class StandInCalled(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class PretendedGpu:
     """What vLLM asks of a GPU."""
 
     name: str
@@ -76,7 +76,7 @@ class Gpu:
     multiprocessors: int = 132
 
 
-def pretend(gpu: Gpu, *, count: int, cache: Path) -> None:
+def pretend(gpu: PretendedGpu, *, count: int, cache: Path) -> None:
     """Let this process see `count` GPUs of a kind. `cache`: vLLM's own cache folder for what it learns meanwhile."""
     os.environ.update(_ENVIRONMENT)
     os.environ["VLLM_CACHE_ROOT"] = str(cache)
@@ -201,7 +201,7 @@ def _is_there(name: str, path: Sequence[str]) -> bool:
     return any((Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path)
 
 
-def _pretend_torch(gpu: Gpu, *, count: int) -> None:
+def _pretend_torch(gpu: PretendedGpu, *, count: int) -> None:
     import torch
 
     major, minor = gpu.capability
@@ -231,7 +231,7 @@ def _pretend_torch(gpu: Gpu, *, count: int) -> None:
         setattr(torch.accelerator, name, lambda *_: None)
 
 
-def _pretend_operators(gpu: Gpu) -> None:
+def _pretend_operators(gpu: PretendedGpu) -> None:
     import torch
 
     capability = 10 * gpu.capability[0] + gpu.capability[1]
@@ -248,7 +248,7 @@ def _pretend_operators(gpu: Gpu) -> None:
     torch.library.register_fake = register_fake
 
 
-def _platform_answers(gpu: Gpu, *, count: int) -> type:
+def _platform_answers(gpu: PretendedGpu, *, count: int) -> type:
     """What is asked of the platform, as class methods that come before vLLM's own."""
     from vllm.platforms import interface
 
@@ -286,7 +286,7 @@ def _platform_answers(gpu: Gpu, *, count: int) -> type:
     return Answers
 
 
-def _pretend_platform(gpu: Gpu, *, count: int) -> None:
+def _pretend_platform(gpu: PretendedGpu, *, count: int) -> None:
     from vllm import platforms
     from vllm.platforms import interface
     from vllm.utils import import_utils

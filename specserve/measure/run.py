@@ -130,7 +130,7 @@ class Measurement:
                     own = (devices or {}).get(arm.name)
                     servers[arm.name] = stack.enter_context(self.server(arm, label=label, devices=own))
             stack.callback(driver.close)
-            stack.callback(self.on_news, rundir.Stopping(tuple(servers)))
+            stack.callback(self.on_news, rundir.ArmsStopping(tuple(servers)))
             driver.wait_ready()
             self._refuse_other_generator(f"vLLM {driver.vllm}")
             self._prepare(servers)
@@ -162,7 +162,7 @@ class Measurement:
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began)
-            self.on_news(rundir.Ready(arm.name, self._starts_s[-1]))
+            self.on_news(rundir.ArmReady(arm.name, self._starts_s[-1]))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update(kv_tokens=self.kv_tokens)

@@ -50,7 +50,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class LogEstimate:
     """The logarithm of a rate or a ratio, its standard error, and the degrees of freedom that the error rests on."""
 
     log: float
@@ -94,7 +94,7 @@ class _Spread(NamedTuple):
     freedom: float
 
 
-def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
+def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> LogEstimate | None:
     """Rate of one arm over that of another, each all amounts over all costs; None if a rate is not positive.
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
@@ -103,7 +103,7 @@ def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
     return _clustered(_log(arm) - _log(against), mine + theirs) if mine and theirs else None
 
 
-def rate(shares: Sequence[Share]) -> Estimate | None:
+def rate(shares: Sequence[Share]) -> LogEstimate | None:
     """One rate, all amounts over all costs; None if it is not positive."""
     parts = _parts(shares, sign=1.0)
     return _clustered(_log(shares), parts) if parts else None
@@ -122,7 +122,7 @@ def _parts(shares: Sequence[Share], *, sign: float) -> list[_Part]:
     return [_Part(item, sign * (more - less), more + less) for item, more, less in sides]
 
 
-def _clustered(log: float, parts: Sequence[_Part]) -> Estimate:
+def _clustered(log: float, parts: Sequence[_Part]) -> LogEstimate:
     """The estimate where parts are alike within prompts and within times: blocks, or launches if there are several."""
     prompts = [part.of.prompt for part in parts]
     launches, blocks = [part.of.launch for part in parts], [(part.of.launch, part.of.block) for part in parts]
@@ -131,10 +131,10 @@ def _clustered(log: float, parts: Sequence[_Part]) -> Estimate:
     count = len(set(prompts))
     counts = len(set(blocks)), len(set(launches)), count
     if len(set(times)) < 2:
-        return Estimate(log, math.inf, 1.0, *counts)
+        return LogEstimate(log, math.inf, 1.0, *counts)
     by_time = _spread(parts, times, power=1)
     if count < 2 or len(set(both)) == count:  # each prompt has one time
-        return Estimate(log, math.sqrt(by_time.variance), by_time.freedom, *counts)
+        return LogEstimate(log, math.sqrt(by_time.variance), by_time.freedom, *counts)
     by_prompt = _spread(parts, prompts, power=2)
     between = max(by_prompt.variance - _spread(parts, both, power=1).variance, 0.0)
     variance, freedom = by_time.variance + between, 1.0
@@ -143,7 +143,7 @@ def _clustered(log: float, parts: Sequence[_Part]) -> Estimate:
     if variance < by_prompt.variance:
         variance, freedom = by_prompt
     share = min(between / variance, 1.0) if variance else 0.0
-    return Estimate(log, math.sqrt(variance), freedom, *counts, share)
+    return LogEstimate(log, math.sqrt(variance), freedom, *counts, share)
 
 
 def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> _Spread:
@@ -182,13 +182,13 @@ _MOST = 100
 """More than so many times the work is not advised."""
 
 
-def interval(estimate: Estimate) -> Interval:
+def interval(estimate: LogEstimate) -> Interval:
     """The value with its 95 % bounds."""
     low, high = estimate.bounds()
     return Interval(estimate.value, low, high)
 
 
-def verdict(estimate: Estimate) -> Verdict:
+def verdict(estimate: LogEstimate) -> Verdict:
     """Whether one arm is faster than another, by the ratio of their rates."""
     low, high = estimate.bounds()
     if low >= COSTS_BELOW and high <= PAYS_ABOVE:
@@ -201,7 +201,7 @@ def verdict(estimate: Estimate) -> Verdict:
     return Verdict.INCONCLUSIVE
 
 
-def needed(estimate: Estimate) -> str:
+def needed(estimate: LogEstimate) -> str:
     """What would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause."""
     if not math.isfinite(estimate.error):
         return "more than one block"
@@ -215,7 +215,7 @@ def needed(estimate: Estimate) -> str:
     return f"about {_more(estimate.blocks, factor)} more blocks"
 
 
-def _factor(estimate: Estimate) -> float | None:
+def _factor(estimate: LogEstimate) -> float | None:
     """How many times as much would decide it: the interval's width goes with the root; None: nothing would."""
     pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
     beyond = max(estimate.log - pays, costs - estimate.log)

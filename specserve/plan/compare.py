@@ -44,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LaunchComparison:
     """What differs, by kind. `models` and `memory` are None where nothing is known of either side."""
 
     argv: tuple[Difference, ...] = ()
@@ -71,9 +71,9 @@ class Comparison:
         return sum(map(len, parts))
 
 
-def compare(a: Side, b: Side) -> Comparison:
+def compare(a: Side, b: Side) -> LaunchComparison:
     """The launches and the profiles of two sides, key by key, in the order of the first."""
-    return Comparison(
+    return LaunchComparison(
         argv=differences(_argv(a), _argv(b)),
         env=differences(_env(a), _env(b)),
         engine_kwargs=differences(_engine_kwargs(a), _engine_kwargs(b)),

@@ -8,7 +8,7 @@ from specserve.metrics.counters import Acceptance
 from specserve.report.console import LiveLine
 from specserve.report.numbers import count
 from specserve.report.serializer import VERSION, picked
-from specserve.serve.client import Answer, Speculation
+from specserve.serve.client import Answer, SpeculationCounts
 
 
 def acceptance_line(run: Acceptance | None) -> str:
@@ -49,7 +49,7 @@ def figures(answer: Answer) -> list[str]:
     return [", ".join(parts), speculation_line(answer.speculation)]
 
 
-def speculation_line(speculation: Speculation) -> str:
+def speculation_line(speculation: SpeculationCounts) -> str:
     """The acceptance, and how much of it is this request's own."""
     if speculation.is_on is None:
         return "acceptance unknown: the server shows no metrics"

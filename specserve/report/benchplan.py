@@ -128,7 +128,7 @@ class BenchView:
         match what:
             case rundir.Starting():
                 self._line.show(f"starting {what.arm}: {what.phase}")
-            case rundir.Ready():
+            case rundir.ArmReady():
                 self._say(f"{in_one_line(what.arm)} is ready after {duration(what.took_s)}")
             case rundir.WarmingUp():
                 self._line.show(f"warming up {what.arm}")
@@ -139,7 +139,7 @@ class BenchView:
                 left = "done" if is_last else f"about {duration(what.left_s)} left (estimated)"
                 figures = f"{where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}"
                 self._line.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)
-            case rundir.Stopping():
+            case rundir.ArmsStopping():
                 self._line.show("stopping the servers")
 
     def _say(self, line: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from specserve.plan.compare import Comparison, Difference, Written
+from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.report.console import clean, styled
 from specserve.report.findings import masked
 from specserve.report.numbers import GIB, MIB, low_to_high
@@ -36,7 +36,7 @@ class Named:
     platform: str
 
 
-def difference_text(a: Named, b: Named, comparison: Comparison, *, stream: TextIO | None = None) -> str:
+def difference_text(a: Named, b: Named, comparison: LaunchComparison, *, stream: TextIO | None = None) -> str:
     """Returns one block a difference: the key, `-` with the first side's value and place, `+` with the second's."""
     stream = stream or sys.stdout
     lines = [styled(f"--- {_head(a, b)}", "red", stream=stream)]
@@ -99,7 +99,7 @@ def _ends(value: Any) -> list[float]:
     return ends if all(type(end) in (int, float) for end in ends) else []
 
 
-def difference_json(a: Named, b: Named, comparison: Comparison) -> str:
+def difference_json(a: Named, b: Named, comparison: LaunchComparison) -> str:
     """Returns the stable form: a side without the key is null, `where` is null if nothing was written."""
     content: dict[str, Any] = {"a": a, "b": b, "equal": not comparison.count}
     for name in ("argv", "env", "engine_kwargs", "profile", "models", "memory", "effective"):

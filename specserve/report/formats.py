@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from specserve import __version__
-from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span, Verdict
+from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
 from specserve.report.console import clean, json_text
 from specserve.report.manual import HOME, Page, body, pages
 from specserve.report.serializer import json_document, picked
@@ -67,9 +67,9 @@ def _labelled(item: Finding | Related) -> dict[str, Any]:
     return place | {"label": item.label}
 
 
-def _profile(verdict: Verdict) -> dict[str, Any]:
+def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
     content = picked(verdict, "file", "name", "fingerprint", "verdict")
-    if type(verdict) is Verdict:  # of `lint`, which must not pay for the imports of `check`
+    if type(verdict) is ProfileVerdict:  # of `lint`, which must not pay for the imports of `check`
         return content
     from specserve.checks.check import Checked
 

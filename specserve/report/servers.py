@@ -20,7 +20,7 @@ from specserve.report.console import WIDTH, LiveLine, in_one_line, out, say, sty
 from specserve.report.numbers import duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
-from specserve.serve.logs import GIB, Figures
+from specserve.serve.logs import GIB, MemoryFigures
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
@@ -237,7 +237,7 @@ def _ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict
     }
 
 
-def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:
+def memory_line(figures: MemoryFigures, *, resident_bytes: int | None) -> str:
     """Weights, KV cache and graphs as vLLM reported them, and the host memory of its processes."""
     weights = "weights unknown"
     if figures.weights_gib is not None:
@@ -252,7 +252,7 @@ def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:
     return ", ".join(parts)
 
 
-def kv_cache_line(figures: Figures) -> str:
+def kv_cache_line(figures: MemoryFigures) -> str:
     """How many tokens fit, and how many requests of full length that is."""
     if figures.kv_cache_tokens is None:
         return "size unknown"

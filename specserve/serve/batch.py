@@ -15,7 +15,7 @@ from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.journal import Output, Stdout
 from specserve.serve.logs import default_log
-from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
+from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 
@@ -26,7 +26,7 @@ class Entry:
     index: int
     line: int
     id: Json
-    request: Request | None
+    request: OfflineRequest | None
     error: str | None
 
 
@@ -77,7 +77,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"`{name}` is no JSON number")
 
 
-def _request(body: dict[str, Json], identity: Json, *, index: int) -> Request:
+def _request(body: dict[str, Json], identity: Json, *, index: int) -> OfflineRequest:
     if not (identity is None or isinstance(identity, str | int | float)) or isinstance(identity, bool):
         raise ValueError("`id` must be a string or a number")
     is_chat = "messages" in body
@@ -92,7 +92,7 @@ def _request(body: dict[str, Json], identity: Json, *, index: int) -> Request:
         json.dumps([prompt, messages, body], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half of a surrogate pair: not valid Unicode text") from None
-    return Request(index, cast("Any", prompt), cast("Any", messages), body)
+    return OfflineRequest(index, cast("Any", prompt), cast("Any", messages), body)
 
 
 def _is_token_ids(value: Json) -> bool:
@@ -215,7 +215,7 @@ def answered(
     waiting: dict[int, Entry] = {}
     bad: list[Entry] = []
 
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[OfflineRequest]:
         for entry in todo:
             if entry.request is None:
                 bad.append(entry)

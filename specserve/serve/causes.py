@@ -34,7 +34,7 @@ _STACK_CHARACTERS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CausePattern:
     """One line of a table: a pattern over the log, the sentence that it means, the way out.
 
     `says` are the literal texts that the pattern relies on, each with who writes it: a file below
@@ -80,7 +80,7 @@ class Stage:
 
 
 @cache
-def table() -> tuple[Row, ...]:
+def table() -> tuple[CausePattern, ...]:
     """The rows of all tables, in the order in which they are tried."""
     return tuple(_row(row) for name in _TABLES for row in _read(name)["cause"])
 
@@ -100,9 +100,9 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _row(row: dict[str, Any]) -> Row:
+def _row(row: dict[str, Any]) -> CausePattern:
     within = row.get("within")
-    return Row(
+    return CausePattern(
         **row
         | {
             "pattern": re.compile(row["pattern"], re.MULTILINE),
@@ -210,14 +210,14 @@ def _from_end(lines: Sequence[LogLine]) -> Cause | None:
     return _first((row, "\n".join(texts[-row.late :])) for row in table() if row.late)
 
 
-def _first(candidates: Iterable[tuple[Row, str]]) -> Cause | None:
+def _first(candidates: Iterable[tuple[CausePattern, str]]) -> Cause | None:
     for row, text in candidates:
         if match := row.find(text):
             return _cause(row, text, match)
     return None
 
 
-def _cause(row: Row, text: str, match: re.Match[str]) -> Cause:
+def _cause(row: CausePattern, text: str, match: re.Match[str]) -> Cause:
     start = text.rfind("\n", 0, match.start()) + 1
     end = text.find("\n", match.end())
     words = {name: (value or "").strip() for name, value in match.groupdict().items()}

@@ -53,7 +53,7 @@ class Answer:
     completion_tokens: int | None = None
     ttft_s: float | None = None
     last_token_s: float | None = None
-    speculation: Speculation = field(default_factory=lambda: Speculation(None))
+    speculation: SpeculationCounts = field(default_factory=lambda: SpeculationCounts(None))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -65,7 +65,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SpeculationCounts:
     """Whether the server speculates (None: it does not tell), and what was accepted."""
 
     is_on: bool | None
@@ -256,19 +256,19 @@ class Client:
         messages: Any = [{"role": "user", "content": question.prompt}]
         return self._openai.chat.completions.create(messages=messages, **options)
 
-    def _speculation(self, summary: object, before: Metrics | None) -> Speculation:
+    def _speculation(self, summary: object, before: Metrics | None) -> SpeculationCounts:
         counted = of_request(summary)
         if counted is not None:
-            return Speculation(True, counted, "request")
+            return SpeculationCounts(True, counted, "request")
         if before is None:
-            return Speculation(None)
+            return SpeculationCounts(None)
         if not before.speculates:
-            return Speculation(False)
+            return SpeculationCounts(False)
         after = self._metrics_after(before)
         if after is None:
-            return Speculation(True)
+            return SpeculationCounts(True)
         finished = after.finished_requests - before.finished_requests
-        return Speculation(
+        return SpeculationCounts(
             is_on=True,
             acceptance=since_by_engine(before.acceptance, now=after.acceptance),
             basis="counters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.serve.logs import Figures, Phase
+from specserve.serve.logs import MemoryFigures, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Ready:
     url: str
     model: str
     elapsed_s: float
-    figures: Figures
+    figures: MemoryFigures
     resident_bytes: int | None
 
 

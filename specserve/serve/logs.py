@@ -229,7 +229,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MemoryFigures:
     """What vLLM said about memory, of the fullest GPU; None = it did not say. Tokens are per engine."""
 
     weights_gib: float | None = None
@@ -264,7 +264,7 @@ _CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTIL
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-def add_line(figures: Figures, line: LogLine) -> Figures:
+def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
     """The figures after this log line."""
     for pattern, name, combined in _FIGURES:
         if match := pattern.search(line.text):
@@ -275,7 +275,7 @@ def add_line(figures: Figures, line: LogLine) -> Figures:
     return figures
 
 
-def add_metrics(figures: Figures, metrics_text: str) -> Figures:
+def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
     """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
     match = _CACHE_INFO.search(metrics_text)
     if not match:

@@ -29,7 +29,7 @@ _LAST_WORDS_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OfflineRequest:
     """One request: `prompt` (text or token ids) or `messages`, and sampling parameters by vLLM's names."""
 
     index: int
@@ -110,7 +110,7 @@ class OfflineEngine:
         self._child.note_traces()
         return str(ready["vllm"])
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
+    def run(self, requests: Iterable[OfflineRequest]) -> Iterator[Finished | Refused]:
         """Answers in the order in which they are known; requests must come in the order of their indices."""
         source = iter(requests)
         outstanding: dict[int, None] = {}
@@ -204,7 +204,7 @@ class OfflineEngine:
         )
 
 
-def _as_message(request: Request) -> dict[str, Any]:
+def _as_message(request: OfflineRequest) -> dict[str, Any]:
     message: dict[str, Any] = {"index": request.index, "params": dict(request.params)}
     if request.messages is not None:
         return {**message, "messages": request.messages}

@@ -83,11 +83,11 @@ KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAM
 _LIMIT = 300
 
 
-class Refused(TrafficError):
+class RequestRefused(TrafficError):
     """The server does not take this request, and says why; it serves others."""
 
 
-class NoChatTemplate(Refused):
+class NoChatTemplate(RequestRefused):
     """The server cannot chat with this model; it can still continue a text."""
 
 
@@ -126,7 +126,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
     if status in {404, 405}:
         return no_api(endpoint)
     if status in {400, 422}:
-        kind = NoChatTemplate if "chat template" in message.lower() else Refused
+        kind = NoChatTemplate if "chat template" in message.lower() else RequestRefused
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
         return TrafficError(f"{endpoint.root} redirects ({status})", hint="give the address itself")

@@ -18,7 +18,7 @@ from specserve.serve import causes, events, health, logs
 from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
 from specserve.serve.health import Links, ProgressWatch, StallClock
-from specserve.serve.logs import Figures, LogTail, Phase, default_log, is_disk_full, next_phase
+from specserve.serve.logs import LogTail, MemoryFigures, Phase, default_log, is_disk_full, next_phase
 from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
 from specserve.serve.signals import StopRequest, notify, stop_on_signals
 
@@ -33,11 +33,11 @@ _DYING_S = 10.0
 _DYING_LOOK_S = 0.1
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
-Gate = Callable[["Server"], None]
+Gate = Callable[["RunningServer"], None]
 """Called with a server that answers, before the service manager hears that it is ready; what it raises ends it."""
 
 
-class Server:
+class RunningServer:
     """A server that runs: the same states whether this command stays with it (`running`) or leaves it (`launch`)."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Server:
         """`warms_up`: whether one request is answered before it counts as ready."""
         self.plan = plan
         self.child = child
-        self.figures = Figures()
+        self.figures = MemoryFigures()
         self.phase = Phase.ENGINE
         self.log_path = child.log_path
         self._warms_up = warms_up
@@ -249,7 +249,7 @@ def running(
     stop: StopRequest | None = None,
     gate: Gate | None = None,
     warms_up: bool = False,
-) -> Iterator[Server]:
+) -> Iterator[RunningServer]:
     """Start the plan's server, hand it over when it is ready, stop it at the end whatever happens.
 
     Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted (`stop` was
@@ -259,7 +259,7 @@ def running(
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
         child = Child(plan.argv, env=env, log_path=log_path)
-        server = Server(plan, child, stop=stop, emit=on_event, warms_up=warms_up)
+        server = RunningServer(plan, child, stop=stop, emit=on_event, warms_up=warms_up)
         stack.callback(server.end)
         server.start(gate)
         with server.explaining_failures():

@@ -31,7 +31,7 @@ class Lack:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RunnerChoice:
     """The runner of a launch. `lacks`: what it asks of that runner in vain, which ends the start."""
 
     runner: Name
@@ -48,7 +48,7 @@ def which_runner(
     env: Mapping[str, str] | None = None,
     platform: Literal["cpu", "cuda"] = "cuda",
     config: Mapping[str, Any] | None = None,
-) -> Choice | None:
+) -> RunnerChoice | None:
     """The runner that vLLM takes; None if that depends on the model and its config.json (`config`) is not known.
 
     `arguments`: engine arguments by vLLM's names, `tensor_parallel_size` and the like among them; `speculation`:
@@ -64,27 +64,27 @@ def which_runner(
         impossible = v2
     always = _always(version, arguments)
     if always:
-        return Choice("V2", f"`{always}` needs it", impossible)
+        return RunnerChoice("V2", f"`{always}` needs it", impossible)
     if asked is not None:
         reason = f"`{SWITCH}` asks for it"
-        return Choice("V2", reason, impossible) if asked else Choice("V1", reason, v1)
+        return RunnerChoice("V2", reason, impossible) if asked else RunnerChoice("V1", reason, v1)
     demands = facts.V2_DEMANDS.at(version)
     if block.get("method") in demands:
-        return Choice("V2", f"`{block['method']}` needs it", impossible)
+        return RunnerChoice("V2", f"`{block['method']}` needs it", impossible)
     if "prefill_context_parallel_size" in demands and _above_one(arguments, "prefill_context_parallel_size"):
-        return Choice("V2", "`prefill_context_parallel_size` needs it", impossible)
+        return RunnerChoice("V2", "`prefill_context_parallel_size` needs it", impossible)
     if platform == "cpu":
-        return Choice("V1", "V2 needs a GPU", v1)
+        return RunnerChoice("V1", "V2 needs a GPU", v1)
     if v2:
-        return Choice("V1", f"V2 does not know {v2[0].what}", v1)
+        return RunnerChoice("V1", f"V2 does not know {v2[0].what}", v1)
     if minor(version) < minor(facts.V2_BY_ARCHITECTURE.eras[0].first):
-        return Choice("V1", "no vLLM that old takes V2 by itself")
+        return RunnerChoice("V1", "no vLLM that old takes V2 by itself")
     if facts.V2_BY_ARCHITECTURE.at(version):
         if config is None:
             return None
         if not _is_listed(version, config):
-            return Choice("V1", "V2 does not serve this architecture by default", v1)
-    return Choice("V2", "")
+            return RunnerChoice("V1", "V2 does not serve this architecture by default", v1)
+    return RunnerChoice("V2", "")
 
 
 def ignores_other_vocabulary(version: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specserve.checks.gather import Wanted, gather
+from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.errors import ModelNotFound
@@ -33,7 +33,7 @@ def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]
                 return known
         raise ModelNotFound(f"no `{model}`")
 
-    context = gather(loaded, wanted=Wanted(offline=True, here=False), read=read).context
+    context = gather(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
     return [item for item in judged(context) if "SD220" <= item.code <= "SD269"]
 
 

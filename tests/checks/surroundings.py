@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.gather import Wanted, gather
+from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rule import Context, Rule
 from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.hardware.accelerators import Machine, accelerator
@@ -78,7 +78,7 @@ def surroundings(rule: Rule, loaded: Profile) -> Context:
     models = rule.needs in ("models", "hardware") or "cache" in HOSTS.get(rule.code, {})
     context = Context(loaded, in_range(loaded.vllm or ""))
     if models:
-        wanted = Wanted(offline=True, here=False, machine=MACHINES.get(rule.code))
+        wanted = CheckOptions(offline=True, here=False, machine=MACHINES.get(rule.code))
         context = gather(loaded, wanted=wanted, read=read).context
     if rule.code in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
         context = replace(context, drift=(DRIFT[rule.code],))

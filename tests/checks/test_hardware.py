@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.gather import Wanted, gather
+from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
@@ -24,7 +24,7 @@ GIB = 2**30
 
 def everything(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
     """What all rules find that need no host."""
-    wanted = Wanted(offline=True, here=False, machine=machine)
+    wanted = CheckOptions(offline=True, here=False, machine=machine)
     return judged(gather(loaded, wanted=wanted, read=read).context)
 
 
@@ -238,7 +238,9 @@ def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
     monkeypatch.setattr("specserve.vllm.versions.installed", lambda: cuda)
     monkeypatch.setattr("specserve.hardware.gpus.gpus", list)
     loaded = target("\nhardware: {accelerator: L4-24GB}")
-    codes = [item.code for item in judged(gather(loaded, wanted=Wanted(launch=True), read=read).context)]
+    codes = [
+        item.code for item in judged(gather(loaded, wanted=CheckOptions(launch=True), read=read).context)
+    ]
     assert "SD309" in codes
     elsewhere = target("\nhardware: {accelerator: MI300X-192GB}")
-    assert gather(elsewhere, wanted=Wanted(launch=True), read=read).context.machine is None
+    assert gather(elsewhere, wanted=CheckOptions(launch=True), read=read).context.machine is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.rule import Arm, Context
+from specserve.checks.rule import CheckedArm, Context
 from specserve.checks.run import judged
 from specserve.checks.site import missing_bytes
 from specserve.models.facts import ModelFacts, ModelFile
@@ -33,7 +33,7 @@ def codes(
     loaded: Profile, *, plan: LaunchPlan | None = None, target: ModelFacts | None = None, **host: Any
 ) -> list[str]:
     """The rules about this machine that find something."""
-    arms = (Arm("speculation", loaded.speculation),) if loaded.speculation else ()
+    arms = (CheckedArm("speculation", loaded.speculation),) if loaded.speculation else ()
     context = Context(
         loaded, ("0.33",), target=target, arms=arms, plan=plan or planned(loaded), host=replace(HOST, **host)
     )

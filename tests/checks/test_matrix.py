@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import check
-from specserve.checks.gather import Wanted
+from specserve.checks.gather import CheckOptions
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.load import examine
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND, Case
@@ -17,7 +17,7 @@ def errors(case: Case, folder: Path) -> list[Finding]:
     """What check says of it, with the models and without a machine."""
     file = str(case.lay_out(folder))
     profile, problems = examine(file)
-    report = check([(file, profile, problems)], wanted=Wanted(offline=True, here=False))
+    report = check([(file, profile, problems)], wanted=CheckOptions(offline=True, here=False))
     return [finding for finding in report.findings if finding.severity is Severity.ERROR]
 
 

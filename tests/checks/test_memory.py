@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.gather import Wanted, gather
+from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume
@@ -42,7 +42,7 @@ def read(model: str, revision: str | None) -> ModelFacts:
 
 def found(loaded: Profile, machine: str = "1xL4-24GB") -> list[Finding]:
     """What the rules about memory find of an 8B target."""
-    wanted = Wanted(offline=True, here=False, machine=assume(machine))
+    wanted = CheckOptions(offline=True, here=False, machine=assume(machine))
     findings = judged(gather(loaded, wanted=wanted, read=read).context)
     return [item for item in findings if "SD301" <= item.code <= "SD305" or item.code == "SD313"]
 
@@ -160,7 +160,7 @@ def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Loa
 
 
 def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
-    wanted = Wanted(offline=True, here=False, machine=assume("1xH200-141GB"))
+    wanted = CheckOptions(offline=True, here=False, machine=assume("1xH200-141GB"))
     asked = profile_of(profile, length=999_999)
     memory = gather(asked, wanted=wanted, read=read).context.memory
     assert memory is not None and memory.largest_max_model_len.high == 131072
@@ -200,7 +200,7 @@ def test_states_that_may_have_blocks_are_a_warning_and_no_second_one(profile: Lo
 def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load, tmp_path: Path) -> None:
     checkpoint(tmp_path, "llama", model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"])
     loaded = profile("target: {model: ./llama, max_model_len: 1024}\nengine: {max_num_seqs: 64}")
-    wanted = Wanted(offline=True, here=False, machine=assume("1xL4-24GB"))
+    wanted = CheckOptions(offline=True, here=False, machine=assume("1xL4-24GB"))
     findings = judged(gather(loaded, wanted=wanted).context)
     (finding,) = [item for item in findings if "SD301" <= item.code <= "SD313"]
     assert (finding.code, finding.severity) == ("SD302", Severity.INFO)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rule import Arm, Context
+from specserve.checks.rule import CheckedArm, Context
 from specserve.checks.run import context_of, judged
 from specserve.checks.speculation import empty_ngram_window, surprising_ngram_window
 from specserve.diagnostics import Severity
@@ -117,6 +117,6 @@ def test_a_head_without_a_count_needs_one_unless_it_says_its_own(
     context = context_of(loaded)
     if config is not None:
         assert loaded.speculation
-        arm = Arm("speculation", loaded.speculation, ModelFacts("org/head", "hub", config))
+        arm = CheckedArm("speculation", loaded.speculation, ModelFacts("org/head", "hub", config))
         context = replace(context, arms=(arm,))
     assert [item.severity for item in judged(context) if item.code == "SD115"] == severities

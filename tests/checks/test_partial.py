@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import check
-from specserve.checks.gather import Wanted
+from specserve.checks.gather import CheckOptions
 from specserve.checks.run import lint
 from specserve.profile.load import examine, examine_partial
 from specserve.profile.validate import UnreadableValue
@@ -80,7 +80,7 @@ def test_a_misspelt_key_is_not_taken_for_absent(write: Write) -> None:
 
 def test_check_runs_every_group_beside_a_wrong_name(write: Write) -> None:
     file = str(write("name: Bad_Name\ntarget: {model: ./m}\nhardware: {accelerator: L4-24GB, count: x}"))
-    wanted = Wanted(offline=True, here=False)
+    wanted = CheckOptions(offline=True, here=False)
     report = check([(file, *examine_partial(file))], wanted=wanted)
     codes = [item.code for item in report.findings]
     assert codes.count("SD006") == 2 and "SD290" in codes

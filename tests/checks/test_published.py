@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import Checked, check
-from specserve.checks.gather import Wanted, gather
+from specserve.checks.gather import CheckOptions, gather
 from specserve.hardware.accelerators import assume
 from specserve.models.architecture import read_shape
 from specserve.models.facts import _FILE, published
@@ -31,7 +31,7 @@ def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def checked(file: Path) -> Checked:
-    wanted = Wanted(offline=True, machine=assume("4xH100-80GB"))
+    wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
     (verdict,) = check([(str(file), *examine(str(file)))], wanted=wanted).verdicts
     assert isinstance(verdict, Checked)
     return verdict
@@ -86,7 +86,7 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
     )
     (profile, _) = examine(str(file))
     assert profile is not None
-    wanted = Wanted(offline=True, machine=assume("4xH100-80GB"))
+    wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
     first, other = gather(profile, wanted=wanted).context.arms
     assert first.memory is not None and first.memory.verdict == "fit"
     assert other.memory is not None and other.memory.unknown_draft == "org/head"

@@ -26,9 +26,9 @@ from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve import events
 from specserve.serve.detached import registry
-from specserve.serve.detached.observe import Room, room_beside
+from specserve.serve.detached.observe import DeviceRoom, room_beside
 from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import Arm, arm_of, default_name, find_server
+from specserve.serve.detached.registry import LaunchedArm, arm_of, default_name, find_server
 from specserve.serve.health import is_healthy
 from specserve.serve.signals import StopRequest
 
@@ -62,7 +62,7 @@ def plan(*arguments: str, name: str = "demo", kwargs: dict[str, Any] | None = No
     )
 
 
-def left(*arguments: str, name: str = "demo", room: Room | None = None) -> LaunchPlan:
+def left(*arguments: str, name: str = "demo", room: DeviceRoom | None = None) -> LaunchPlan:
     server = plan(*arguments, name=name)
     start(server, name=name, profile="demo.yaml", room=room)
     return server
@@ -105,7 +105,7 @@ def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() 
     start(plan(), name="demo", profile="demo.yaml", arm=arm)
     record = registry.read("demo")
     assert record is not None
-    assert record.arm == Arm("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
+    assert record.arm == LaunchedArm("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
     assert run(["down", "demo"]) == 0
 
 
@@ -179,7 +179,7 @@ def test_logs_shows_the_end_and_follows_until_the_server_is_gone(
 def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    left(room=Room(("cpu",), 0.7, None))
+    left(room=DeviceRoom(("cpu",), 0.7, None))
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\n")
     with pytest.raises(LaunchError, match="the CPU has no room beside `demo`: together they declare 120%"):
@@ -195,7 +195,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
         name="other",
         notices=StderrNotices(),
     )
-    assert room == Room(("cpu",), 0.2, None)
+    assert room == DeviceRoom(("cpu",), 0.2, None)
     assert "the CPU is shared with `demo`: 90% of its memory is declared" in capsys.readouterr().err
     room_beside(
         load_profile(profile),

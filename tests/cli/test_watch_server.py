@@ -14,7 +14,7 @@ import pytest
 from specserve.cli.app import _run as run
 from specserve.serve.detached import registry
 from specserve.serve.detached.processes import boot_id
-from specserve.serve.detached.registry import Arm, Record
+from specserve.serve.detached.registry import LaunchedArm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, serving
@@ -46,7 +46,7 @@ def detached(
     profile: str = "-",
     key: str | None = None,
     method: str | None = "ngram",
-    arm: Arm | None = None,
+    arm: LaunchedArm | None = None,
 ) -> None:
     """A detached server's state, of one that answers there."""
     registry.write(
@@ -72,7 +72,7 @@ def detached(
             stall_timeout_s=5.0,
             api_key_env=key,
             launcher=(os.getpid(), 1),
-            arm=arm or Arm(),
+            arm=arm or LaunchedArm(),
         )
     )
 
@@ -92,11 +92,11 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
 @pytest.mark.parametrize(
     ("method", "arm", "state", "code"),
     [
-        ("ngram", Arm(), "MISSED", 1),
-        ("ngram", Arm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
-        ("suffix", Arm("suffix"), "STEADY", 0),
-        ("suffix", Arm("gone from the file"), "STEADY", 0),
-        (None, Arm(), "OFF", 0),  # --baseline
+        ("ngram", LaunchedArm(), "MISSED", 1),
+        ("ngram", LaunchedArm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
+        ("suffix", LaunchedArm("suffix"), "STEADY", 0),
+        ("suffix", LaunchedArm("gone from the file"), "STEADY", 0),
+        (None, LaunchedArm(), "OFF", 0),  # --baseline
     ],
 )
 def test_a_detached_server_is_held_to_what_it_was_started_as(
@@ -104,7 +104,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     script: Script,
     write: Callable[..., Path],
     method: str | None,
-    arm: Arm,
+    arm: LaunchedArm,
     state: str,
     code: int,
     capsys: Captured,

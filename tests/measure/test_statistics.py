@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import Estimate, Share, needed, point, rate, ratio, verdict
+from specserve.measure.statistics import LogEstimate, Share, needed, point, rate, ratio, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def both(rows: list[tuple[str, str, float, float, float, float]]) -> tuple[list[
     )
 
 
-def found(arm: list[Share], against: list[Share]) -> Estimate:
+def found(arm: list[Share], against: list[Share]) -> LogEstimate:
     estimate = ratio(arm, against=against)
     assert estimate is not None
     return estimate

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import Estimate, needed, verdict
+from specserve.measure.statistics import LogEstimate, needed, verdict
 
 
-def estimate(value: float, error: float, *, freedom: float = 20, share: float = 0.0) -> Estimate:
-    return Estimate(math.log(value), error, freedom, blocks=8, launches=1, prompts=25, prompt_share=share)
+def estimate(value: float, error: float, *, freedom: float = 20, share: float = 0.0) -> LogEstimate:
+    return LogEstimate(math.log(value), error, freedom, blocks=8, launches=1, prompts=25, prompt_share=share)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.plan.compare import Comparison, Difference, Side, Written, compare, differences
+from specserve.plan.compare import Difference, LaunchComparison, Side, Written, compare, differences
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
 from specserve.vllm.versions import table
@@ -20,10 +20,10 @@ TARGET = "target: {model: org/t}\n"
 
 
 @pytest.fixture
-def compared(write: Write) -> Callable[..., Comparison]:
+def compared(write: Write) -> Callable[..., LaunchComparison]:
     """The comparison of two profiles of these lines."""
 
-    def sides(a: str, b: str, *, versions: tuple[str, str] = ("0.33", "0.33")) -> Comparison:
+    def sides(a: str, b: str, *, versions: tuple[str, str] = ("0.33", "0.33")) -> LaunchComparison:
         made = []
         for text, name, version in zip((a, b), ("a.yaml", "b.yaml"), versions, strict=True):
             profile = load_profile(write(text if "target:" in text else TARGET + text, name))
@@ -37,14 +37,16 @@ def shown(items: tuple[Difference, ...]) -> dict[str, tuple[Any, Any]]:
     return {item.key: (item.a and item.a.value, item.b and item.b.value) for item in items}
 
 
-def test_equal_profiles_have_no_difference(compared: Callable[..., Comparison]) -> None:
+def test_equal_profiles_have_no_difference(compared: Callable[..., LaunchComparison]) -> None:
     text = "engine: {max_num_seqs: 4}\nspeculation: {method: ngram, num_speculative_tokens: 3}"
     comparison = compared(text, f"# another comment\nname: other\n{TARGET}{text}")
-    assert comparison == Comparison()
+    assert comparison == LaunchComparison()
     assert comparison.count == 0
 
 
-def test_a_changed_argument_is_told_with_both_values_and_places(compared: Callable[..., Comparison]) -> None:
+def test_a_changed_argument_is_told_with_both_values_and_places(
+    compared: Callable[..., LaunchComparison],
+) -> None:
     comparison = compared("engine: {max_num_seqs: 4}", "engine:\n  max_num_seqs: 8")
     (item,) = comparison.argv
     assert shown((item,)) == {"--max-num-seqs": ("4", "8")}
@@ -55,7 +57,7 @@ def test_a_changed_argument_is_told_with_both_values_and_places(compared: Callab
 
 
 def test_of_a_speculative_config_only_the_keys_that_differ_are_told(
-    compared: Callable[..., Comparison],
+    compared: Callable[..., LaunchComparison],
 ) -> None:
     block = "speculation:\n  method: draft_model\n  model: org/d\n  num_speculative_tokens: {}"
     comparison = compared(block.format(3), block.format(5))
@@ -64,23 +66,25 @@ def test_of_a_speculative_config_only_the_keys_that_differ_are_told(
     assert [str(item.a.span).endswith(":5:27") for item in comparison.argv if item.a] == [True]
 
 
-def test_a_key_of_one_side_alone_is_told_as_missing_on_the_other(compared: Callable[..., Comparison]) -> None:
+def test_a_key_of_one_side_alone_is_told_as_missing_on_the_other(
+    compared: Callable[..., LaunchComparison],
+) -> None:
     comparison = compared("env: {NCCL_DEBUG: INFO}\nengine: {enforce_eager: true}", "")
     assert shown(comparison.env) == {"NCCL_DEBUG": ("INFO", None)}
     assert shown(comparison.argv) == {"--enforce-eager": (True, None)}
 
 
-def test_a_switch_that_is_turned_off_is_the_same_switch(compared: Callable[..., Comparison]) -> None:
+def test_a_switch_that_is_turned_off_is_the_same_switch(compared: Callable[..., LaunchComparison]) -> None:
     comparison = compared("engine: {enable_prefix_caching: true}", "engine: {enable_prefix_caching: false}")
     assert shown(comparison.argv) == {"--enable-prefix-caching": (True, False)}
 
 
-def test_a_key_in_a_variable_is_told_by_its_name(compared: Callable[..., Comparison]) -> None:
+def test_a_key_in_a_variable_is_told_by_its_name(compared: Callable[..., LaunchComparison]) -> None:
     comparison = compared("server: {api_key_env: ONE}", "server: {api_key_env: TWO}")
     assert shown(comparison.env) == {"VLLM_API_KEY": ("$ONE", "$TWO")}
 
 
-def test_what_no_launch_shows_is_told_too(compared: Callable[..., Comparison]) -> None:
+def test_what_no_launch_shows_is_told_too(compared: Callable[..., LaunchComparison]) -> None:
     a = """
         vllm: ">=0.32"
         target: {model: org/t}
@@ -103,7 +107,7 @@ def test_what_no_launch_shows_is_told_too(compared: Callable[..., Comparison]) -
     }
 
 
-def test_what_specserve_adds_has_no_place(compared: Callable[..., Comparison]) -> None:
+def test_what_specserve_adds_has_no_place(compared: Callable[..., LaunchComparison]) -> None:
     comparison = compared("", "speculation: {method: ngram, num_speculative_tokens: 3}")
     added = [item for item in comparison.argv if item.b and item.b.span is None]
     assert [item.key for item in added] == ["--per-request-spec-decode-metrics"]

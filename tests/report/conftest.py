@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
+from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Span
 
 BASE = """\
 target:
@@ -61,5 +61,5 @@ def three(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.chdir(tmp_path)
     write(BASE, "_base.yaml")
     write(CHILD, "child.yaml")
-    verdict = Verdict("child.yaml", "child", "0" * 64, "errors")
+    verdict = ProfileVerdict("child.yaml", "child", "0" * 64, "errors")
     return Report((SPLIT, MISSPELT, WARNED), verdicts=(verdict,), rules=3)

@@ -6,7 +6,7 @@ import pytest
 
 from specserve.metrics.counters import Acceptance
 from specserve.report.answer import acceptance_json, acceptance_line, figures, speculation_line
-from specserve.serve.client import Answer, Speculation
+from specserve.serve.client import Answer, SpeculationCounts
 
 RUN = Acceptance(100, 400, 264, (90, 74, 58, 42))
 
@@ -29,22 +29,22 @@ def test_an_answer_that_was_cut_says_so() -> None:
 @pytest.mark.parametrize(
     ("speculation", "line"),
     [
-        (Speculation(None), "acceptance unknown: the server shows no metrics"),
-        (Speculation(False), "no speculation"),
-        (Speculation(True), "acceptance unknown: the server's metrics went away"),
-        (Speculation(True, Acceptance(), "request"), "speculation is on, but nothing was drafted"),
+        (SpeculationCounts(None), "acceptance unknown: the server shows no metrics"),
+        (SpeculationCounts(False), "no speculation"),
+        (SpeculationCounts(True), "acceptance unknown: the server's metrics went away"),
+        (SpeculationCounts(True, Acceptance(), "request"), "speculation is on, but nothing was drafted"),
         (
-            Speculation(True, RUN, "request"),
+            SpeculationCounts(True, RUN, "request"),
             "acceptance 0.66, mean acceptance length 3.64, per position 0.90 0.74 0.58 0.42",
         ),
         (
-            Speculation(True, RUN, "counters", other_requests=1),
+            SpeculationCounts(True, RUN, "counters", other_requests=1),
             "acceptance 0.66, mean acceptance length 3.64, per position 0.90 0.74 0.58 0.42"
             " (1 other request ran: acceptance is the server's)",
         ),
     ],
 )
-def test_speculation_is_one_line_whatever_is_known(speculation: Speculation, line: str) -> None:
+def test_speculation_is_one_line_whatever_is_known(speculation: SpeculationCounts, line: str) -> None:
     assert speculation_line(speculation) == line
 
 

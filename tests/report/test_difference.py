@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.plan.compare import Comparison, Difference, Written
+from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.report.difference import Named, difference_text
 
 SIDE = Named("a.yaml", "0" * 64, "0.32", "cuda")
@@ -15,7 +15,7 @@ SIDE = Named("a.yaml", "0" * 64, "0.32", "cuda")
 
 def shown(key: str, a: Any, b: Any, *, kind: str = "memory") -> list[str]:
     """The lines of the two values."""
-    comparison = Comparison(**{kind: (Difference(key, Written(a), Written(b)),)})
+    comparison = LaunchComparison(**{kind: (Difference(key, Written(a), Written(b)),)})
     lines = difference_text(SIDE, SIDE, comparison, stream=io.StringIO()).splitlines()
     return [line.strip() for line in lines if line.startswith("    ")]
 
@@ -43,5 +43,5 @@ def test_numbers_have_commas_and_truth_is_said_as_a_profile_writes_it() -> None:
 
 
 def test_a_figure_of_one_side_has_no_more_digits_than_usual() -> None:
-    comparison = Comparison(memory=(Difference("draft_weights_bytes", None, Written(2**31)),))
+    comparison = LaunchComparison(memory=(Difference("draft_weights_bytes", None, Written(2**31)),))
     assert "+ 2.00 GiB" in difference_text(SIDE, SIDE, comparison, stream=io.StringIO())

@@ -15,7 +15,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report.numbers import duration
 from specserve.report.servers import JsonView, TextView, kv_cache_line, memory_line, ready_block
 from specserve.serve import events
-from specserve.serve.logs import Figures, Phase
+from specserve.serve.logs import MemoryFigures, Phase
 
 PLAN = LaunchPlan(
     name="demo",
@@ -31,7 +31,7 @@ PLAN = LaunchPlan(
     stall_timeout_s=600.0,
     shutdown_timeout_s=30.0,
 )
-FIGURES = Figures(
+FIGURES = MemoryFigures(
     checkpoint_gib=0.79, kv_cache_gib=1.0, kv_cache_tokens=29056, max_concurrency=56.75, max_model_len=512
 )
 READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82, FIGURES, 1717986918)
@@ -173,16 +173,16 @@ def test_a_name_cannot_inject_control_sequences() -> None:
 
 
 def test_what_vllm_did_not_report_is_said_to_be_unknown() -> None:
-    assert memory_line(Figures(), resident_bytes=None) == "weights unknown, KV cache unknown"
-    assert kv_cache_line(Figures()) == "size unknown"
-    assert kv_cache_line(Figures(kv_cache_tokens=160)) == "160 tokens"
-    assert kv_cache_line(Figures(kv_cache_tokens=160, max_concurrency=2.0)).endswith(
+    assert memory_line(MemoryFigures(), resident_bytes=None) == "weights unknown, KV cache unknown"
+    assert kv_cache_line(MemoryFigures()) == "size unknown"
+    assert kv_cache_line(MemoryFigures(kv_cache_tokens=160)) == "160 tokens"
+    assert kv_cache_line(MemoryFigures(kv_cache_tokens=160, max_concurrency=2.0)).endswith(
         "2.0 requests of full length at once"
     )
 
 
 def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
-    figures = Figures(weights_gib=36.9, kv_cache_gib=28.35, graphs_gib=0.91)
+    figures = MemoryFigures(weights_gib=36.9, kv_cache_gib=28.35, graphs_gib=0.91)
     assert memory_line(figures, resident_bytes=None) == (
         "weights 36.9 GiB per GPU, KV cache 28.4 GiB, CUDA graphs 0.91 GiB"
     )

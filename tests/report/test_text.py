@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.checks.run import lint
-from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span, Verdict
+from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
 from specserve.profile.texts import read
 from specserve.report.findings import concise, render, summary
 
@@ -157,7 +157,7 @@ def test_colours_are_for_terminals_that_want_them(write: Write, monkeypatch: pyt
 
 def test_the_last_line_counts_in_words(write: Write) -> None:
     file = write("a: 1")
-    verdicts = (Verdict("a", "a", "0", "ok"), Verdict("b", "b", "1", "ok"))
+    verdicts = (ProfileVerdict("a", "a", "0", "ok"), ProfileVerdict("b", "b", "1", "ok"))
     error, warning = finding(file, 1, 1, 2), finding(file, 1, 1, 2, severity=Severity.WARNING)
     assert summary(Report(verdicts=verdicts, rules=3)) == "All checks passed: 2 profiles, 3 rules"
     assert summary(Report(verdicts=verdicts[:1], rules=3, suppressed=2)).endswith(
@@ -170,14 +170,14 @@ def test_the_last_line_counts_in_words(write: Write) -> None:
 def test_the_last_line_counts_the_rules_that_a_broken_file_kept_from_running(write: Write) -> None:
     broken, gone = str(write("a: [")), "gone.yaml"
     error = replace(finding(Path(broken), 1, 1, 2), code="SD002")
-    alone = Report((error,), verdicts=(Verdict(broken, None, None, "invalid"),), rules=61)
+    alone = Report((error,), verdicts=(ProfileVerdict(broken, None, None, "invalid"),), rules=61)
     assert summary(alone) == "Found 1 error in 1 profile; 61 rules were not run because the file is invalid"
-    more = replace(alone, verdicts=(*alone.verdicts, Verdict("b", "b", "0", "ok")))
+    more = replace(alone, verdicts=(*alone.verdicts, ProfileVerdict("b", "b", "0", "ok")))
     assert summary(more).endswith(
         "in 2 profiles; 61 rules were not run on 1 of them because the file is invalid"
     )
     absent = replace(error, code="SD001", span=Span(gone))
-    nothing = Report((absent,), verdicts=(Verdict(gone, None, None, "invalid"),), rules=61)
+    nothing = Report((absent,), verdicts=(ProfileVerdict(gone, None, None, "invalid"),), rules=61)
     assert summary(nothing) == "Found 1 error in 1 profile"
 
 
@@ -204,7 +204,7 @@ def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:
 
 def test_infos_alone_are_a_pass_and_are_counted(write: Write) -> None:
     info = finding(write("a: 1"), 1, 1, 2, severity=Severity.INFO)
-    verdicts = (Verdict("a", "a", "0", "ok"),)
+    verdicts = (ProfileVerdict("a", "a", "0", "ok"),)
     assert summary(Report((info,), verdicts=verdicts, rules=3)) == (
         "All checks passed: 1 profile, 3 rules, 1 info"
     )

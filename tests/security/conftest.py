@@ -12,7 +12,7 @@ from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.observe import Room
+from specserve.serve.detached.observe import DeviceRoom
 from specserve.serve.detached.processes import stop_marked
 from specserve.serve.detached.registry import Record
 from specserve.serve.signals import StopRequest
@@ -55,7 +55,7 @@ def start(state: Path) -> Iterator[Start]:
                 _plan(*arguments, env=env),
                 name="demo",
                 profile="demo.yaml",
-                room=Room(("cpu",), None, 1 << 20),
+                room=DeviceRoom(("cpu",), None, 1 << 20),
                 log_path=log_path or state / "logs" / "demo.log",
                 stop=stop,
             )

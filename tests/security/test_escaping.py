@@ -24,7 +24,7 @@ from specserve.report.servers import JsonView, TextView, as_json, table
 from specserve.serve import events
 from specserve.serve.detached.observe import Seen
 from specserve.serve.detached.registry import Ended, Record
-from specserve.serve.logs import Figures
+from specserve.serve.logs import MemoryFigures
 from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -151,7 +151,7 @@ def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other(
 def test_a_servers_life_is_told_without_orders(
     make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0, Figures(), None)
+    ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0, MemoryFigures(), None)
     for view in (TextView(make_plan()), JsonView(make_plan())):
         view(events.Started(1, f"/tmp/{ORDERS}"))
         view(ready)
@@ -163,7 +163,7 @@ def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
     make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = "'; touch PWNED; '$(touch PWNED)`touch PWNED`"
-    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0, Figures(), None))
+    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0, MemoryFigures(), None))
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("curl ")]
     (tmp_path / "curl").write_text('#!/bin/sh\nfor word in "$@"; do last=$word; done; printf "%s" "$last"\n')
     (tmp_path / "curl").chmod(0o755)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specserve.serve.batch import Entry, answered, entries, record
 from specserve.serve.journal import Stdout
-from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
+from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
 
 
 def only(raw: bytes) -> Entry:
@@ -25,7 +25,7 @@ def only(raw: bytes) -> Entry:
 def test_a_line_is_a_prompt_and_sampling_parameters() -> None:
     entry = only(b'{"id": "a", "prompt": "def f(", "max_tokens": 9, "temperature": 0}')
     assert (entry.id, entry.index, entry.line, entry.error) == ("a", 0, 1, None)
-    assert entry.request == Request(0, "def f(", None, {"max_tokens": 9, "temperature": 0})
+    assert entry.request == OfflineRequest(0, "def f(", None, {"max_tokens": 9, "temperature": 0})
 
 
 def test_a_prompt_may_be_token_ids() -> None:
@@ -125,7 +125,7 @@ class Backwards(OfflineEngine):
     def __init__(self) -> None:
         pass
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
+    def run(self, requests: Iterable[OfflineRequest]) -> Iterator[Finished | Refused]:
         for request in reversed(list(requests)):
             if request.prompt == "too long":
                 yield Refused(request.index, "the prompt is too long")

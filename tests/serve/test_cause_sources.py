@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.causes import Row, table
+from specserve.serve.causes import CausePattern, table
 
 # A Python file below site-packages; those of vLLM, which say in which version they are: tests/vllm/test_quotes.py.
 FILE = re.compile(r"\S+\.py(?: \(.+\))?")
@@ -44,7 +44,7 @@ def test_a_text_of_vllm_names_its_file() -> None:
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
-def test_what_is_looked_for_stands_in_the_example(row: Row) -> None:
+def test_what_is_looked_for_stands_in_the_example(row: CausePattern) -> None:
     assert any(literal in row.example for _, literal in row.says)
 
 

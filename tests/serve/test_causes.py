@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from specserve.profile.schema import Hardware, Server, Target
-from specserve.serve.causes import Row, find_cause, stages, table
+from specserve.serve.causes import CausePattern, find_cause, stages, table
 from specserve.serve.logs import LogLine, parse, read_end
 from specserve.vllm.versions import versions_with
 
@@ -143,7 +143,7 @@ def dresses(example: str) -> list[str]:
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
-def test_each_row_finds_its_example_in_every_dress_of_the_log(row: Row) -> None:
+def test_each_row_finds_its_example_in_every_dress_of_the_log(row: CausePattern) -> None:
     for raw in dresses(row.example):
         cause = find_cause(parse(raw), exit_code=1)
         assert cause.name == row.name, raw
@@ -153,7 +153,7 @@ def test_each_row_finds_its_example_in_every_dress_of_the_log(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
-def test_a_hint_names_keys_that_a_profile_has(row: Row) -> None:
+def test_a_hint_names_keys_that_a_profile_has(row: CausePattern) -> None:
     for section, key in re.findall(r"`(engine|frontend|speculation)\.(\w+)", row.hint):
         assert versions_with(section, key), f"{section}.{key}"
     for section, key in re.findall(r"`(target|server|hardware)\.(\w+)", row.hint):

@@ -20,7 +20,7 @@ import pytest
 from specserve.errors import LaunchError, UsageError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
+from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
 
 SPEAKER = """
 import json, os, signal, sys, time
@@ -64,8 +64,8 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def requests(count: int) -> Iterator[Request]:
-    return (Request(index, f"prompt {index}", None, {"max_tokens": 4}) for index in range(count))
+def requests(count: int) -> Iterator[OfflineRequest]:
+    return (OfflineRequest(index, f"prompt {index}", None, {"max_tokens": 4}) for index in range(count))
 
 
 WORKS = """
@@ -220,7 +220,7 @@ def test_an_engine_that_does_not_read_keeps_nobody_from_leaving(log: Path) -> No
     ):
         child.start()
         is_ready = True
-        list(child.run([Request(0, "x" * (1 << 20), None, {})]))  # more than a pipe holds
+        list(child.run([OfflineRequest(0, "x" * (1 << 20), None, {})]))  # more than a pipe holds
 
 
 def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.logs import SIGNS, Figures, LogLine, Phase, add_line, add_metrics, next_phase, read_end
+from specserve.serve.logs import (
+    SIGNS,
+    LogLine,
+    MemoryFigures,
+    Phase,
+    add_line,
+    add_metrics,
+    next_phase,
+    read_end,
+)
 
 LOGS = Path(__file__).parent / "logs"
 SPOKEN = ["healthy_text", "healthy_json", "healthy_colour_and_prefix"]
@@ -70,10 +79,10 @@ def test_every_sign_is_seen_in_a_start_that_vllm_really_prints() -> None:
 
 @pytest.mark.parametrize("name", SPOKEN)
 def test_figures_are_those_that_the_cpu_backend_reported(name: str) -> None:
-    figures = Figures()
+    figures = MemoryFigures()
     for line in read_end(LOGS / f"{name}.log"):
         figures = add_line(figures, line)
-    assert figures == Figures(
+    assert figures == MemoryFigures(
         checkpoint_gib=0.01,
         kv_cache_gib=0.25,
         kv_cache_tokens=29056,
@@ -83,14 +92,14 @@ def test_figures_are_those_that_the_cpu_backend_reported(name: str) -> None:
 
 
 def test_figures_of_a_gpu_are_those_of_its_fullest_rank() -> None:
-    figures = Figures()
+    figures = MemoryFigures()
     for text in (
         *GPU_START,
         "Model loading took 35.2 GiB memory and 1 seconds",
         "Available KV cache memory: 28.1 GiB",
     ):
         figures = add_line(figures, LogLine(text))
-    assert figures == Figures(
+    assert figures == MemoryFigures(
         weights_gib=36.9,
         kv_cache_gib=28.1,
         kv_cache_tokens=371584,
@@ -106,19 +115,19 @@ def test_the_metrics_fill_in_what_a_quiet_log_left_out() -> None:
         'vllm:cache_config_info{block_size="128",kv_cache_max_concurrency="56.75",'
         'kv_cache_memory_bytes="268435456",kv_cache_size_tokens="29056",num_gpu_blocks="227"} 1.0\n'
     )
-    assert add_metrics(Figures(), text) == Figures(
+    assert add_metrics(MemoryFigures(), text) == MemoryFigures(
         kv_cache_gib=0.25, kv_cache_tokens=29056, max_concurrency=56.75
     )
-    assert add_metrics(Figures(kv_cache_tokens=1), text).kv_cache_tokens == 1
+    assert add_metrics(MemoryFigures(kv_cache_tokens=1), text).kv_cache_tokens == 1
 
 
 def test_an_older_vllm_tells_blocks_instead_of_tokens() -> None:
     text = 'vllm:cache_config_info{block_size="16",kv_cache_memory_bytes="None",num_gpu_blocks="10"} 1.0\n'
-    assert add_metrics(Figures(), text) == Figures(kv_cache_tokens=160)
+    assert add_metrics(MemoryFigures(), text) == MemoryFigures(kv_cache_tokens=160)
 
 
 def test_what_nobody_said_stays_unknown() -> None:
-    assert add_metrics(Figures(), "vllm:num_requests_running 0.0\n") == Figures()
+    assert add_metrics(MemoryFigures(), "vllm:num_requests_running 0.0\n") == MemoryFigures()
 
 
 def test_the_cpu_compiles_after_its_kv_cache_and_that_is_told() -> None:

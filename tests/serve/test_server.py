@@ -24,7 +24,7 @@ from specserve.serve import events
 from specserve.serve.health import ProgressWatch, is_healthy, served_models
 from specserve.serve.logs import Phase
 from specserve.serve.process import Child
-from specserve.serve.server import Server, running
+from specserve.serve.server import RunningServer, running
 from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
@@ -251,7 +251,7 @@ def test_an_engine_process_that_outlives_the_first_one_is_killed(
     assert nothing_is_left(watched.session, plan)
 
 
-def end(server: Server) -> None:
+def end(server: RunningServer) -> None:
     """Make it end by itself, as its fault says."""
     os.kill(server.pid, signal.SIGUSR1)
 
@@ -312,7 +312,7 @@ def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
 ) -> None:
     monkeypatch.setattr("specserve.serve.server._DYING_S", 120.0)
 
-    def use(server: Server) -> None:
+    def use(server: RunningServer) -> None:
         end(server)
         while is_healthy(server.url, timeout_s=60):
             time.sleep(0.05)

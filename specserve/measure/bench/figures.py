@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Quantiles, Verdict
-from specserve.measure.statistics import Estimate, Share, interval, needed, point, ratio, verdict
+from specserve.measure.statistics import LogEstimate, Share, interval, needed, point, ratio, verdict
 from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.profile.schema import Expectation
 
@@ -194,7 +194,7 @@ def compared(
     )
 
 
-def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> Estimate | None:
+def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
     """Output tokens/s of one arm over those of another; None if one of them has nothing."""
     by_arm: dict[str, list[Pass]] = defaultdict(list)
     for each in passes:

@@ -21,7 +21,7 @@ from specserve.measure.bench.figures import (
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict
 from specserve.measure.bench.schedule import seeded
-from specserve.measure.statistics import Estimate, interval, point, rate, scipy
+from specserve.measure.statistics import LogEstimate, interval, point, rate, scipy
 from specserve.profile.schema import Expectation, Profile
 
 _RESAMPLES = 1000
@@ -98,7 +98,7 @@ def _measured(
     return tail(own, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
 
 
-def _interval(estimate: Estimate | None) -> Interval | None:
+def _interval(estimate: LogEstimate | None) -> Interval | None:
     return None if estimate is None else interval(estimate)
 
 

@@ -178,7 +178,7 @@ class Starting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ArmReady:
     """It answers."""
 
     arm: str
@@ -214,11 +214,11 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class ArmsStopping:
     """The servers of a session are being stopped."""
 
     arms: tuple[str, ...]
 
 
-News = Starting | Ready | WarmingUp | Passed | Noted | Stopping
+News = Starting | ArmReady | WarmingUp | Passed | Noted | ArmsStopping
 OnNews = Callable[[News], None]

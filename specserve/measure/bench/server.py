@@ -17,7 +17,7 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
-from specserve.serve.requests import Refused, endpoint
+from specserve.serve.requests import RequestRefused, endpoint
 
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)
@@ -197,12 +197,12 @@ def _tried(client: Client, abilities: Abilities) -> Abilities:
     body = {"model": abilities.model, "max_tokens": 1, "temperature": 0}
     try:
         client.post("chat/completions", {**body, "messages": _HELLO}, model=abilities.model)
-    except Refused:  # without a template, or without that endpoint
+    except RequestRefused:  # without a template, or without that endpoint
         abilities = replace(abilities, has_chat=False)
     hello = {**body, "prompt": "Hello"}
     try:
         client.post("completions", {**hello, "cache_salt": "specserve"}, model=abilities.model)
-    except Refused:
+    except RequestRefused:
         client.post("completions", hello, model=abilities.model)
         abilities = replace(abilities, takes_salt=False)
     counted = client.count_tokens({"model": abilities.model, "prompt": "Hello"})

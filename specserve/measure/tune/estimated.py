@@ -205,7 +205,7 @@ def _gb(value: float) -> str:
 
 def estimate_request(asked: TuneRequest, *, accelerator: str, acceptance: str | None) -> tuple[str, Estimate]:
     """The profile's name and the estimate. Raises UsageError, and FactError if a model cannot be read."""
-    from specserve.checks.gather import Wanted, gather
+    from specserve.checks.gather import CheckOptions, gather
     from specserve.memory.situation import situation
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import known_versions
@@ -213,7 +213,7 @@ def estimate_request(asked: TuneRequest, *, accelerator: str, acceptance: str | 
     chance = chance_of(acceptance)
     profile = load_profile(asked.profile, settings=asked.settings)
     machine = _machine(profile, accelerator)
-    known = gather(profile, wanted=Wanted(machine=machine, here=False, tell=lambda _: None))
+    known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
     for unread in known.unread:
         if not unread.path.startswith("alternatives."):
             if isinstance(unread.error, HubUnreachable):

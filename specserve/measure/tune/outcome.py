@@ -13,7 +13,7 @@ from specserve.measure.bench.result import Cell, Point, Verdict
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, at_once, limits_at
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Fitted, Wish, in_words
 from specserve.measure.tune.predict import STEP_ERROR_ALONE, key, plain_of, plain_rows_of
-from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
+from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Limit, Row, TuneResult
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.steptime import StepModel
 
@@ -83,7 +83,7 @@ def _within(wish: Wish, passes: Sequence[Pass], point: Point) -> float | None:
     return sum(is_within(each, limits) for each in good) / len(good) if limits is not None and good else None
 
 
-def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
+def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Limit, ...]:
     """What limits one K at one load, the largest first. `kv_tokens`: of the cache with and without speculation."""
     length = row.mean_length.value if row.mean_length else 1.0
     load, tokens = row.concurrency, row.tokens
@@ -110,14 +110,14 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
     }
     total = math.fsum(max(0.0, value) for value, _ in lost.values()) or 1.0
     found = [
-        Cause(name, max(0.0, value) / total, words, MOVES[name])
+        Limit(name, max(0.0, value) / total, words, MOVES[name])
         for name, (value, words) in sorted(lost.items(), key=lambda item: -item[1][0])
     ]
     if kv_tokens is not None and kv_tokens[1]:
         # what the draft takes costs if requests wait for room, and nothing below that
         drafting, plain = kv_tokens
         words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
-        found.append(Cause("memory", None, words, MOVES["memory"]))
+        found.append(Limit("memory", None, words, MOVES["memory"]))
     return tuple(found)
 
 

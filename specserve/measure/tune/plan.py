@@ -196,7 +196,7 @@ def _fingerprint(arm: Arm) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlannedPass:
     """One pass of a launch: a block, and what is drafted in it."""
 
     block: Block
@@ -224,7 +224,7 @@ def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
 
 def cells(
     wish: Wish, prompts: Mapping[str, Sequence[Prompt]], *, candidate: Candidate | None, share: float = 1.0
-) -> list[Cell]:
+) -> list[PlannedPass]:
     """The passes of one launch, in order. Block numbers say what is measured, so that a resumed tune finds it.
 
     Loads between come first and last, so that a bad minute of the machine is not all that is known of them.
@@ -234,13 +234,13 @@ def cells(
         load = point.concurrency or 1
         some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
         block = Block(number, point, items(some, least=_WAVES * load), number)
-        found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
+        found.append(PlannedPass(block, candidate.tokens_at(load) if candidate else 0))
     return found + _extras(wish, prompts, candidate, first=AGAIN)
 
 
 def _extras(
     wish: Wish, prompts: Mapping[str, Sequence[Prompt]], candidate: Candidate | None, *, first: int
-) -> list[Cell]:
+) -> list[PlannedPass]:
     """Loads between: only a step's time is of use."""
     workload, temperature = wish.workloads[0], wish.temperatures[0]
     most = _EXTRA_TOKENS if candidate is not None else _EXTRA_TOKENS // 2  # with one a step fewer do
@@ -250,7 +250,7 @@ def _extras(
         count = load + max(2, load // 4)
         some = items(short, least=count)[:count]
         block = Block(first + load, Point(workload, temperature, load), some, load)
-        found.append(Cell(block, tokens, is_extra=True))
+        found.append(PlannedPass(block, tokens, is_extra=True))
     return found
 
 

@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Limit:
     """One thing that holds the speedup down, with its number, and what would move it."""
 
     name: str
@@ -144,7 +144,7 @@ class TuneResult:
     confirmed: tuple[Confirmed, ...] = ()
     is_interleaved: bool = False
     """Whether the confirmation took turns with the server without speculation."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Limit, ...] = ()
     caused: Row | None = None
     """The row that the causes are of."""
     notes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from specserve.measure.verify.session import GREEDY, JobResult, VerifySession, r
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
-from specserve.serve.requests import Refused
+from specserve.serve.requests import RequestRefused
 
 CONCURRENCY = 8
 MAX_TOKENS = 128
@@ -172,14 +172,14 @@ class Verifier:
 
     def _probe(self) -> None:
         """Send the first prompt that the server takes, and score the answer; a missing feature ends the run here."""
-        refusal: Refused | None = None
+        refusal: RequestRefused | None = None
         for prompt in self._prompts:
             try:
                 self._alone(partial(self._session.warm_up, prompt))
                 # the first requests may make the server compile: they are not part of the time limit
                 self._began = time.monotonic()
                 first = self._alone(partial(self._timed, GREEDY, prompt, _PROBE_TOKENS))
-            except Refused as error:
+            except RequestRefused as error:
                 refusal = error
             else:
                 # beside others it may take as many times longer: a guess until the first of them ended
@@ -200,7 +200,7 @@ class Verifier:
     def _timed_or_unused(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Timed:
         try:
             return self._timed(sampling, prompt, max_tokens)
-        except Refused as error:
+        except RequestRefused as error:
             self._unused[prompt.id] = error.message
             return _Timed(sampling)
 

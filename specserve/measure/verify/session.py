@@ -14,7 +14,7 @@ from specserve.measure.verify.result import Sampling
 from specserve.measure.verify.scores import Position, ScoredText, positions
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
-from specserve.serve.requests import NoChatTemplate, Refused
+from specserve.serve.requests import NoChatTemplate, RequestRefused
 
 TOP = 20
 """How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
@@ -107,7 +107,7 @@ class VerifySession:
         try:
             body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": self._top}
             return self._post("completions", prompt=ids, **body)
-        except Refused as error:
+        except RequestRefused as error:
             found = _ALLOWED.search(error.message)
             if found is None or not 1 <= int(found[1]) < self._top:
                 raise

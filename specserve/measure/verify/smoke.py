@@ -12,7 +12,7 @@ from specserve.measure.verify.result import Outcome, Sampling, ServerSpeculation
 from specserve.measure.verify.scores import Position
 from specserve.measure.verify.session import VerifySession, read_text
 from specserve.measure.workloads.workload import Prompt
-from specserve.serve.requests import Refused, shown
+from specserve.serve.requests import RequestRefused, shown
 
 SmokeTest = Callable[[VerifySession], tuple[Outcome, str]]
 OK, NOT_OK, SKIPPED = Outcome.OK, Outcome.NOT_OK, Outcome.SKIPPED
@@ -39,7 +39,7 @@ def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
     """Run one test; a server that fails at it is its result. Raises TrafficError if the server is gone."""
     try:
         return Smoke(name, *test(session))
-    except Refused as error:
+    except RequestRefused as error:
         return Smoke(name, SKIPPED, f"refused: {error.message.partition(': ')[2] or error.message}")
     except TrafficError as error:
         session.client.models()
@@ -180,7 +180,7 @@ def min_p(session: VerifySession) -> tuple[Outcome, str]:
     """`min_p = 1` leaves the best token alone, at any temperature."""
     try:
         raw = session.ask(_STORY, Sampling(1.5), min_p=1.0, max_tokens=_REFUSED_TOKENS)
-    except Refused:
+    except RequestRefused:
         return OK, _REFUSED
     given = session.scored(read_text(raw))
     if max((position.gap for position in given.positions), default=0.0) <= TIE_TOLERANCE:
@@ -193,7 +193,7 @@ def logit_bias(session: VerifySession) -> tuple[Outcome, str]:
     first = read_text(session.ask(_STORY, max_tokens=4)).ids[0]
     try:
         raw = session.ask(_STORY, max_tokens=_REFUSED_TOKENS, logit_bias={str(first): 100})
-    except Refused:
+    except RequestRefused:
         return OK, _REFUSED
     if set(read_text(raw).ids) == {first}:
         return OK, "obeyed"

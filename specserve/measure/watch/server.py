@@ -34,7 +34,7 @@ class WatchRequest:
     """`[HOST:]PORT` of the Prometheus exporter."""
 
 
-class WatchView(Protocol):
+class WatchOutlet(Protocol):
     """Shows what watching finds; a context manager while reports come."""
 
     def begin(self, watched: WatchedServer, request: WatchRequest) -> None:
@@ -53,7 +53,7 @@ class WatchView(Protocol):
         """No more reports come."""
 
 
-def run_watch(request: WatchRequest, view: WatchView) -> WatchReport:
+def run_watch(request: WatchRequest, view: WatchOutlet) -> WatchReport:
     """Watch until the time is over; the last report.
 
     Raises UsageError, ProfileError, FactError, Interrupted on SIGTERM, KeyboardInterrupt.
@@ -152,7 +152,7 @@ class WatchedServer:
 
 
 @contextlib.contextmanager
-def _exporting(address: str | None, watched: WatchedServer, view: WatchView) -> Iterator[Exporter | None]:
+def _exporting(address: str | None, watched: WatchedServer, view: WatchOutlet) -> Iterator[Exporter | None]:
     if address is None:
         yield None
         return

@@ -18,17 +18,17 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
 from specserve.serve.causes import count_oom_kills
 from specserve.serve.detached import processes, registry, watcher
-from specserve.serve.detached.observe import Room
+from specserve.serve.detached.observe import DeviceRoom
 from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
-from specserve.serve.detached.registry import Arm, Record
+from specserve.serve.detached.registry import LaunchedArm, Record
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
 from specserve.serve.logs import default_log
 from specserve.serve.process import resolve_env
-from specserve.serve.server import Gate, Server, refuse_taken_port
+from specserve.serve.server import Gate, RunningServer, refuse_taken_port
 from specserve.serve.signals import StopRequest, stop_on_signals
 
-_NOTHING = Room((), None, None)
+_NOTHING = DeviceRoom((), None, None)
 
 
 def launch(
@@ -36,8 +36,8 @@ def launch(
     *,
     name: str,
     profile: str,
-    arm: Arm | None = None,
-    room: Room | None = None,
+    arm: LaunchedArm | None = None,
+    room: DeviceRoom | None = None,
     log_path: Path | None = None,
     stop: StopRequest | None = None,
     on_event: OnEvent = events.ignore,
@@ -56,7 +56,7 @@ def launch(
         # no handler of a signal raises from here on: an exception while a process starts would leave it behind
         stop = stop or stack.enter_context(stop_on_signals())
         record = _new_record(
-            plan, name, profile, arm or Arm(), room or _NOTHING, log_path or default_log(name)
+            plan, name, profile, arm or LaunchedArm(), room or _NOTHING, log_path or default_log(name)
         )
         _claim(record, plan)
         undo = stack.enter_context(contextlib.ExitStack())
@@ -66,12 +66,12 @@ def launch(
         record = dataclasses.replace(record, scratch=str(scratch) if scratch else None)
         record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})
         group = Detached(record)
-        server = Server(plan, group, stop=stop, emit=on_event, warms_up=warms_up)
+        server = RunningServer(plan, group, stop=stop, emit=on_event, warms_up=warms_up)
         undo.callback(server.end)
         changes = {"leader": record.leader, "watcher": record.watcher, "scratch": record.scratch}
         _refuse_stopped(record, registry.change(record, **changes))
 
-        def keep_ready(server: Server) -> None:
+        def keep_ready(server: RunningServer) -> None:
             _refuse_stopped(record, group.keep_ready())
             if gate is not None:
                 gate(server)
@@ -94,7 +94,9 @@ def _refuse_stopped(record: Record, now: Record | None, *, cause: LaunchError | 
         raise LaunchError(message) from cause
 
 
-def _new_record(plan: LaunchPlan, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
+def _new_record(
+    plan: LaunchPlan, name: str, profile: str, arm: LaunchedArm, room: DeviceRoom, log_path: Path
+) -> Record:
     speculation = plan.speculation or {}
     count = speculation.get("num_speculative_tokens")
     return Record(

@@ -211,7 +211,7 @@ def _troubled(
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DeviceRoom:
     """Devices, and of each a share of its memory (`gpu_memory_utilization`) or bytes at least."""
 
     devices: tuple[str, ...]
@@ -219,7 +219,7 @@ class Room:
     least_bytes: int | None
 
 
-def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> Room:
+def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> DeviceRoom:
     """What the launch declares to take. Warns about detached servers on the same devices.
 
     Raises LaunchError if all together declare more than a device has. `name`: of this one, if it is to be left.
@@ -230,7 +230,7 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
         beside = [record for record in others if device in record.devices]
         if not beside:
             continue
-        rooms = [room, *(Room(each.devices, each.device_share, each.device_bytes) for each in beside)]
+        rooms = [room, *(DeviceRoom(each.devices, each.device_share, each.device_bytes) for each in beside)]
         declared = sum(_share(each, totals.get(device)) for each in rooms)
         what = "the CPU" if device == "cpu" else f"device {device}"
         names = " and ".join(f"`{record.name}`" for record in beside)
@@ -245,19 +245,19 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
     return room
 
 
-def _share(room: Room, total_bytes: int | None) -> float:
+def _share(room: DeviceRoom, total_bytes: int | None) -> float:
     if room.share is not None:
         return room.share
     return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
 
 
-def _declared_room(profile: Profile, plan: LaunchPlan) -> Room:
+def _declared_room(profile: Profile, plan: LaunchPlan) -> DeviceRoom:
     from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
 
     least_bytes = _integer(plan.engine_kwargs.get("kv_cache_memory_bytes"))
     utilization = plan.engine_kwargs.get("gpu_memory_utilization")
     share = float(utilization) if isinstance(utilization, int | float) else GPU_MEMORY_UTILIZATION
-    return Room(_launch_devices(profile, plan), share if least_bytes is None else None, least_bytes)
+    return DeviceRoom(_launch_devices(profile, plan), share if least_bytes is None else None, least_bytes)
 
 
 def _integer(value: Json) -> int | None:

@@ -49,7 +49,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class LaunchedArm:
     """Which launch of its profile a server is: what the command line said over the file."""
 
     alternative: str | None = None
@@ -61,10 +61,10 @@ _PROMISED = frozenset({"name", "target", "speculation", "alternatives", "expect"
 """Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
 
 
-def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
+def arm_of(alternative: str | None, settings: Iterable[str]) -> LaunchedArm:
     """What has to be known later of the command line, to say what the server promises."""
     kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _PROMISED)
-    return Arm(alternative, tuple(kept))
+    return LaunchedArm(alternative, tuple(kept))
 
 
 def default_name(profile_name: str, *, arm: str | None) -> str:
@@ -119,7 +119,7 @@ class Record:
     stopper: tuple[int, int] | None = None
     """The command that is stopping it."""
     ended: Ended | None = None
-    arm: Arm = field(default_factory=Arm)
+    arm: LaunchedArm = field(default_factory=LaunchedArm)
     """A state that is older than this field tells no arm; `method` still says whether it speculates."""
 
 

@@ -22,7 +22,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached import registry
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.observe import Room, Seen, observe, observe_all
+from specserve.serve.detached.observe import DeviceRoom, Seen, observe, observe_all
 from specserve.serve.detached.processes import boot_id, marked, stop_marked, stop_server
 from specserve.serve.detached.registry import Record, only_server
 from specserve.serve.files import ticks
@@ -53,7 +53,7 @@ def start(fake_plan: FakePlan, state: Path) -> Iterator[Start]:
                 fake_plan(*arguments, **more),
                 name=name,
                 profile="demo.yaml",
-                room=Room(("cpu",), None, 1 << 20),
+                room=DeviceRoom(("cpu",), None, 1 << 20),
                 log_path=state / "logs" / f"{name}.log",
                 stop=stop,
                 on_event=on_event,
@@ -188,7 +188,9 @@ def test_a_start_that_fails_is_told_once_and_leaves_nothing(start: Start, fault:
 def test_a_program_that_is_not_there_is_named(start: Start, fake_plan: FakePlan, state: Path) -> None:
     plan = dataclasses.replace(fake_plan(), argv=("/no/such/vllm", "serve"))
     with pytest.raises(LaunchError, match=r"`/no/such/vllm`.*No such file"), StopRequest() as stop:
-        launch(plan, name="x", profile="p", room=Room((), None, None), log_path=state / "x.log", stop=stop)
+        launch(
+            plan, name="x", profile="p", room=DeviceRoom((), None, None), log_path=state / "x.log", stop=stop
+        )
     assert observe("x") is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.detached.registry import Arm, BrokenRecord, Ended, Record, from_json, to_json
+from specserve.serve.detached.registry import BrokenRecord, Ended, LaunchedArm, Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
@@ -43,7 +43,7 @@ RECORD = Record(
 
 def test_a_record_is_read_as_it_was_written() -> None:
     ended = Ended(1.0, -9, "was killed", "nobody knows", None, ("/dev/shm/psm_1",))
-    arm = Arm("eagle3", ("speculation.num_speculative_tokens=2",))
+    arm = LaunchedArm("eagle3", ("speculation.num_speculative_tokens=2",))
     for record in (RECORD, dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5, arm=arm)):
         assert from_json(to_json(record)) == record
 
