@@ -39,10 +39,9 @@ from specserve.memory.bounds import (
     kept_for_draft,
     layers_bytes,
 )
-from specserve.memory.defaults import shape
+from specserve.memory.defaults import Regime, regime, regimes, shape
 from specserve.memory.estimate import Bounds
 from specserve.memory.reckoning import captures
-from specserve.memory.settings import Regime, regime, regimes
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "vllm" / "memory.toml"

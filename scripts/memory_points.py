@@ -19,9 +19,16 @@ from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.memory.bounds import Drafting, buffers, outside
 from specserve.memory.compose import demand
-from specserve.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults, shape
-from specserve.memory.demand import BlockTable, Demand, PipelineStage
-from specserve.memory.settings import Regime, Runner, Settings, regime
+from specserve.memory.defaults import (
+    GPU_MEMORY_UTILIZATION,
+    Regime,
+    Runner,
+    Settings,
+    batch_defaults,
+    regime,
+    shape,
+)
+from specserve.memory.estimate import BlockTable, Demand, PipelineStage
 from specserve.memory.situation import MemorySituation
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.vllm.fact import minor

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from memory_points import GIB, Row, logged_kv, row
 
+from specserve.memory.defaults import Regime
 from specserve.memory.estimate import MemoryVerdict
 from specserve.memory.reckoning import Reckoning, reckon
-from specserve.memory.settings import Regime
 from specserve.memory.verdict import verdict_of, verdict_without_states
 from specserve.vllm.fact import minor
 

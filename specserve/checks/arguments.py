@@ -10,7 +10,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
 from specserve.profile.schema import Profile
-from specserve.profile.texts import COMMAND
+from specserve.profile.source import COMMAND
 from specserve.vllm.table import Section
 from specserve.vllm.versions import table, versions_with
 

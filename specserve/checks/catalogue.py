@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.checks import (
+from specserve.checks import (  # fmt: skip
     byvllm,
     contexts,
     drafts,
@@ -15,7 +15,7 @@ from specserve.checks import (
     static,
     targets,
     tokenizers,
-)  # fmt: skip
+)
 
 _FAMILIES = (
     byvllm, contexts, drafts, hardware, headfit, heads, memory, models, multitoken, targets, tokenizers,

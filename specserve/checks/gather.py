@@ -19,8 +19,7 @@ from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.demand import Demand
-    from specserve.memory.estimate import MemoryEstimate
+    from specserve.memory.estimate import Demand, MemoryEstimate
     from specserve.memory.situation import MemorySituation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
@@ -294,8 +293,7 @@ def _compare(
 
 def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, str]:
     """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
-    from specserve.hardware.accelerators import Machine, accelerator, assume, this_cpu
-    from specserve.hardware.gpus import find
+    from specserve.hardware.accelerators import Machine, accelerator, assume, find, this_cpu
     from specserve.vllm.versions import installed
 
     if wanted.machine:
@@ -375,8 +373,8 @@ def _estimate(
 
 def _demand_by_vllm(context: Context, arm: CheckedArm | None, situation: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
+    from specserve.memory.defaults import Speculative
     from specserve.memory.probe import demand_of
-    from specserve.memory.settings import Speculative
 
     path = arm.path if arm else ""
     build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)

@@ -57,7 +57,7 @@ def preflight(
 ) -> None:
     """Check what is to be launched here. Raises CheckFailed; `notices` hears warnings and what was not checked."""
     from specserve.checks.prepare import refuse_errors
-    from specserve.profile.texts import recall
+    from specserve.profile.source import recall
 
     request = {
         "path": path,
@@ -118,7 +118,7 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.prepare import on_devices
     from specserve.checks.run import examined_in
     from specserve.profile.load import load_profile, with_alternative
-    from specserve.profile.texts import keep
+    from specserve.profile.source import keep
 
     if request["text"] is not None:
         keep("-", request["text"].encode("utf-8", "surrogateescape"))

@@ -13,7 +13,7 @@ from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
 from specserve.profile.schema import Profile
-from specserve.profile.texts import COMMAND, recall
+from specserve.profile.source import COMMAND, recall
 from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions
 

@@ -11,7 +11,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import did_you_mean
 from specserve.profile.secrets import looks_secret, names_a_secret
-from specserve.profile.texts import COMMAND
+from specserve.profile.source import COMMAND
 from specserve.vllm.versions import table
 
 _EPSILON = 1e-5  # vLLM's own: below it min_p counts as off

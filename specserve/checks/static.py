@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from specserve.checks import (
+from specserve.checks import (  # fmt: skip
     arguments,
     nodes,
     pairing,
@@ -16,7 +16,7 @@ from specserve.checks import (
     slots,
     speculation,
     verification,
-)  # fmt: skip
+)
 from specserve.checks.rule import Rule
 
 FAMILIES = (

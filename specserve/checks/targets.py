@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import (
+from specserve.checks.arms import (  # fmt: skip
     architectures,
     has_kind,
     heads,
@@ -13,7 +13,7 @@ from specserve.checks.arms import (
     model_type,
     text_config,
     whole,
-)  # fmt: skip
+)
 from specserve.checks.models import has_no_embedding
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity

@@ -131,7 +131,7 @@ def _linted(result: Converted) -> list[Finding]:
     from specserve.checks.run import examined
     from specserve.convert.convert import FILE
     from specserve.profile.load import examine
-    from specserve.profile.texts import keep
+    from specserve.profile.source import keep
 
     keep(FILE, result.text.encode())
     profile, problems = examine(FILE)

@@ -14,8 +14,8 @@ def gpus(*, format: Format = TextOrJson.TEXT) -> None:
     specserve gpus
     specserve check my.yaml --assume 4xH100-80GB
     """
+    from specserve.hardware.accelerators import gpus as found_here
     from specserve.hardware.accelerators import this_cpu
-    from specserve.hardware.gpus import gpus as found_here
     from specserve.report.check import accelerators_json, accelerators_text
     from specserve.report.console import out
 

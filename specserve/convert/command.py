@@ -18,7 +18,7 @@ from specserve.profile.codes import did_you_mean, ordered, quoted
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
-from specserve.profile.texts import keep
+from specserve.profile.source import keep
 from specserve.profile.validate import read_profile
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 

@@ -21,8 +21,8 @@ from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
-from specserve.profile.tree import Node, meaning
 from specserve.profile.validate import read_profile
+from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.table import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table

@@ -11,7 +11,7 @@ from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.codes import quoted
 from specserve.profile.source import MAX_BYTES, parse
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 from specserve.vllm.table import Argument
 from specserve.vllm.versions import options
 

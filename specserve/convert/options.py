@@ -17,9 +17,8 @@ from specserve.convert.words import COMMAND, Word
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ArgumentProblem
 from specserve.profile.schema import Profile
-from specserve.profile.texts import recall
-from specserve.profile.tree import Node, Scalar, meaning
-from specserve.profile.values import human_int
+from specserve.profile.source import recall
+from specserve.profile.values import Node, Scalar, human_int, meaning
 from specserve.vllm.table import Argument, VllmTable
 from specserve.vllm.versions import ARGUMENTS
 

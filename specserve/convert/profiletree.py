@@ -16,8 +16,8 @@ from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile import schema
 from specserve.profile.codes import quoted
-from specserve.profile.tree import Node, meaning
 from specserve.profile.validate import name_of
+from specserve.profile.values import Node, meaning
 from specserve.vllm.speculation import METHODS, Key, retyped
 from specserve.vllm.table import VllmTable
 

@@ -16,7 +16,7 @@ from specserve.convert.invocation import starts
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 from specserve.vllm.versions import newest
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}

@@ -22,7 +22,7 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.profile.codes import Stop, quoted
 from specserve.profile.source import Builder
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 from specserve.vllm.versions import newest, options
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")

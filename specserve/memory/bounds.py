@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.memory.defaults import Captured, ModelSizes
+from specserve.memory.defaults import Captured, ModelSizes, Regime, Settings
 from specserve.memory.estimate import Bounds
-from specserve.memory.settings import Regime, Settings
 
 _GIB = 2**30
 _NOTHING = Bounds(0, 0)

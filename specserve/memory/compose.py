@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.memory.defaults import kv_dtype, served_bytes
-from specserve.memory.demand import BlockTable, Demand, PipelineStage
+from specserve.memory.defaults import HEADS, WITHOUT_CACHE, Settings, Speculative, kv_dtype, served_bytes
+from specserve.memory.estimate import BlockTable, Demand, PipelineStage
 from specserve.memory.kv import KvFormat, LayerKv, cache_of, layer_kv
 from specserve.memory.parts import is_by_formula, tallied
-from specserve.memory.settings import HEADS, WITHOUT_CACHE, Settings, Speculative
 from specserve.memory.weights import Weights, moe_backend, stage_of_layers, weigh
 from specserve.models.architecture import bare_shape, read_mtp, read_shape
 from specserve.models.config import UnknownArchitecture

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.demand import Demand
-from specserve.memory.estimate import Bounds, Knob, MemoryEstimate, MemoryVerdict, PerGpu
+from specserve.memory.estimate import Bounds, Demand, Knob, MemoryEstimate, MemoryVerdict, PerGpu
 from specserve.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.memory.situation import MemorySituation, situation
 from specserve.memory.verdict import (

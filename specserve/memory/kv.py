@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from specserve.errors import FactError
-from specserve.memory.defaults import LATENT_BYTES, kv_token_bytes, state_bytes
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import LATENT_BYTES, Settings, kv_token_bytes, state_bytes
 from specserve.models.shape import Latent, Mixer, Shape, State
 from specserve.vllm.facts import STATE_CHECKPOINTS
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from specserve.errors import FactError
 from specserve.memory.compose import Placed, put_together
-from specserve.memory.defaults import served_bytes, state_bytes
-from specserve.memory.demand import Demand
+from specserve.memory.defaults import Settings, Speculative, served_bytes, state_bytes
+from specserve.memory.estimate import Demand
 from specserve.memory.kv import LayerKind, LayerKv, default_block_size, longer_blocks
-from specserve.memory.settings import Settings, Speculative
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
 from specserve.models.shape import State

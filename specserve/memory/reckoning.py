@@ -18,10 +18,8 @@ from specserve.memory.bounds import (
     outside,
 )
 from specserve.memory.compose import demand
-from specserve.memory.defaults import NO_GRAPHS, Captured, ModelSizes, captured_graphs, shape
-from specserve.memory.demand import Demand, PipelineStage
-from specserve.memory.estimate import Bounds
-from specserve.memory.settings import Regime, regime
+from specserve.memory.defaults import NO_GRAPHS, Captured, ModelSizes, Regime, captured_graphs, regime, shape
+from specserve.memory.estimate import Bounds, Demand, PipelineStage
 from specserve.memory.situation import MemorySituation
 from specserve.models.facts import ModelFacts
 

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve.hardware.accelerators import Machine
-from specserve.memory.defaults import GPU_MEMORY_UTILIZATION, arguments, batch_defaults, length_of
+from specserve.memory.defaults import (
+    GPU_MEMORY_UTILIZATION,
+    Runner,
+    Settings,
+    arguments,
+    batch_defaults,
+    length_of,
+)
 from specserve.memory.defaults import runner as runner_of
-from specserve.memory.settings import Runner, Settings
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from specserve.memory.defaults import Settings
 from specserve.memory.kv import kv_heads_per_gpu
-from specserve.memory.settings import Settings
 from specserve.models.facts import BITS, Tensor
 from specserve.models.shape import Attention, Shape, State
 

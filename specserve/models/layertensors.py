@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from specserve.errors import FactError
 from specserve.models.config import Fields
-from specserve.models.recipes import Recipe
 from specserve.models.shape import GATED_DELTA, Attention, Latent, Shape, State
+from specserve.models.tensors import Recipe
 
 Named = tuple[str, tuple[int, ...]]
 

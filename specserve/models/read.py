@@ -15,13 +15,15 @@ from specserve.models.files import (
     CONFIG,
     GENERATION,
     PARAMS,
+    Header,
+    UnknownType,
     list_files,
+    read_header,
     read_object,
     read_regular,
     weight_files,
 )
 from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline, recall
-from specserve.models.safetensors import Header, UnknownType, read_header
 
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_.-][\w.-]{0,95})?", re.ASCII)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")

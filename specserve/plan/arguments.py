@@ -14,9 +14,8 @@ from specserve.profile import schema
 from specserve.profile.codes import did_you_mean, quoted
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.schema import Profile
-from specserve.profile.tree import meaning
 from specserve.profile.validate import UnreadableValue
-from specserve.profile.values import human_int
+from specserve.profile.values import human_int, meaning
 from specserve.vllm.table import Argument, Section, VllmTable
 from specserve.vllm.versions import ARGUMENTS
 

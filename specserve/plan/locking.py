@@ -33,7 +33,7 @@ from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
 from specserve.profile.schema import Profile, Speculation
-from specserve.profile.texts import recall
+from specserve.profile.source import recall
 
 _TOKENIZER_REVISION = "tokenizer_revision"
 

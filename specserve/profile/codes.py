@@ -227,7 +227,7 @@ CODES: tuple[Code, ...] = tuple(
                 target: {model: org/target, tensor_parallel_size: 8}
 
             ## Source
-            specserve, profile/tree.py
+            specserve, profile/values.py
             """,
         ),
     )

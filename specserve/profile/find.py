@@ -9,8 +9,7 @@ from pathlib import Path
 
 from specserve.errors import UsageError
 from specserve.profile.codes import quoted
-from specserve.profile.source import MAX_BYTES, parse
-from specserve.profile.texts import keep, read
+from specserve.profile.source import MAX_BYTES, keep, parse, read
 
 _MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
 _IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)

@@ -12,10 +12,9 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import ProfileError, UsageError, system_reason
 from specserve.profile.codes import ordered, problem, quoted
 from specserve.profile.schema import TOP, Profile
-from specserve.profile.source import parse
-from specserve.profile.texts import read
-from specserve.profile.tree import Node, merged
+from specserve.profile.source import parse, read
 from specserve.profile.validate import read_profile
+from specserve.profile.values import Node, merged
 
 _SECTIONS = ("target", "speculation", "alternatives", "engine", "frontend")
 

@@ -14,7 +14,7 @@ from specserve.errors import FactError, UsageError, system_reason
 from specserve.profile.codes import quoted
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.texts import read_by
+from specserve.profile.source import read_by
 
 _TIMEOUT_S = 30
 _OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from specserve.diagnostics import Finding
 from specserve.profile.codes import did_you_mean, problem, quoted
 from specserve.profile.schema import ELSEWHERE, Expectation, Speculation, keys_of
-from specserve.profile.tree import Ambiguous, Node
-from specserve.profile.values import Unfit, as_written, convert, shown
+from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
 from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Key
 
 T = TypeVar("T")

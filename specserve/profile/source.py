@@ -1,17 +1,20 @@
-"""YAML text to a tree of values that know line and column."""
+"""The bytes of profiles, wherever they come from, and YAML text to a tree of values that know line and column."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from specserve.diagnostics import Finding, Related, Span
 from specserve.profile.codes import CONTROL, Stop, ordered, problem, quoted
-from specserve.profile.tree import Node, meaning
+from specserve.profile.values import Node, meaning
 from specserve.profile.yamlhints import hint
 
 MAX_VALUES = 20_000
@@ -280,3 +283,53 @@ def _unclosed(opened: str, start: Any, mark: Any, *, file: str) -> Finding:
     message = f"invalid YAML: `{opened[0]}` is not closed"
     help = f"`{_PAIRS[opened[0]]}` ends the {kind}"
     return problem("SD002", message, _at(start, file=file), help=help, related=related)
+
+
+COMMAND = "<command>"
+"""The file name of a raw vLLM command that stands in the place of a profile."""
+Reader = Callable[[str], bytes]
+
+_KEPT: dict[str, bytes] = {}
+"""Text without a file of its own by the name its findings have: stdin, an editor's buffer, a command line."""
+_READERS: list[Reader] = []
+
+
+def read(file: str) -> bytes:
+    """A file, or stdin (`-`), which is kept; of a larger one than a profile may be, one byte more than that.
+
+    Raises OSError, and ValueError for a name that no file can have.
+    """
+    if file == "-":
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        if data or file not in _KEPT:  # stdin can be read once, and a profile may be loaded again
+            _KEPT[file] = data
+    if file in _KEPT:
+        return _KEPT[file]
+    return _READERS[-1](file) if _READERS else _opened(file)
+
+
+def keep(file: str, data: bytes) -> None:
+    """From now on this is what stands in the file of that name, for findings and for the lines they show."""
+    _KEPT[file] = data
+
+
+def recall(file: str) -> bytes:
+    """What was read under a name; of a file, what stands there now. Raises as `read` does."""
+    if file == "-":
+        return _KEPT.get(file, b"")
+    return _KEPT[file] if file in _KEPT else _opened(file)
+
+
+def _opened(file: str) -> bytes:
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+@contextmanager
+def read_by(reader: Reader) -> Iterator[None]:
+    """Files come from `reader` (name → bytes, or OSError) while this lasts, such as those of a commit."""
+    _READERS.append(reader)
+    try:
+        yield
+    finally:
+        _READERS.pop()

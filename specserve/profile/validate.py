@@ -26,8 +26,7 @@ from specserve.profile.schema import (
     Target,
     keys_of,
 )
-from specserve.profile.tree import Node
-from specserve.profile.values import shown
+from specserve.profile.values import Node, shown
 from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import in_range

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from specserve.checks.check import Checked, RuleGroup
 from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Report, Severity
-from specserve.hardware.accelerators import Accelerator, Machine, catalogue
-from specserve.hardware.gpus import Gpu, kind
+from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue, kind
 from specserve.memory.estimate import Bounds as Interval
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison

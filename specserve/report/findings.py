@@ -15,7 +15,7 @@ from unicodedata import combining, east_asian_width
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
-from specserve.profile.texts import recall
+from specserve.profile.source import recall
 from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
 from specserve.report.numbers import count
 

@@ -236,7 +236,7 @@ def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
 ) -> None:
     cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
     monkeypatch.setattr("specserve.vllm.versions.installed", lambda: cuda)
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", list)
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", list)
     loaded = target("\nhardware: {accelerator: L4-24GB}")
     codes = [
         item.code for item in judged(gather(loaded, wanted=CheckOptions(launch=True), read=read).context)

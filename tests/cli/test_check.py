@@ -90,7 +90,7 @@ def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
 def test_without_a_machine_memory_is_not_judged_and_the_way_out_is_said(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: [])
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: [])
     file = pair(PAIR.replace("    hardware: {accelerator: L40S-48GB}\n", ""))
     _, content = answer(capsys, file)
     reasons = {item["group"]: item["reason"] for item in content["skipped"]}

@@ -19,7 +19,7 @@ from specserve.checks.preflight import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import start
 from specserve.errors import CheckFailed, LaunchError, UsageError
-from specserve.hardware.gpus import Gpu
+from specserve.hardware.accelerators import Gpu
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
@@ -207,7 +207,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
 
 def test_each_replica_takes_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Gpu(index, f"GPU-{index}", "H100", 80 << 30, 80 << 30, (9, 0)) for index in range(4)]
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: found)
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: found)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\nengine: {data_parallel_size: 2}\n")

@@ -11,7 +11,7 @@ from specserve.convert.command import profile_of
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile
-from specserve.profile.texts import recall
+from specserve.profile.source import recall
 
 SPECULATION = """--speculative-config '{"model": "org/draft", "num_speculative_tokens": 5}'"""
 

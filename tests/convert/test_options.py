@@ -10,7 +10,7 @@ from specserve.convert.given import settings_of
 from specserve.convert.options import parse
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 from specserve.vllm.versions import options
 
 KNOWN = options()

@@ -15,7 +15,7 @@ from specserve.convert.python import PythonSource, calls, command_lists
 from specserve.convert.reading import read
 from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 
 
 def plain(node: Node) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specserve.convert.options import NotJson, json_node
 from specserve.convert.words import Word, argv_words
-from specserve.profile.tree import Node
+from specserve.profile.values import Node
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

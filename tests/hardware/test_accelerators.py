@@ -14,8 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.hardware.accelerators import Machine, accelerator, assume, catalogue, entries, this_cpu
-from specserve.hardware.gpus import Gpu, gpus, kind, machine, selected
+from specserve.hardware.accelerators import (
+    Gpu,
+    Machine,
+    accelerator,
+    assume,
+    catalogue,
+    entries,
+    gpus,
+    kind,
+    machine,
+    selected,
+    this_cpu,
+)
 
 GIB = 2**30
 Program = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.memory.compose import demand
-from specserve.memory.demand import Demand
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import Settings
+from specserve.memory.estimate import Demand
 from specserve.models.facts import ModelFacts, Tensor
 
 FOLDER = Path(__file__).parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from specserve.memory.defaults import Runner, regime, regimes
 from specserve.memory.estimate import Bounds
-from specserve.memory.settings import Runner, regime, regimes
 
 
 @pytest.mark.parametrize(

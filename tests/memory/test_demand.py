@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.memory.compose import demand
-from specserve.memory.demand import BlockTable, Demand, PipelineStage
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import Settings
+from specserve.memory.estimate import BlockTable, Demand, PipelineStage
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import facts_of
 

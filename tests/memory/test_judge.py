@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
-from specserve.memory.demand import BlockTable, Demand, PipelineStage
-from specserve.memory.estimate import MemoryEstimate, MemoryVerdict
+from specserve.memory.defaults import Settings
+from specserve.memory.estimate import BlockTable, Demand, MemoryEstimate, MemoryVerdict, PipelineStage
 from specserve.memory.judge import assess, estimate
 from specserve.memory.reckoning import reckon
-from specserve.memory.settings import Settings
 from specserve.memory.situation import MemorySituation, situation
 from specserve.memory.verdict import verdict_of
 from specserve.models.facts import ModelFacts, Tensor

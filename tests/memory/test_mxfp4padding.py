@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specserve.memory.compose import demand
-from specserve.memory.demand import Demand
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import Settings
+from specserve.memory.estimate import Demand
 from specserve.memory.weights import mxfp4_padding
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specserve.memory.compose import demand
-from specserve.memory.demand import Demand
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import Settings
+from specserve.memory.estimate import Demand
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import FOLDER
 

@@ -10,10 +10,10 @@ import pytest
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import Machine, assume
 from specserve.memory.compose import demand
+from specserve.memory.defaults import Settings
 from specserve.memory.estimate import VERDICTS, MemoryEstimate
 from specserve.memory.judge import estimate
 from specserve.memory.reckoning import reckon
-from specserve.memory.settings import Settings
 from specserve.memory.situation import situation
 from specserve.memory.verdict import verdict_of
 from specserve.models.facts import ModelFacts, Tensor

@@ -10,9 +10,9 @@ import pytest
 
 from specserve.errors import FactError
 from specserve.memory.compose import demand
-from specserve.memory.demand import Demand
+from specserve.memory.defaults import Settings, Speculative
+from specserve.memory.estimate import Demand
 from specserve.memory.probe import demand_of
-from specserve.memory.settings import Settings, Speculative
 from tests.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
 
 

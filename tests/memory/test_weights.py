@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.memory.compose import demand
-from specserve.memory.settings import Settings
+from specserve.memory.defaults import Settings
 from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts, Tensor

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.models.facts import Tensor
-from specserve.models.safetensors import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
+from specserve.models.files import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
 from tests.models.tiny import TENSORS, raw, safetensors
 
 

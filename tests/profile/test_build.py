@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.profile.source import parse
-from specserve.profile.tree import Node
-from specserve.profile.values import Unfit, convert
+from specserve.profile.values import Node, Unfit, convert
 from specserve.vllm.speculation import Key
 
 Problems = Callable[..., list[str]]

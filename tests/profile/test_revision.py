@@ -12,7 +12,7 @@ import pytest
 from specserve.errors import FactError, UsageError
 from specserve.profile.load import load_profile
 from specserve.profile.revision import at_revision, load_at
-from specserve.profile.texts import read_by
+from specserve.profile.source import read_by
 
 Write = Callable[..., Path]
 IDENTITY = {

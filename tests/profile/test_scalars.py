@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specserve.profile.tree import Ambiguous, Scalar, meaning
+from specserve.profile.values import Ambiguous, Scalar, meaning
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Span
-from specserve.profile.tree import Node, merged
+from specserve.profile.values import Node, merged
 
 _HERE = Span("x")
 

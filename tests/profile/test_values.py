@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.profile.source import parse
-from specserve.profile.tree import Node
-from specserve.profile.values import Unfit, convert
+from specserve.profile.values import Node, Unfit, convert
 from specserve.vllm.speculation import WORDS, Key, Kind
 
 Problems = Callable[..., list[str]]

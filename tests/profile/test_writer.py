@@ -16,7 +16,7 @@ from specserve.profile.fingerprint import jsonable
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
-from specserve.profile.tree import Ambiguous, Node
+from specserve.profile.values import Ambiguous, Node
 from specserve.profile.writer import Commented, comment, with_section, yaml_text
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=30)

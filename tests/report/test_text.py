@@ -13,7 +13,7 @@ import pytest
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
-from specserve.profile.texts import read
+from specserve.profile.source import read
 from specserve.report.findings import concise, render, summary
 
 Write = Callable[..., Path]

@@ -20,18 +20,10 @@ from specserve.measure.verify.result import (
     Smoke,
     Verification,
 )
-from specserve.measure.verify.result import (
-    ErrorInterval as Estimate,
-)
-from specserve.measure.verify.result import (
-    ServerSpeculation as Speculation,
-)
-from specserve.measure.verify.result import (
-    VerifyVerdict as Verdict,
-)
-from specserve.measure.verify.result import (
-    WrongToken as Difference,
-)
+from specserve.measure.verify.result import ErrorInterval as Estimate
+from specserve.measure.verify.result import ServerSpeculation as Speculation
+from specserve.measure.verify.result import VerifyVerdict as Verdict
+from specserve.measure.verify.result import WrongToken as Difference
 from specserve.measure.verify.run import VerifyStatus as Progress
 from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, brief, brief_json, verify_json, verify_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from specserve.checks.doctor.line import Line, State
 from specserve.checks.doctor.software import Software
 from specserve.checks.memory import gib
-from specserve.hardware.gpus import Gpu, gpus, kind, selected
+from specserve.hardware.accelerators import Gpu, gpus, kind, selected
 from specserve.plan.host import PLUGIN, Host
 
 

@@ -207,7 +207,7 @@ def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
 
 
 def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
-    from specserve.hardware.gpus import gpus, selected
+    from specserve.hardware.accelerators import gpus, selected
 
     if len({arm.visible for arm in planned}) > 1:
         return Fit(1, "the profiles name different devices")
@@ -359,7 +359,7 @@ def environment() -> dict[str, str]:
 
 
 def _gpus() -> dict[str, str]:
-    from specserve.hardware.gpus import gpus, kind, selected
+    from specserve.hardware.accelerators import gpus, kind, selected
 
     found = selected(gpus(), devices=None, environ=os.environ)
     if not found:

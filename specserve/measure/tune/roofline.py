@@ -9,11 +9,10 @@ from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.walk import geometric
 from specserve.memory.compose import compose
-from specserve.memory.defaults import language_part, served_bytes
+from specserve.memory.defaults import HEADS, Settings, Speculative, language_part, served_bytes
 from specserve.memory.defaults import shape as sizes
-from specserve.memory.demand import PipelineStage as Stage
+from specserve.memory.estimate import PipelineStage as Stage
 from specserve.memory.parts import tallied
-from specserve.memory.settings import HEADS, Settings, Speculative
 from specserve.memory.situation import MemorySituation as Situation
 from specserve.memory.weights import weigh
 from specserve.models.architecture import read_shape

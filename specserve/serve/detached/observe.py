@@ -272,7 +272,7 @@ def _launch_devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
     """As CUDA counts them: the first ones of what it may see, as many as there are ranks."""
     if plan.platform == "cpu":
         return ("cpu",)
-    from specserve.hardware.gpus import gpus, selected
+    from specserve.hardware.accelerators import gpus, selected
     from specserve.profile.schema import world_size
 
     visible = plan.env.get("CUDA_VISIBLE_DEVICES")
@@ -286,7 +286,7 @@ def _device_totals(plan: LaunchPlan) -> dict[str, int]:
         from specserve.hardware.accelerators import this_cpu
 
         return {"cpu": this_cpu().accelerator.total_bytes}
-    from specserve.hardware.gpus import gpus
+    from specserve.hardware.accelerators import gpus
 
     return {gpu.uuid: gpu.total_bytes for gpu in gpus()}
 

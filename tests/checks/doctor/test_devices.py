@@ -10,7 +10,7 @@ import pytest
 from specserve.checks.doctor.devices import NvidiaDriver, device_lines, read_driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
-from specserve.hardware.gpus import Gpu
+from specserve.hardware.accelerators import Gpu
 from specserve.vllm.versions import Installed
 
 GIB = 2**30

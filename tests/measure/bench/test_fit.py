@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.hardware.gpus import Gpu
+from specserve.hardware.accelerators import Gpu
 from specserve.hardware.host import host_memory
 from specserve.measure.bench.arms import Arm, fit, memory_bytes
 from specserve.plan.host import default_kv_bytes, localize, this_host
@@ -43,7 +43,7 @@ def test_each_arm_gets_gpus_of_its_own(
     count: int, ranks: int, arms: int, at_once: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: gpus(count))
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: gpus(count))
     found = fit([planned(f"arm{number}", "cuda", ranks=ranks) for number in range(arms)])
     assert found.at_once == at_once
     used = [device for slot in found.slots for device in slot]
@@ -52,14 +52,14 @@ def test_each_arm_gets_gpus_of_its_own(
 
 def test_gpus_of_different_kinds_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: gpus(2, names=("H100", "L40S")))
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: gpus(2, names=("H100", "L40S")))
     found = fit([planned("a", "cuda"), planned("b", "cuda")])
     assert found.at_once == 1 and "different kinds" in found.why
 
 
 def test_the_devices_that_a_profile_names_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: gpus(4))
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: gpus(4))
     own = {"CUDA_VISIBLE_DEVICES": "2, 3"}
     assert fit([planned("a", env=own), planned("b", env=own)]).slots == (("GPU-2",), ("GPU-3",))
     assert fit([planned("a"), planned("b")]).slots == (("GPU-0",), ("GPU-1",))
@@ -68,7 +68,7 @@ def test_the_devices_that_a_profile_names_win_over_the_environment(monkeypatch: 
 def test_profiles_that_name_different_devices_keep_them_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: gpus(4))
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: gpus(4))
     found = fit([planned("a"), planned("b", env={"CUDA_VISIBLE_DEVICES": "2"})])
     assert (found.at_once, found.slots) == (1, ()) and "different devices" in found.why
 

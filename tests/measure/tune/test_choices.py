@@ -10,13 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specserve.measure.tune import plan, schedule
-from specserve.measure.tune.schedule import (
-    Situation,
-    as_ranges,
-    follows_schedule,
-    rungs,
-    why_no_ladder,
-)
+from specserve.measure.tune.schedule import Situation, as_ranges, follows_schedule, rungs, why_no_ladder
 from specserve.measure.tune.walk import Steps, length_interval
 from tests.measure.tune.making import problems
 

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune.walk import (
-    Steps,
-    geometric,
-    geometric_rate,
-    length_interval,
-    steps_of,
-)
+from specserve.measure.tune.walk import Steps, geometric, geometric_rate, length_interval, steps_of
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
