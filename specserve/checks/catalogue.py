@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.checks import (  # fmt: skip
+from specserve.checks import (
     byvllm,
     contexts,
     drafts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from specserve.checks import (  # fmt: skip
+from specserve.checks import (
     arguments,
     nodes,
     pairing,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import (  # fmt: skip
+from specserve.checks.arms import (
     architectures,
     has_kind,
     heads,

@@ -1,4 +1,4 @@
-"""Files of strangers: read up to a limit, never a pipe or a device; safetensors headers; which files of a model are what."""
+"""Files of strangers: read up to a limit, never a pipe; safetensors headers; which files of a model are what."""
 
 from __future__ import annotations
 
