@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import Config, architectures, has_kind, heads, kv_heads, lacks, section
+from specserve.checks.arms import (
+    Config,
+    architectures,
+    has_kind,
+    heads,
+    kv_heads,
+    lacks,
+    section,
+    text_config,
+    whole,
+)
 from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
+from specserve.vllm.facts import VOCABULARY_PADDING
 from specserve.vllm.registry import Registry, registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -94,11 +105,11 @@ def _speculator(config: Config) -> Hit:
 
 @rule("SD222", "indivisible-heads", Severity.ERROR, needs="models")
 def indivisible_heads(ctx: Context) -> Iterator[Hit]:
-    """Attention heads cannot be divided over the tensor-parallel ranks.
+    """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
     The draft is cut into as many parts as the target. vLLM refuses attention heads that do not divide, and KV heads
-    that neither divide nor repeat evenly stop it while it loads. Small drafts have few and odd numbers of heads: 14 are
-    common.
+    that neither divide nor repeat evenly stop it while it loads, as does a vocabulary, padded to 64 rows, that does not
+    divide. Small drafts have few and odd numbers of heads: 14 are common.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -109,14 +120,16 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     alone = {f"{arm.path}.model" for arm in ctx.arms if _on_one_rank(arm)}
     models = [(path, config) for path, config in ctx.models() if path not in alone]
     for path, config in models if size > 1 else ():
-        total, groups = heads(config), kv_heads(config)
+        total, groups, rows = heads(config), kv_heads(config), _table_rows(ctx, config)
         if total is not None and total % size:
             message = f"{total} attention heads do not divide over {size} ranks"
         elif groups is not None and groups % size and size % groups:
             message = f"{groups} KV heads neither divide over {size} ranks nor repeat evenly"
+        elif rows is not None and rows % size:
+            message = f"a vocabulary of {rows:,} rows, with padding, does not divide over {size} ranks"
         else:
             continue
-        help_ = f"`tensor_parallel_size` may be {_sizes([config for _, config in models])}"
+        help_ = f"`tensor_parallel_size` may be {_sizes(ctx, [config for _, config in models])}"
         yield Hit(path, message, related=(("target.tensor_parallel_size", f"{size} ranks"),), help=help_)
 
 
@@ -125,10 +138,20 @@ def _on_one_rank(arm: CheckedArm) -> bool:
     return arm.speculation.method == "dspark" and arm.speculation.keys.get("draft_tensor_parallel_size") == 1
 
 
-def _sizes(configs: list[Config]) -> str:
+def _table_rows(ctx: Context, config: Config) -> int | None:
+    """Rows of the vocabulary's tables as vLLM pads them; None if they are not known, or adapters add to them."""
+    size = whole(text_config(config), "vocab_size")
+    if size is None or ctx.profile.engine.get("enable_lora"):
+        return None
+    padding = VOCABULARY_PADDING.at(ctx.judged[-1])
+    return -(-size // padding) * padding
+
+
+def _sizes(ctx: Context, configs: list[Config]) -> str:
     """The tensor-parallel sizes that all of these models allow."""
     totals = [count for count in map(heads, configs) if count is not None]
     groups = [count for count in map(kv_heads, configs) if count is not None]
+    totals += [rows for config in configs if (rows := _table_rows(ctx, config)) is not None]
     fits = [
         str(size)
         for size in range(1, _LARGEST_TP + 1)

@@ -14,6 +14,7 @@ from specserve.memory.defaults import Settings
 from specserve.memory.kv import kv_heads_per_gpu
 from specserve.models.facts import BITS, Tensor
 from specserve.models.shape import Attention, Shape, State
+from specserve.vllm.facts import VOCABULARY_PADDING
 
 Division = Literal["vocabulary", "column", "row", "keys", "fused", "expert", "mamba", "channels", "all"]
 """`all`: each GPU holds the whole. `keys`: by KV heads. `fused`: queries with keys and values. `mamba`: with groups."""
@@ -184,8 +185,6 @@ def _up(size: float, step: int) -> int:
     return step * int(-(-size // step))
 
 
-_PADDING = 64
-"""Rows to which vLLM pads a vocabulary (DEFAULT_VOCAB_PADDING_SIZE)."""
 _SERVED = frozenset({"F64", "F32", "F16", "BF16"})
 _INDEX = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TABLES_EVERYWHERE = frozenset({
@@ -279,8 +278,8 @@ def _elements(kind: Kind, shape: Shape, settings: Settings) -> float:
     """Elements on one GPU."""
     tp, count, division = settings.tensor_parallel_size, math.prod(kind.shape), kind.role.division
     if division == "vocabulary" and kind.shape:
-        rows = kind.shape[0]
-        return count // max(rows, 1) * (-(-rows // _PADDING) * _PADDING) / tp
+        rows, padding = kind.shape[0], VOCABULARY_PADDING.at(settings.version)
+        return count // max(rows, 1) * (-(-rows // padding) * padding) / tp
     if division == "expert":
         return _expert(kind, count, settings) * _padding(kind, shape, settings)
     is_whole_encoder = kind.role.place == "tower" and shape.model_type in _WHOLE_ENCODERS

@@ -15,6 +15,16 @@ RAY_PIN = "Ray 2.60 asks for vLLM 0.29 by itself"
 
 _CONFIG, _SPECULATIVE, _MODEL = "config/vllm.py", "config/speculative.py", "config/model.py"
 
+VOCABULARY_PADDING: Fact[int] = fact(
+    "the tables of a vocabulary are padded to a multiple of so many rows before ranks divide them",
+    Era(
+        "0.26",
+        64,
+        "model_executor/layers/vocab_parallel_embedding.py",
+        "DEFAULT_VOCAB_PADDING_SIZE = 64",
+    ),
+)
+
 # which of the two model runners serves: `use_v2_model_runner`
 
 V2_BY_ARCHITECTURE = fact(

@@ -43,9 +43,16 @@ def test_a_draft_that_could_not_be_read_is_not_judged(profile: Load) -> None:
         ({"text_config": {"num_attention_heads": 14}}, 4, 1),
         ({"num_attention_heads": "14"}, 4, 0),
         ({"num_attention_heads": [14, 16]}, 4, 0),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24, "vocab_size": 151936}, 3, 1),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24, "vocab_size": 151936}, 8, 0),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24, "vocab_size": 151900}, 2, 0),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24, "vocab_size": 192}, 3, 0),
+        ({"num_attention_heads": 24, "num_key_value_heads": 24, "vocab_size": 129}, 3, 0),
     ],
 )
-def test_heads_divide_or_kv_heads_repeat(profile: Load, config: Any, size: int, hits: int) -> None:
+def test_heads_and_the_vocabulary_divide_or_kv_heads_repeat(
+    profile: Load, config: Any, size: int, hits: int
+) -> None:
     loaded = profile(f"target: {{model: org/t, tensor_parallel_size: {size}}}")
     assert codes(loaded, {"org/t": facts(config)}) == ["SD222"] * hits
 
