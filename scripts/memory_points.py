@@ -285,7 +285,7 @@ def _batch(machine: Machine, *, length: int, version: str) -> tuple[int, int]:
     """Tokens and requests of a step; the old engine took whole prompts, up to 32k tokens."""
     if minor(version) < (0, 8):
         return (length if length <= 32768 else 2048), 256
-    return batch_defaults(machine)
+    return batch_defaults(machine, version)
 
 
 def _accelerator(point: Mapping[str, Any]) -> Accelerator:

@@ -318,7 +318,7 @@ def _default_step(ctx: Context, k: int) -> str | None:
         return None
     from specserve.memory.defaults import batch_defaults  # here, so that other profiles are linted without
 
-    least, requests = batch_defaults(Machine(kind, 1))
+    least, requests = batch_defaults(Machine(kind, 1), ctx.judged[-1])
     requests = given or requests
     if least >= 8192 or requests * (k + 1) <= max(least, requests):
         return None

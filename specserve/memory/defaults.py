@@ -16,7 +16,7 @@ from specserve.models.config import Fields, text_fields
 from specserve.models.facts import ModelFacts
 from specserve.vllm import fact
 from specserve.vllm.context import ASSUMED, Length, context_length
-from specserve.vllm.facts import READ
+from specserve.vllm.facts import LARGEST_STEP, READ, SMALL_GB10
 from specserve.vllm.runner import SWITCH, which_runner
 
 if TYPE_CHECKING:
@@ -150,16 +150,18 @@ GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""
 
 
-def batch_defaults(machine: Machine, *, world_size: int = 1) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on this machine."""
+def batch_defaults(machine: Machine, version: str, *, world_size: int = 1) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on this machine.
+
+    Source: vllm/engine/arg_utils.py, `get_batch_defaults`.
+    """
     kind = machine.accelerator
     if machine.is_cpu:
         return 2048 * world_size, 128 * world_size
-    if kind.total_bytes >= 160 * _GIB:
+    if kind.total_bytes >= 160 * _GIB and LARGEST_STEP.at(version):
         return 16384, 1024
-    if kind.total_bytes >= 70 * _GIB and "a100" not in kind.name.lower():
-        return 8192, 1024
-    return 2048, 256
+    is_small = "a100" in kind.name.lower() or (kind.compute_capability == (12, 1) and SMALL_GB10.at(version))
+    return (8192, 1024) if kind.total_bytes >= 70 * _GIB and not is_small else (2048, 256)
 
 
 class Captured(NamedTuple):

@@ -152,7 +152,7 @@ def _settings(
 ) -> Settings:
     engine, target = profile.engine, profile.target
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
-    tokens, seqs = batch_defaults(machine, world_size=ranks)
+    tokens, seqs = batch_defaults(machine, version, world_size=ranks)
     seqs = _integer(engine.get("max_num_seqs")) or seqs
     told = _integer(engine.get("max_num_batched_tokens"))
     if told is None:

@@ -25,6 +25,22 @@ VOCABULARY_PADDING: Fact[int] = fact(
     ),
 )
 
+_ARGUMENTS = "engine/arg_utils.py"
+_LARGEST, _GB10 = (
+    "if device_memory >= 160 * GiB_bytes:",
+    "is_gb10 = current_platform.is_device_capability((12, 1))",
+)
+LARGEST_STEP = fact(
+    "a GPU of 160 GiB or more takes steps of 16,384 tokens by itself",
+    Era("0.26", False, _ARGUMENTS, _LARGEST, is_absent=True),
+    Era("0.28", True, _ARGUMENTS, _LARGEST),
+)
+SMALL_GB10 = fact(
+    "a GB10 takes the steps of a small GPU, whatever its memory",
+    Era("0.26", False, _ARGUMENTS, _GB10, is_absent=True),
+    Era("0.33", True, _ARGUMENTS, _GB10),
+)
+
 # which of the two model runners serves: `use_v2_model_runner`
 
 V2_BY_ARCHITECTURE = fact(

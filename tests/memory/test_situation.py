@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.memory.defaults import length_of, runner, shape
+from specserve.memory.defaults import batch_defaults, length_of, runner, shape
 from specserve.memory.judge import estimate
 from specserve.memory.situation import MemorySituation, PromisedLoad, situation
 from specserve.models.facts import ModelFacts
@@ -56,6 +56,22 @@ def of(
 def test_batch_sizes_depend_on_the_machine(profile: Load, machine: str, tokens: int, seqs: int) -> None:
     found = of(profile(""), machine).settings
     assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, seqs)
+
+
+@pytest.mark.parametrize(
+    ("machine", "version", "sizes"),
+    [
+        ("1xB200-180GB", "0.27", (8192, 1024)),
+        ("1xB200-180GB", "0.28", (16384, 1024)),
+        ("1xDGX-Spark-128GB", "0.32", (8192, 1024)),
+        ("1xDGX-Spark-128GB", "0.33", (2048, 256)),
+        ("1xA100-80GB", "0.33", (2048, 256)),
+    ],
+)
+def test_batch_sizes_of_large_and_integrated_gpus_depend_on_the_version(
+    machine: str, version: str, sizes: tuple[int, int]
+) -> None:
+    assert batch_defaults(assume(machine), version) == sizes
 
 
 def test_what_the_profile_says_wins_over_the_defaults(profile: Load) -> None:
