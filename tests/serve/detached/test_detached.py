@@ -214,14 +214,14 @@ import sys
 from pathlib import Path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.observe import Room
+from specserve.serve.detached.observe import DeviceRoom
 from specserve.serve.signals import StopRequest
 fake, port, state = sys.argv[1:4]
 plan = LaunchPlan(name="demo", fingerprint="0" * 64, vllm="0.32.0", platform="cpu",
     argv=(sys.executable, fake, "--port", port, *sys.argv[4:]), env={}, engine_kwargs={},
     host="127.0.0.1", port=int(port), model="tiny", stall_timeout_s=30, shutdown_timeout_s=5)
 with StopRequest() as stop:
-    launch(plan, name="demo", profile="p", room=Room((), None, None), log_path=Path(state) / "d.log", stop=stop)
+    launch(plan, name="demo", profile="p", room=DeviceRoom((), None, None), log_path=Path(state) / "d.log", stop=stop)
 """
 
 
@@ -231,12 +231,18 @@ def launcher(fake_plan: FakePlan, state: Path, *arguments: str) -> subprocess.Po
     return subprocess.Popen(words, stderr=subprocess.PIPE)
 
 
+def wait_for_leader(process: subprocess.Popen[bytes], state: Path) -> Record:
+    while (record := registry.read("demo") if state.exists() else None) is None or record.leader is None:
+        assert process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.02)
+    return record
+
+
 def test_a_server_whose_launcher_was_killed_becomes_ready_all_the_same(
     fake_plan: FakePlan, state: Path
 ) -> None:
     with launcher(fake_plan, state, "--pause", "0.4") as process:
-        while (record := registry.read("demo") if state.exists() else None) is None or record.leader is None:
-            time.sleep(0.02)
+        wait_for_leader(process, state)
         assert observe("demo") == Seen("demo", "starting", "", registry.read("demo"))
         process.kill()
     record = wait_for("demo", "ready").record
@@ -248,8 +254,7 @@ def test_a_server_whose_launcher_was_killed_becomes_ready_all_the_same(
 
 def test_a_server_that_starts_can_be_stopped_by_another_command(fake_plan: FakePlan, state: Path) -> None:
     with launcher(fake_plan, state, "--fault", "never-ready") as process:
-        while (record := registry.read("demo") if state.exists() else None) is None or record.leader is None:
-            time.sleep(0.02)
+        record = wait_for_leader(process, state)
         stop_now(record)
         assert process.stderr is not None
         assert b"`demo` was stopped by another command" in process.stderr.read()
