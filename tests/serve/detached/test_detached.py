@@ -381,12 +381,6 @@ def test_a_key_reaches_the_server_by_its_environment_and_lies_nowhere(
     stop_now(record)
 
 
-@pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
-def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name of a server"):
-        registry.folder_of(name)
-
-
 def test_many_changes_at_once_leave_a_whole_record(start: Start) -> None:
     record = start()
     threads = [

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specserve.errors import UsageError
+from specserve.serve.detached import registry
 from specserve.serve.detached.registry import BrokenRecord, Ended, LaunchedArm, Record, from_json, to_json
 
 RECORD = Record(
@@ -106,3 +108,9 @@ def test_no_value_makes_the_reading_fail_in_another_way(value: Any, key: str) ->
     except BrokenRecord:
         return
     assert from_json(to_json(record)) == record
+
+
+@pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
+def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is no name of a server"):
+        registry.folder_of(name)
