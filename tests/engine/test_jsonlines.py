@@ -29,14 +29,14 @@ oracle.main()
 DRIVER = """
 import sys
 from specserve.engine import benchmark_driver
-class Driver:
+class PassRunner:
     def __init__(self, lines):
         self.lines = lines
     async def run(self, wanted):
         if wanted["pass"] == "bad":
             raise ValueError("no such\\nendpoint")
         self.lines.send("pass", **{"pass": wanted["pass"]})
-benchmark_driver.Driver = Driver
+benchmark_driver.PassRunner = PassRunner
 sys.exit(benchmark_driver.main())
 """
 
