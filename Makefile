@@ -12,6 +12,7 @@ PYTHON := $(shell for want in 'sys.version_info[:2] == (3, 11)' 'sys.version_inf
 endif
 # Byte code is kept: most of the tests' time would go into compiling the same modules for each child.
 OFFLINE := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
 # No test may depend on where the clone lies: `make test`, and so CI, runs those without vLLM in a copy at such a path.
 ELSEWHERE := build/a specserve ü
@@ -20,7 +21,7 @@ SOAK ?= 20
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev demo test check lint fmt unit installed engine vllm soak clean
+.PHONY: help setup dev demo test check lint site fmt unit installed engine vllm soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -44,11 +45,18 @@ test: dev ## everything that CI runs
 
 check: dev lint unit installed ## the same without starting vLLM
 
-lint: ## ruff, the type checker and the import contract
+lint: ## ruff, the type checker, the import contract, the documentation as a site, the package as it is released
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SITE) --quiet
+	@rm -rf build/dist
+	$(BIN)/python -m build -q -o build/dist >build/dist.log 2>&1 || { cat build/dist.log; exit 1; }
+	$(BIN)/twine check --strict build/dist/*
+
+site: dev ## the documentation as a site, in build/site
+	$(SITE)
 
 fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff format .
@@ -57,8 +65,8 @@ fmt: ## format and repair what ruff can repair
 unit:
 	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
 
-installed: $(if $(TOGETHER),engine) # asks the installed vLLM without starting it; after the engines, as both take a core
-	$(PYTEST) -m "vllm and not engine and not soak"
+installed: $(if $(TOGETHER),engine unit) # asks the installed vLLM without starting it; last, as it takes both cores
+	$(PYTEST) -n 2 -m "vllm and not engine and not soak"
 
 engine:
 	$(PYTEST) -m "engine and not soak" --durations=15

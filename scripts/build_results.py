@@ -1,4 +1,4 @@
-"""Writes docs/results/index.md from the results and reports beside it; with --check, says whether it is up to date."""
+"""Writes docs/results/measured.md from the results and reports beside it; with --check, says if it is stale."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main() -> int:
     except SpecserveError as error:
         print(f"error: {error}")
         return 2
-    page = FOLDER / "index.md"
+    page = FOLDER / "measured.md"
     if "--check" in sys.argv[1:]:
         fresh = page.exists() and page.read_text(encoding="utf-8") == text
         print(f"{page.name} is {'up to date' if fresh else 'stale: run scripts/build_results.py'}")

@@ -24,12 +24,11 @@ from specserve.memory.defaults import (
     Regime,
     Runner,
     Settings,
-    batch_defaults,
     regime,
     shape,
 )
 from specserve.memory.estimate import BlockTable, Demand, PipelineStage
-from specserve.memory.situation import MemorySituation
+from specserve.memory.situation import MemorySituation, batch_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.vllm.fact import minor
 
@@ -285,7 +284,7 @@ def _batch(machine: Machine, *, length: int, version: str) -> tuple[int, int]:
     """Tokens and requests of a step; the old engine took whole prompts, up to 32k tokens."""
     if minor(version) < (0, 8):
         return (length if length <= 32768 else 2048), 256
-    return batch_defaults(machine, version)
+    return batch_of(machine, version)
 
 
 def _accelerator(point: Mapping[str, Any]) -> Accelerator:

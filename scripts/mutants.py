@@ -5,7 +5,8 @@
     python scripts/mutants.py -o build/mutants                    again: goes on where it stopped
 
 A place is a comparison, an arithmetic operator, a number, a condition or a truth value, in a copy of the repository.
-Each fault meets the tests of its file, then those of its room, then those of the command line, without an engine.
+Each fault meets the tests of its file, then those of its room, then those of the commands that are called like its
+file or a folder of it, then those of the rooms that import its room; none starts an engine.
 Needs cosmic-ray (pip install cosmic-ray).
 """
 
@@ -156,15 +157,32 @@ def run_tests() -> int:
     while not room.is_dir():
         room = room.parent
     near = [str(test) for test in sorted(room.rglob("test_*.py")) if file.stem in test.stem]
-    for tests in (near, [str(room)], ["tests/cli", "tests/report"]):
+    names = {file.stem, *file.parts[1:-1]}
+    commands = [
+        str(test) for test in sorted(Path("tests/cli").glob("test_*.py")) if names & set(test.stem.split("_"))
+    ]
+    for tests in (near, [str(room)], commands, users(file.parts[1])):
         if tests:
             select = ["-m", "not engine and not vllm and not soak"]
             done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *select, *tests], check=False
+                [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--timeout=120", *select, *tests],
+                check=False,
             )
             if done.returncode not in (0, 5):  # 5: nothing selected
                 return done.returncode
     return 0
+
+
+def users(room: str) -> list[str]:
+    """The tests of the rooms that import this one; those of `cli` take too long, and import all."""
+    importing = {
+        file.parts[1]
+        for file in Path("specserve").rglob("*.py")
+        if f"from specserve.{room}" in file.read_text(encoding="utf-8")
+    }
+    return [
+        str(Path("tests", name)) for name in sorted(importing - {room, "cli"}) if Path("tests", name).is_dir()
+    ]
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specserve.hardware.host import free_port
-from specserve.measure.verify.prompts import load_prompts
 from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.scores import Position, ScoredText
-from specserve.measure.verify.session import TOP, VerifySession, results_of
+from specserve.measure.verify.server import load_prompts
+from specserve.measure.verify.session import TOP, Position, ScoredText, VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 

@@ -15,7 +15,7 @@ import yaml
 from specserve.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CI = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 
 

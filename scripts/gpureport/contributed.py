@@ -1,4 +1,4 @@
-"""The reports of whole machines that were given away, as a section of docs/results/index.md."""
+"""The reports of whole machines that were given away, as a section of docs/results/measured.md."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from specserve.report.document import (
     Paragraph,
     Section,
     Verbatim,
+    html_page,
 )
-from specserve.report.page import html_page
 from specserve.report.table import Column, Table
 
 _GIB = 2**30

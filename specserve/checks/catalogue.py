@@ -7,7 +7,6 @@ from specserve.checks import (
     contexts,
     drafts,
     hardware,
-    headfit,
     heads,
     memory,
     models,
@@ -18,6 +17,6 @@ from specserve.checks import (
 )
 
 _FAMILIES = (
-    byvllm, contexts, drafts, hardware, headfit, heads, memory, models, multitoken, targets, tokenizers,
+    byvllm, contexts, drafts, hardware, heads, memory, models, multitoken, targets, tokenizers,
 )  # fmt: skip
 RULES = static.rules_of((*static.FAMILIES, *_FAMILIES))

@@ -154,9 +154,7 @@ def _on_this_machine(
     if profile.vllm and not contains(profile.vllm, found.version):
         return None, None, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
     try:
-        table = installed_table()
-        assert table is not None
-        plan = launch(profile, table=table, platform=found.platform, version=found.version)
+        plan = launch(profile, table=installed_table(found), platform=found.platform, version=found.version)
         host = this_host()
         plan = localize(plan, installed=found, host=host)
         return plan, seen_from(host, plan), ""

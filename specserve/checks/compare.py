@@ -21,8 +21,8 @@ from specserve.plan.compare import Difference, LaunchComparison, Side, Written, 
 from specserve.plan.launch import launch
 from specserve.plan.locking import locked
 from specserve.profile.codes import quoted
+from specserve.profile.find import at_revision, load_at
 from specserve.profile.load import load_profile, with_alternative
-from specserve.profile.revision import at_revision, load_at
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import in_range, known_versions, table
 
@@ -104,7 +104,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     if is_command(words):
         return words, []
     raise UsageError(
-        f"`specserve diff` takes two sides; found {len(words)}", hint="a vLLM command stands behind `--`"
+        f"`specserve diff` takes two sides; found {len(words)}", hint="write a vLLM command after `--`"
     )
 
 
@@ -143,8 +143,8 @@ def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:
         return _converted(words, settings)
     name = words[0]
     if name.startswith(("http://", "https://")):
-        hint = "put the server's command line behind `--`"
-        raise UsageError(f"{quoted(name)} is no profile: `specserve diff` reads files", hint=hint)
+        hint = "write the server's command line after `--`"
+        raise UsageError(f"{quoted(name)} is not a profile: `specserve diff` reads files", hint=hint)
     if name.endswith(_LOCK):
         return _beside_lock(name, settings)
     place = at_revision(name)

@@ -374,7 +374,7 @@ def _estimate(
 def _demand_by_vllm(context: Context, arm: CheckedArm | None, situation: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
     from specserve.memory.defaults import Speculative
-    from specserve.memory.probe import demand_of
+    from specserve.memory.judge import demand_of
 
     path = arm.path if arm else ""
     build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)

@@ -58,7 +58,7 @@ def unknown_architecture(ctx: Context) -> Iterator[Hit]:
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
                 notes=tuple(gone),
                 versions=found,
-                help="take a model that it supports; where a plug-in brings the class, silence this finding",
+                help="take a model that it supports; if a plug-in brings the class, silence this finding",
             )
 
 
@@ -66,8 +66,8 @@ def unknown_architecture(ctx: Context) -> Iterator[Hit]:
 def served_head(ctx: Context) -> Iterator[Hit]:
     """The target is a draft head.
 
-    A head is no model: it continues another model's hidden states. Pages of heads show `vllm serve HEAD` all the same,
-    because the page's text is made for every repository.
+    A head is not a model: it continues another model's hidden states. The Hub's pages of heads show `vllm serve HEAD`
+    anyway, because that text is made for every repository.
     Example: target: {model: ./llama-eagle3}
     Use instead: target: {model: ./llama}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`

@@ -124,7 +124,7 @@ def _further(name: str, count: int) -> bool:
 
 @rule("SD232", "indivisible-token-count", Severity.ERROR, needs="models")
 def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
-    """K is no multiple of the tokens that the trained layers predict.
+    """K is not a multiple of the tokens that the trained layers predict.
 
     With n layers trained for one further token each, vLLM runs all of them again and again: it refuses a K above n that
     n does not divide.
@@ -137,7 +137,7 @@ def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
     for arm, _, k, own in _counted_arms(ctx):
         if k % own:
             fits = ", ".join(str(value) for value in range(own, k + own + 1, own))
-            text = f"{own} layers predict further tokens, and {k} is no multiple of {own}"
+            text = f"{own} layers predict further tokens, and {k} is not a multiple of {own}"
             help_ = f"vLLM takes {fits}" if own > 1 else None
             yield Hit(f"{arm.path}.num_speculative_tokens", text, help=help_)
 

@@ -53,8 +53,8 @@ def vllm_to_ask(source: Path | None) -> Vllm:
 
         found = installed()
         if found is None:
-            hint = "`--vllm-source` names a wheel, or a folder with its files"
-            raise FactError("no vLLM is installed in this Python", hint=hint)
+            hint = "`--vllm-source` takes a wheel of vLLM, or a folder with its files; nothing is installed"
+            raise FactError("no vLLM is installed beside specserve to be asked", hint=hint)
         return Vllm(found.version)
     folder = _unpacked(source) if source.is_file() else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))

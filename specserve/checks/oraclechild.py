@@ -21,7 +21,7 @@ from specserve import __version__
 from specserve.errors import FactError
 from specserve.models.hubcache import fact_cache
 from specserve.vllm.table import VllmTable, loads
-from specserve.vllm.versions import Installed, installed, is_newer, table
+from specserve.vllm.versions import Installed, is_newer, table
 
 
 class OracleChild:
@@ -123,18 +123,14 @@ _LIMIT_S = 120.0
 
 
 @lru_cache
-def installed_table() -> VllmTable | None:
-    """The table of the installed vLLM; None if there is none. Raises UnknownVersion if it is too old.
+def installed_table(found: Installed) -> VllmTable:
+    """The table of an installed vLLM. Raises UnknownVersion if it is too old.
 
     A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its answer is kept. If
     it gives none, the newest shipped table serves, marked as not exact.
     """
-    found = installed()
-    if found is None:
-        return None
-    if is_newer(found.version):
-        return ask_installed(found, command=_CHILD) or table(found.version)
-    return table(found.version)
+    asked = ask_installed(found, command=_CHILD) if is_newer(found.version) else None
+    return asked or table(found.version)
 
 
 def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmTable | None:

@@ -21,6 +21,30 @@ _ONLINE = frozenset(
 """Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
 _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
 
+_FAMILIES = {
+    "Llama 2": r"llama-?2(?!\d*b)|tinyllama|codellama|vicuna|llama-\d+m",
+    "Llama 3": r"llama-?3(?!\d*b)",
+    "Llama 4": r"llama-?4(?!\d*b)",
+    "Qwen 1.5 to 3": r"qwen-?(1\.5|2|2\.5|3)(?![.\d]|b)|qwq",
+    "Qwen 3.5 and later": r"qwen-?(3\.[5-9]|[4-9])(?!\d*b)",
+    "Gemma 1 and 2": r"gemma-?(1\.1|2)(?![.\d])|gemma-7b",
+    "Gemma 3 and 4": r"gemma-?[34](?![.\d])",
+    "Mistral": r"mistral|mixtral|ministral|codestral|devstral|magistral",
+    "DeepSeek": r"deepseek(?!.*(llama|qwen))",
+    "gpt-oss": r"gpt-oss",
+    "GLM": r"glm-?[45]",
+    "Phi 4": r"phi-?4",
+    "OPT": r"opt-[\d.]+[mb]",
+    "GPT-2": r"(distil)?gpt-?2",
+    "Granite": r"granite-?[34]",
+    "OLMo": r"olmo",
+    "Falcon": r"falcon",
+    "Kimi": r"kimi-k\d",
+    "MiniMax": r"minimax-m",
+    "Command": r"command-[ra]|aya-",
+}
+"""Patterns of names. Tokenizers may differ within a family too; between families they do."""
+
 
 @rule("SD152", "too-long-draft", Severity.ERROR)
 def too_long_draft(ctx: Context) -> Iterator[Hit]:
@@ -227,8 +251,6 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
             continue
         if block.keys.get("use_heterogeneous_vocab") is True or not (is_hub_id(target) and is_hub_id(draft)):
             continue
-        from specserve.models.vocabulary import tokenizer_family
-
         families = tokenizer_family(target), tokenizer_family(draft)
         if None not in families and families[0] != families[1]:
             yield Hit(
@@ -237,6 +259,17 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
                 related=(("target.model", "the target"),),
                 help="`specserve check` compares them; take a draft of the target's family",
             )
+
+
+def tokenizer_family(model: str) -> str | None:
+    """The family whose tokenizer a model of the Hub has, judged by its name; None if it names none, or two."""
+    name = model.rpartition("/")[2]
+    found = [
+        family
+        for family, names in _FAMILIES.items()
+        if re.search(rf"(?:^|[-_.])(?:meta-)?(?:{names})", name, re.I)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 @rule("SD166", "inherited-tensors", Severity.ERROR)

@@ -11,9 +11,9 @@ from specserve.checks.rule import Context, Hit, Need, Rule
 from specserve.checks.static import STATIC
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.fingerprint import fingerprint
-from specserve.profile.load import examine_partial
+from specserve.profile.load import examine, examine_partial
 from specserve.profile.schema import Profile
-from specserve.profile.source import COMMAND, recall
+from specserve.profile.source import COMMAND, keep, recall
 from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions
 
@@ -47,8 +47,11 @@ _BY_VLLM = "SD5"
 _ORDER = {severity: order for order, severity in enumerate((Severity.ERROR, Severity.WARNING, Severity.INFO))}
 
 
-def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
-    """The static rules over profiles, each against every known vLLM minor in its range."""
+def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bool = True) -> Report:
+    """The static rules over profiles, each against every known vLLM minor in its range.
+
+    `fingerprints`: whether the verdicts have them; only JSON shows them.
+    """
     findings: dict[Finding, None] = {}  # a problem of a shared parent is reported once
     verdicts = []
     hidden = 0
@@ -62,10 +65,16 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
         kept, more, stopped = examined_in(context_of(profile), problems=problems)
         findings |= dict.fromkeys(kept)
         hidden += more
-        verdicts.append(
-            ProfileVerdict(path, *identity(profile, kept), verdict_of(kept), stopped if problems else ())
-        )
+        name, mark = identity(profile, kept) if fingerprints else (None, None)
+        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(kept), stopped if problems else ()))
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
+
+
+def lint_text(text: str, *, file: str) -> list[Finding]:
+    """What `lint` finds in a profile that is not a file yet; findings name it `file`."""
+    keep(file, text.encode())
+    profile, problems = examine(file)
+    return examined(profile, problems=problems)[0] if profile else problems
 
 
 def verdict_of(findings: list[Finding]) -> str:

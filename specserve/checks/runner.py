@@ -138,7 +138,7 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
                 f"the V1 runner, which will serve `{block.method}`, takes no logits processors with speculation",
                 related=((f"{path}.method", "speculation"),),
                 versions=found,
-                help="leave one of the two out",
+                help="leave one of them out",
             )
 
 

@@ -42,7 +42,7 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """
     speculates = _speculates(ctx)
     if ctx.profile.engine.get("disable_log_stats") is True and speculates:
-        text = "the server will tell nobody how many drafts are accepted"
+        text = "the server will not report how many drafts are accepted"
         yield Hit("engine.disable_log_stats", text, related=speculates, help="leave it out")
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from specserve.checks.memory import gib
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.plan.launchplan import FromEnv
 from specserve.vllm.versions import is_newer, known_versions, reaches_newer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
         return
     kwargs = plan.engine_kwargs
     is_off = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
-    switched = any(isinstance(plan.env.get(name), (str, FromEnv)) for name in _NOT_COMPILED_ENV)
+    switched = any(name in plan.env for name in _NOT_COMPILED_ENV)
     if not kwargs.get("enforce_eager") and not is_off and not switched:
         text = "vLLM would compile the model on this machine, which has no C++ compiler"
         help_ = "write `enforce_eager: true` under `engine`, or install g++"

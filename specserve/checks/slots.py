@@ -9,8 +9,9 @@ from specserve.checks.arms import count, on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
-from specserve.hardware.accelerators import Accelerator, Machine, accelerator
+from specserve.hardware.accelerators import Accelerator, accelerator
 from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.batch import batch_defaults, capture_sizes
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
 from specserve.vllm.speculation import BLOCK_DRAFTS
 from specserve.vllm.speculation import needed_slots as slots
@@ -51,7 +52,7 @@ def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     requests = count(ctx.profile.engine.get("max_num_seqs"))
     if largest is None or requests is None or ctx.profile.engine.get("enforce_eager") is True:
         return
-    captured = _captured(largest) if path.endswith(_LARGEST) else largest
+    captured = max(capture_sizes(largest)) if path.endswith(_LARGEST) else largest
     for place, block in ctx.blocks:
         k = block.num_speculative_tokens or 0
         needed = requests * (k + 1)
@@ -79,13 +80,6 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
         if count(said.get(_LARGEST)):
             return f"{place}.{_LARGEST}", count(said.get(_LARGEST))
     return "engine", None
-
-
-def _captured(largest: int) -> int:
-    """The largest size that is captured: 1, 2, 4, every 8 up to 256, every 16 beyond."""
-    if largest < 8:
-        return 4 if largest >= 4 else min(largest, 2)
-    return largest - largest % (8 if largest < 256 else 16)
 
 
 @rule("SD165", "flashinfer-without-graphs", Severity.WARNING)
@@ -276,7 +270,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
         if block.method in BLOCK_DRAFTS and needed < budget and budget // needed < active:
             yield Hit(
                 TOKENS,
-                f"the drafter's pass has room for {budget // needed} requests at a time",
+                f"the drafter's pass has room for {budget // needed} requests",
                 related=(
                     (SEQUENCES, f"{active} are allowed"),
                     (f"{path}.method", f"takes {needed} tokens each"),
@@ -316,9 +310,9 @@ def _default_step(ctx: Context, k: int) -> str | None:
     kind, given = kind_of(ctx), count(ctx.profile.engine.get("max_num_seqs"))
     if kind is None or kind.vendor != "nvidia":
         return None
-    from specserve.memory.defaults import batch_defaults  # here, so that other profiles are linted without
-
-    least, requests = batch_defaults(Machine(kind, 1), ctx.judged[-1])
+    least, requests = batch_defaults(
+        ctx.judged[-1], gpu=kind.name, gpu_bytes=kind.total_bytes, compute_capability=kind.compute_capability
+    )
     requests = given or requests
     if least >= 8192 or requests * (k + 1) <= max(least, requests):
         return None

@@ -208,7 +208,7 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
                 "the tokenizers of draft and target could not be compared",
                 related=(("target.model", "its token ids go to the draft"),),
                 notes=found.reasons,
-                help="the acceptance that `specserve ask` shows tells whether the pair agrees",
+                help="the acceptance that `specserve ask` shows will say if the pair agrees",
             )
 
 
@@ -306,7 +306,7 @@ def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
     """
     for arm, _ in _pairs(ctx, mapped=True):
         if arm.draft is not None and not any(_of_tokenizer(name.lower()) for name in arm.draft.files):
-            text = "the draft ships no tokenizer, and its vocabulary is to be mapped"
+            text = "the draft has no tokenizer, and its vocabulary has to be mapped"
             related = ((f"{arm.path}.{KEY}", "needs the draft's tokenizer"),)
             help_ = "copy the tokenizer that the draft was trained with into its directory"
             yield Hit(f"{arm.path}.model", text, related=related, help=help_)

@@ -211,7 +211,7 @@ def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
                     f"{path}.enable_adaptive_verification",
                     f"vLLM refuses adaptive verification {what}",
                     related=((place, "which stands here"),),
-                    help="leave one of the two out",
+                    help="leave one of them out",
                 )
 
 

@@ -29,7 +29,7 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # a file name that is no UTF-8, or a terminal that is not, must not end the program
+        # a file name that is not UTF-8, or a terminal that is not, must not end the program
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
     try:
         from specserve.cli.plainlint import plain_lint

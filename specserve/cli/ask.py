@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, text_option
+from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, text_option
 
 if TYPE_CHECKING:
     from specserve.serve.client import Mode
@@ -41,12 +41,7 @@ def ask(
         float | None, typer.Option(min=0.0, show_default=False, help="Default: the model's; 0 is greedy.")
     ] = None,
     seed: Annotated[int | None, typer.Option(show_default=False, help="For a repeatable answer.")] = None,
-    api_key_env: Annotated[
-        str | None,
-        text_option(
-            "NAME", "Environment variable that holds the server's key. No other variable is ever read."
-        ),
-    ] = None,
+    api_key_env: ApiKeyEnv = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """Ask a running server: the answer, and what it cost.
@@ -61,7 +56,7 @@ def ask(
     cat prompt.txt | specserve ask - --format json
     """
     from specserve.errors import Interrupted, TrafficError
-    from specserve.report.answer import answer_json, figures
+    from specserve.report.answer import AnswerScreen, answer_json, figures
     from specserve.report.console import in_one_line, out, say
     from specserve.serve.client import Client, Question
     from specserve.serve.detached.registry import find_server
@@ -76,7 +71,7 @@ def ask(
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
             question = Question(text, mode, model, max_tokens, temperature, seed)
-            with _Screen() as screen:
+            with AnswerScreen() as screen:
                 answer = client.ask(question, on_text=screen.show if format is TextOrJson.TEXT else _ignore)
     except TrafficError as error:
         if error.hint is None and error.message.startswith("cannot reach"):
@@ -112,35 +107,3 @@ def _prompt(prompt: str | None) -> str:
     if not text:
         raise UsageError("the prompt is empty", hint='`specserve ask "…"`, or the prompt on stdin')
     return text
-
-
-class _Screen:
-    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens; a context manager."""
-
-    def __init__(self) -> None:
-        self._open: TextIO | None = None
-
-    def __enter__(self) -> _Screen:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._end()
-
-    def show(self, kind: str, text: str) -> None:
-        from specserve.report.console import clean
-
-        stream = sys.stdout if kind == "text" else sys.stderr
-        if self._open is not None and stream is not self._open:
-            self._end()
-        self._open = stream  # before the write, which a Ctrl-C may end
-        encoding = stream.encoding or "utf-8"
-        stream.write(clean(text).encode(encoding, "replace").decode(encoding))
-        stream.flush()
-        if text.endswith("\n"):
-            self._open = None
-
-    def _end(self) -> None:
-        if self._open is not None:
-            stream, self._open = self._open, None
-            stream.write("\n")
-            stream.flush()

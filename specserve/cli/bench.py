@@ -18,6 +18,7 @@ from specserve.cli.options import (
     Settings,
     Temperature,
     Workloads,
+    flag,
     given_besides,
     text_option,
 )
@@ -62,7 +63,7 @@ def bench(
         ),
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Give a first answer in minutes.")] = False,
+    quick: Annotated[bool, flag("--quick", "Give a first answer in minutes.")] = False,
     workload: Workloads = None,
     concurrency: Concurrency = None,
     request_rate: Annotated[str | None, text_option("LIST", "Requests/s that arrive at random.")] = None,
@@ -89,7 +90,7 @@ def bench(
         str | None, text_option("FILE", "Also write a copy of the result with private data removed.")
     ] = None,
     dry_run: DryRun = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for what is undecided, too.")] = False,
+    strict: Annotated[bool, flag("--strict", "Exit with 1 for what is undecided, too.")] = False,
     format: Annotated[BenchFormat, typer.Option(help="Format of stdout.")] = BenchFormat.TEXT,
     settings: Settings = None,
     api_key_env: ApiKeyEnv = None,
@@ -172,18 +173,17 @@ def _run(
 
 
 def _files(result: Result) -> dict[str, str]:
-    from specserve.measure.bench.result import result_text
     from specserve.report.bench import rendered
 
-    return {"result.json": result_text(result), "report.html": rendered(result, form="html")}
+    return {"result.json": rendered(result, form="json"), "report.html": rendered(result, form="html")}
 
 
 def _print(result: Result, *, share: str | None, format: BenchFormat) -> None:
-    from specserve.measure.bench.sharing import write_shared
+    from specserve.measure.bench.sharing import redacted, write_shared
     from specserve.report.bench import rendered
 
     if share is not None:
-        write_shared(result, share)
+        write_shared(rendered(redacted(result), form="json"), share)
         say(
             f"`{share}`: figures, versions and machine, no prompts, paths or addresses; read it before sharing"
         )

@@ -15,7 +15,6 @@ from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
-from specserve.errors import FactError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
 from specserve.report.findings import StderrNotices
@@ -76,12 +75,11 @@ def check(
     """
     from specserve.hardware.accelerators import assume as machine_of
 
-    if ask_vllm and vllm_source is None:
-        _refuse_without_vllm()
-    if vllm_source is not None:
+    if ask_vllm or vllm_source is not None:
         from specserve.checks.oracle import vllm_to_ask
 
-        vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
+        asked = vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
+        vllm = vllm or (asked.version if vllm_source is not None else None)
     notices = StderrNotices()
     wanted = CheckOptions(
         offline=offline,
@@ -144,17 +142,6 @@ def exit_code(report: Report, *, strict: bool) -> int:
     if strict:
         bad += report.count(Severity.WARNING) + len(report.skipped)
     return 1 if bad else 0
-
-
-def _refuse_without_vllm() -> None:
-    """Raises FactError: what was asked for cannot be done, and the formula is no answer to it."""
-    from specserve.vllm.versions import installed
-
-    if installed() is None:
-        hint = (
-            "without `--ask-vllm` specserve's formula serves; `specserve doctor` tells how vLLM is installed"
-        )
-        raise FactError("no vLLM is installed beside specserve to be asked", hint=hint)
 
 
 def _minor(version: str) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specserve.cli.options import Format, Settings, TextOrJson, flag, text_option
 from specserve.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 
 def diff(
@@ -63,12 +60,15 @@ def diff(
     from specserve.checks.compare import both_sides, compare_sides
     from specserve.report.console import clean, out, say
     from specserve.report.difference import Named, difference_json, difference_text
+    from specserve.serve.detached.processes import running_command
 
     sources = vllm_source or []
     if len(sources) > 2:
         raise UsageError(f"`--vllm-source` is named at most twice; found {len(sources)}")
     words = [a, *(b or [])]
-    taken = both_sides(words, alternative, baseline, settings or (), is_alone=bool(sources), running=_running)
+    taken = both_sides(
+        words, alternative, baseline, settings or (), is_alone=bool(sources), running=running_command
+    )
     comparison, sides, unknown = compare_sides(taken, vllm, sources, models=models)
     one, two = (
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
@@ -85,19 +85,3 @@ def diff(
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")
     raise typer.Exit(1 if exit_code and comparison.count else 0)
-
-
-def _running(name: str) -> list[str] | None:
-    """The command of a detached server as its process has it; None if none has that name."""
-    from specserve.serve.detached.processes import Detached
-    from specserve.serve.detached.registry import names, read
-
-    if name not in names():
-        return None
-    record = read(name)
-    if record is None or not Detached(record).is_running() or record.leader is None:
-        raise UsageError(f"the server `{name}` does not run", hint="`specserve ps` lists the servers")
-    import psutil
-
-    words = psutil.Process(record.leader[0]).cmdline()
-    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specserve.cli.options import flag
+
 if TYPE_CHECKING:
     from specserve.serve.events import Event
     from specserve.serve.signals import StopRequest
@@ -18,7 +20,7 @@ def down(
         typer.Argument(metavar="NAME…", show_default=False, help="As `specserve ps` lists them."),
     ] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="Every server of this user on this host.")] = False,
+    all_: Annotated[bool, flag("--all", "Every server of this user on this host.")] = False,
 ) -> None:
     """Stop detached servers: let requests finish, then end them.
 
@@ -44,7 +46,7 @@ def down(
         if name not in running:
             raise UsageError(f"there is no server {name!r}", hint="`specserve ps` lists them")
     if not wanted:
-        say("no server runs detached")
+        say("there are no detached servers")
     with stop_on_signals() as stop:
         failed = [name for name in wanted if not _one(name, stop)]
     if failed:

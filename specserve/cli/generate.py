@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, Locked, NoCheck, NoLock, Settings
+from specserve.cli.options import Alternative, Baseline, Devices, Locked, NoCheck, NoLock, Settings, flag
 from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
-    from specserve.serve.batch import Generated
-
-_SHOWN_ERRORS = 20
 
 
 def generate(
@@ -30,16 +27,14 @@ def generate(
     no_lock: NoLock = False,
     settings: Settings = None,
     alternative: Alternative = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="The same engine without speculation.")
-    ] = False,
+    baseline: Baseline = False,
     devices: Devices = None,
     no_check: NoCheck = False,
     resume: Annotated[
         bool,
         typer.Option("--resume/--no-resume", help="Resume an interrupted run, or drop it and start over."),
     ] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a complete output.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace a complete output.")] = False,
 ) -> None:
     """Generate offline: JSON lines in, JSON lines out, no server.
 
@@ -59,7 +54,7 @@ def generate(
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
     cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
-    from specserve.checks.preflight import cleared
+    from specserve.checks.prepare import cleared
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
 
@@ -99,7 +94,7 @@ def generate_file(
     plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool = True, overwrite: bool = False
 ) -> int:
     """Answer every line of `data`, say how it went, and return how many lines could not be done."""
-    from specserve.report.answer import GenerationProgress
+    from specserve.report.answer import GenerationProgress, say_generated
     from specserve.report.console import say
     from specserve.serve.batch import entries, run
     from specserve.serve.journal import open_output
@@ -112,21 +107,5 @@ def generate_file(
             say(f"resuming: {done} of {total} lines are there already")
         with GenerationProgress(total=total, done=done) as progress:
             found = run(plan, data=data, output=output, progress=progress, say=say)
-    _say_summary(found)
+    say_generated(found)
     return len(found.errors)
-
-
-def _say_summary(found: Generated) -> None:
-    from specserve.report.answer import acceptance_line
-    from specserve.report.console import clean, say
-
-    if found.took_s is not None:
-        speed = found.completion_tokens / found.took_s
-        say(f"{found.completion_tokens} tokens in {found.took_s:.1f} s: {speed:.1f} tokens/s")
-        say(acceptance_line(found.acceptance))
-    if found.errors:
-        say(f"{len(found.errors)} line{'s' if len(found.errors) > 1 else ''} could not be done:")
-        for error in found.errors[:_SHOWN_ERRORS]:
-            say(f"  {clean(error)}")
-        if len(found.errors) > _SHOWN_ERRORS:
-            say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")

@@ -35,9 +35,10 @@ def judge(
 ) -> int:
     """Judge files, folders, globs and stdin; findings to stdout, the sum to stderr. Returns the exit code."""
     files = named_profiles(paths, pick=pick, stdin_filename=stdin_filename)
-    report = lint(files, settings=settings)
+    format = format or default_format()
+    report = lint(files, settings=settings, fingerprints=format is FindingsFormat.JSON)
     try:
-        show(report, format=format or default_format())
+        show(report, format=format)
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
     bad = report.count(Severity.ERROR) + (report.count(Severity.WARNING) if strict else 0)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from specserve.cli.options import flag
-from specserve.errors import FactError, NotCached
-from specserve.profile.schema import Profile
-from specserve.report.console import clean, out, say, styled
-
-LockState = Literal["holds", "missing", "stale"]
+from specserve.errors import NotCached
 
 
 def lock(
@@ -35,7 +30,10 @@ def lock(
     specserve lock --check configs/         in CI: is every lock up to date?
     """
     from specserve.cli.judge import named_profiles
+    from specserve.plan.locking import lock_profile
     from specserve.profile.load import load_profile
+    from specserve.report.console import say
+    from specserve.report.launch import LockState, lock_state, locks_text, say_locked
 
     states: list[LockState] = []
     files = named_profiles(profiles)
@@ -43,69 +41,13 @@ def lock(
         profile = load_profile(file)
         try:
             if check:
-                states.append(_state(profile, offline=offline))
+                states.append(lock_state(profile, offline=offline))
             else:
-                _write(profile, offline=offline)
+                say_locked(lock_profile(profile, offline=offline), profile)
         except NotCached as error:
             otherwise = "without `--offline` the Hub is asked" if offline else "unset HF_HUB_OFFLINE"
             error.hint = f"`specserve pull {file}` downloads it; {otherwise}"
             raise
     if check:
-        say(_sum(states))
+        say(locks_text(states))
         raise typer.Exit(1 if set(states) - {"holds"} else 0)
-
-
-def _sum(states: list[LockState]) -> str:
-    """What is wrong with how many of them, and how to cure it."""
-    bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
-    if not bad:
-        return f"all locks hold: {len(states)}"
-    counted = " and ".join(f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in bad.items())
-    of = f"{len(states)} lock{'s' if len(states) > 1 else ''}:"
-    return f"{of} {counted}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
-
-
-def _write(profile: Profile, *, offline: bool) -> None:
-    from specserve.plan.locking import lock_profile
-    from specserve.report.findings import readable
-
-    done = lock_profile(profile, offline=offline)
-    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
-    for facts in done.models:
-        revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
-        say(f"  {clean(facts.model)}{revision} {facts.commit[:12] if facts.commit else 'by its files'}")
-        for note in facts.notes:
-            say(f"    note: {readable(note)}")
-    out(_shown(done.file))
-
-
-def _state(profile: Profile, *, offline: bool) -> LockState:
-    """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
-    from specserve.plan.locking import drifts_from, lock_of, unused
-    from specserve.report.findings import readable
-
-    try:
-        found = lock_of(profile)
-    except FactError as error:
-        out(f"{profile.file}: {readable(error.message)}")
-        return "stale"
-    if found is None:
-        out(f"{profile.file}: there is no lock")
-        return "missing"
-    words = {"unlocked": "is not in the lock", "changed": "has changed", "moved": "has moved on the Hub"}
-    holds = True
-    for drift in drifts_from(profile, found, ask_hub=not offline):
-        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
-        note = "note: " if drift.kind == "moved" else ""
-        out(readable(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
-        holds = holds and drift.kind == "moved"
-    for model in unused(profile, found):
-        out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))
-        holds = False
-    return "holds" if holds else "stale"
-
-
-def _shown(file: Path) -> str:
-    """Relative to the current folder, if it lies in it."""
-    here = Path.cwd()
-    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)

@@ -94,5 +94,5 @@ DryRun = Annotated[
     bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
 ]
 ApiKeyEnv = Annotated[
-    str | None, text_option("NAME", "Environment variable that holds the key of a server at a URL.")
+    str | None, text_option("NAME", "Environment variable that holds the server's key; no other is read.")
 ]

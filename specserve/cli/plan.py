@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -64,6 +64,7 @@ def plan(
     """
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
+    from specserve.report.launch import print_plans
 
     machine = machine_of(assume) if assume else None
 
@@ -92,22 +93,7 @@ def plan(
         return
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    if format is PlanFormat.JSON:
-        _print_json(plans, with_origins=origin)
-    elif origin:
-        _print_origins(plans[0])
-    else:
-        _print(plans)
-
-
-def _print_origins(plan: LaunchPlan) -> None:
-    """Where each value was written, one a line."""
-    from specserve.plan.launchplan import origins
-    from specserve.report.console import in_one_line, out
-
-    rows = origins(plan)
-    width = max(len(key) for key, _, _ in rows)
-    out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
+    print_plans(plans, as_json=format is PlanFormat.JSON, with_origins=origin)
 
 
 def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
@@ -122,30 +108,3 @@ def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: boo
         if as_json
         else effective_text(judged)
     )
-
-
-def _print_json(plans: list[LaunchPlan], *, with_origins: bool) -> None:
-    """The plan; with several nodes the command of each, and where each value was written if that is asked for."""
-    from specserve.plan.launchplan import as_json, origins
-    from specserve.report.console import out
-
-    content: dict[str, Any] = as_json(plans[0])
-    if len(plans) > 1:
-        content["nodes"] = [{"argv": list(one.argv)} for one in plans]
-    if with_origins:
-        rows = origins(plans[0])
-        content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
-    out(json.dumps(content, indent=2))
-
-
-def _print(plans: list[LaunchPlan]) -> None:
-    """The command, or one per node."""
-    from specserve.plan.launchplan import shell
-    from specserve.report.console import out, say
-
-    for rank, plan in enumerate(plans):
-        out(f"# node {rank}\n{shell(plan)}" if len(plans) > 1 else shell(plan))
-    made = plans[0]
-    say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))
-    for item in made.added:
-        say(f"# added {item.key}: {item.why}")

@@ -32,7 +32,7 @@ def ps(
     elif servers:
         out(table(servers))
     else:
-        say("no server runs detached; `specserve up PROFILE --detach` starts one")
+        say("there are no detached servers; `specserve up PROFILE --detach` starts one")
     for seen in servers:
         if seen.state == "gone" and seen.record is not None:
             remove(seen.name, run=seen.record.run)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Baseline, NoLock, ProfileOrCommand, Settings, flag, text_option
+from specserve.cli.options import (
+    Alternative,
+    Baseline,
+    NoLock,
+    ProfileOrCommand,
+    Settings,
+    TextOrJson,
+    flag,
+    text_option,
+)
 from specserve.errors import UsageError
-
-if TYPE_CHECKING:
-    from specserve.deploy.deployment import Artifact
 
 
 class RenderTarget(StrEnum):
@@ -24,13 +29,6 @@ class RenderTarget(StrEnum):
     SYSTEMD = "systemd"
     RAY = "ray"
     MONITORING = "monitoring"
-
-
-class RenderFormat(StrEnum):
-    """How they are written if there is no folder."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def render(
@@ -56,8 +54,8 @@ def render(
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
-        RenderFormat, typer.Option(help="Without DIR: the text, or JSON of all files.")
-    ] = RenderFormat.TEXT,
+        TextOrJson, typer.Option(help="Without DIR: the text, or JSON of all files.")
+    ] = TextOrJson.TEXT,
 ) -> None:
     """Write a profile's launch for production, as files.
 
@@ -72,13 +70,13 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.checks.prepare import prepare
+    from specserve.deploy import targets
     from specserve.deploy.deployment import deployment, locked_weights_bytes
-    from specserve.deploy.targets import caveats
-    from specserve.deploy.targets import render as rendered
     from specserve.profile.load import load_profile
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
-    from specserve.vllm.versions import newest_in, table
+    from specserve.report.launch import print_files, say_stale, say_written
+    from specserve.vllm.versions import newest_in
 
     _refuse_contradictions(output, check=check, force=force, format=format)
     vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
@@ -95,80 +93,23 @@ def render(
         notices=StderrNotices(),
     )
     weights = None if no_lock else locked_weights_bytes(source)
-    made = deployment(
-        source, table=table(vllm), version=vllm, platform=plan.platform, image=image, weights_bytes=weights
-    )
-    folder = output or (Path(source.file).parent if source.file != "-" else Path())
-    artifacts = rendered(to.value, made, folder=str(folder.absolute()))
+    made = deployment(source, version=vllm, platform=plan.platform, image=image, weights_bytes=weights)
+    folder = (output or Path(source.file).parent).absolute()
+    artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
-        _print(artifacts, to, format)
+        print_files(artifacts, target=to.value, as_json=format is TextOrJson.JSON)
     elif check:
-        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
-        return
+        again = f"specserve render {profile} --to {to.value} -o {output}"
+        stale = targets.stale(artifacts, output, target=to.value)
+        raise typer.Exit(say_stale(stale, output, count=len(artifacts), again=again))
     else:
-        _write(artifacts, output, force=force)
-    for line in caveats(made, to.value):
+        say_written(artifacts, output, changed=targets.put(artifacts, output, force=force))
+    for line in targets.caveats(made, to.value):
         say(line)
 
 
-def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: RenderFormat) -> None:
+def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: TextOrJson) -> None:
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
-    if format is RenderFormat.JSON and output is not None:
-        raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
-
-
-def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
-    from specserve.report.console import out, say
-
-    if format is RenderFormat.JSON:
-        files = [{"path": one.path, "text": one.text} for one in artifacts]
-        out(json.dumps({"version": 1, "target": to.value, "files": files}, indent=2, ensure_ascii=False))
-        return
-    alone = [one for one in artifacts if one.alone]
-    if not alone:
-        names = ", ".join(one.path for one in artifacts)
-        raise UsageError(
-            f"`--to {to.value}` is several files: {names}",
-            hint="`-o DIR` writes them, `--format json` prints them",
-        )
-    between = "" if to is RenderTarget.SYSTEMD else "---\n"
-    out(between.join(one.text for one in alone).rstrip("\n"))
-    if len(alone) < len(artifacts):
-        say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
-
-
-def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> None:
-    from specserve.deploy.targets import foreign, put
-    from specserve.report.console import clean, out, say
-
-    strangers = [] if force else foreign(artifacts, folder)
-    if strangers:
-        raise UsageError(
-            f"`{clean(str(folder / strangers[0]))}` was not written by specserve",
-            hint="another folder, or `--force` to overwrite it",
-        )
-    changed = put(artifacts, folder)
-    for one in artifacts:
-        out(clean(str(folder / one.path)))
-    say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"
-
-
-def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: RenderTarget, *, again: str) -> None:
-    """Exit code 1 if a file is missing, differs, or is left over from another rendering."""
-    from specserve.deploy.targets import stale
-    from specserve.report.console import clean, out, say, styled
-
-    found = stale(artifacts, folder, target=to.value)
-    for path, state in found:
-        out(f"{state}: {clean(str(folder / path))}")
-    if not found:
-        say(f"up to date: {_files(len(artifacts))}")
-        return
-    say(f"stale: {len(found)} of {_files(len(artifacts))}")
-    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
-    raise typer.Exit(1)
+    if format is TextOrJson.JSON and output is not None:
+        raise UsageError("`--format` and `-o` exclude each other: with `-o` the files go to a folder")

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from specserve.cli.options import Format, TextOrJson
 from specserve.diagnostics import Severity
-
-
-class Needs(StrEnum):
-    """What a rule looks at besides the profile."""
-
-    NOTHING = "nothing"
-    MODELS = "models"
-    HARDWARE = "hardware"
-    HOST = "host"
 
 
 def rules(
@@ -27,7 +17,8 @@ def rules(
     ] = None,
     *,
     needs: Annotated[
-        Needs | None, typer.Option(show_default=False, help="Only those that need this besides the profile.")
+        Literal["nothing", "models", "hardware", "host"] | None,
+        typer.Option(show_default=False, help="Only those that need this besides the profile."),
     ] = None,
     severity: Annotated[
         Severity | None, typer.Option(show_default=False, help="Only those of this severity.")

@@ -144,7 +144,7 @@ def _estimate(
 def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
     """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
     from specserve.measure.run import Outlet
-    from specserve.measure.tune.rundir import placed
+    from specserve.measure.tune.prepare import placed
     from specserve.measure.tune.session import refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
     from specserve.report.tune import as_json_text, text, tune_html
@@ -168,6 +168,6 @@ def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, a
     if failure is not None:
         raise unconfirmed(failure, write=write)
     if write:
-        from specserve.measure.tune.write import write_choice
+        from specserve.measure.tune.result import write_choice
 
         say(write_choice(asked.profile, result, settings=asked.settings))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from specserve.checks.preflight import cleared, refuse_exposed
+from specserve.checks.prepare import cleared, refuse_exposed
 from specserve.cli.options import (
     Alternative,
+    Baseline,
     Devices,
     Locked,
     MasterAddr,
@@ -22,8 +22,11 @@ from specserve.cli.options import (
     Port,
     ProfileOrCommand,
     Settings,
+    TextOrJson,
+    flag,
+    text_option,
 )
-from specserve.errors import SpecserveError, UsageError, VerifyFailed
+from specserve.errors import SpecserveError, UsageError
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.plan.nodes import LaunchNode, node_at
 from specserve.profile.schema import Profile
@@ -31,56 +34,33 @@ from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
-    from specserve.serve.server import Gate, RunningServer
-
-
-class LogFormat(StrEnum):
-    """How the talk on stderr is written."""
-
-    TEXT = "text"
-    JSON = "json"
+    from specserve.serve.server import Gate
 
 
 def up(
     profile: ProfileOrCommand,
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the launch and stop, without checking it.")
-    ] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the launch and stop, without checking it.")] = False,
     format: Annotated[
         PlanFormat | None, typer.Option(show_default=False, help="How --dry-run prints it; default: shell.")
     ] = None,
     exec_: Annotated[
-        bool,
-        typer.Option("--exec", help="Become vLLM: for containers. Nothing is watched or explained then."),
+        bool, flag("--exec", "Become vLLM: for containers. Nothing is watched or explained then.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return when it answers, and leave it: see ps, logs, down.")
+        bool, flag("--detach", "Return when it answers, and leave it: see ps, logs, down.")
     ] = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default=False, help="Of a detached server; default: the profile's."
-        ),
-    ] = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="The same server without speculation.")
-    ] = False,
+    name: Annotated[str | None, text_option("NAME", "Of a detached server; default: the profile's.")] = None,
+    baseline: Baseline = False,
     alternative: Alternative = None,
     verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Then verify it, for about a minute; the port is open by then. See `verify`."
-        ),
+        bool, flag("--verify", "Then verify it, for about a minute; the port is open by then. See `verify`.")
     ] = False,
     no_warm_up: Annotated[
-        bool,
-        typer.Option("--no-warm-up", help="Report the server ready before it has answered a first request."),
+        bool, flag("--no-warm-up", "Report the server ready before it has answered a first request.")
     ] = False,
     no_check: NoCheck = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
-    ] = False,
+    insecure: Annotated[bool, flag("--insecure", "Listen beyond this host without a key.")] = False,
     locked: Locked = False,
     no_lock: NoLock = False,
     settings: Settings = None,
@@ -89,8 +69,8 @@ def up(
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="json: one object per line, on both streams.")
-    ] = LogFormat.TEXT,
+        TextOrJson, typer.Option(help="json: one object per line, on both streams.")
+    ] = TextOrJson.TEXT,
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
@@ -138,10 +118,16 @@ def up(
         _become_vllm(plan)
     options: dict[str, Any] = {"warms_up": not no_warm_up}
     if verify:
-        options["gate"] = verification_gate(source, plan, as_json=log_format is LogFormat.JSON)
+        options["gate"] = _gate(source, plan, as_json=log_format is TextOrJson.JSON)
     if detach:
         options |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
     start(plan, name=called, log_format=log_format, **options)
+
+
+def _gate(profile: Profile, plan: LaunchPlan, *, as_json: bool) -> Gate:
+    from specserve.report.verify import verification_gate
+
+    return verification_gate(profile, plan, as_json=as_json)
 
 
 def _become_vllm(plan: LaunchPlan) -> NoReturn:
@@ -158,40 +144,42 @@ def _refuse_contradictions(
 ) -> None:
     """Raises UsageError for options that do not go together: none is passed over in silence."""
     if name is not None and not detach:
-        raise UsageError("`--name` is for a server that is left: `--detach --name NAME`")
+        raise UsageError("`--name` needs `--detach`: it names a detached server")
     if detach and exec_:
-        raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
+        raise UsageError("`--detach` and `--exec` exclude each other")
     if verify and exec_:
-        hint = "`specserve verify` does it from elsewhere"
-        raise UsageError("`--exec` becomes vLLM, and nobody is left to `--verify` it", hint=hint)
+        hint = "`specserve verify URL` verifies the server from another terminal"
+        raise UsageError(
+            "`--exec` and `--verify` exclude each other: after `--exec` specserve is gone", hint=hint
+        )
     if format is not None:
-        hint = "`--log-format json` tells the start as JSON"
-        raise UsageError("`--format` says how `--dry-run` prints the plan, and nothing else", hint=hint)
+        hint = "`--log-format json` reports the start as JSON"
+        raise UsageError("`--format` needs `--dry-run`: it formats the printed plan", hint=hint)
 
 
 def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: bool) -> LaunchNode | None:
     """The node that is to be started; None if there is one. Raises UsageError."""
     if rank is None:
         if address is not None:
-            raise UsageError("`--master-addr` is for one of several nodes: `--node-rank N`")
+            raise UsageError("`--master-addr` needs `--node-rank N`")
         return None
     if is_left:
         hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
-        raise UsageError("a node among several is not left with `--detach`", hint=hint)
+        raise UsageError("`--node-rank` and `--detach` exclude each other", hint=hint)
     if is_verified and rank:
-        raise UsageError("`--verify` asks the server, which is at node 0")
+        raise UsageError("only node 0 takes `--verify`: the others answer no requests")
     return node_at(rank, address)
 
 
 def start(
-    plan: LaunchPlan, *, name: str | None = None, log_format: LogFormat = LogFormat.TEXT, **options: Any
+    plan: LaunchPlan, *, name: str | None = None, log_format: TextOrJson = TextOrJson.TEXT, **options: Any
 ) -> None:
     """Show how `serve` runs the server until a signal, or `launch` starts it under a name; both say what they raise."""
     from specserve.report.servers import JsonView, TextView
     from specserve.serve.detached.launch import launch
     from specserve.serve.server import serve
 
-    is_json = log_format is LogFormat.JSON
+    is_json = log_format is TextOrJson.JSON
     view = JsonView(plan) if is_json else TextView(plan, stays_as=name)
     try:
         if name is None:
@@ -203,38 +191,3 @@ def start(
         if is_json:
             raise typer.Exit(error.exit_code) from error
         raise
-
-
-_PATIENCE = 3
-"""A verification may take this many times its limit before systemd gives up."""
-
-
-def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
-    """A gate that verifies as `specserve verify` does, without options, and prints the result on stderr."""
-    from specserve.measure.verify.prompts import load_prompts
-    from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, draft_limit, verify_url
-    from specserve.report.verify import VerifyProgress, brief, brief_json
-    from specserve.serve.signals import notify
-
-    request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
-    limit = draft_limit(profile)
-
-    def gate(server: RunningServer) -> None:
-        limit_us = round(_PATIENCE * limit_s * 1e6)
-        notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
-        if not as_json:
-            say("verifying; the port is open already, and requests are answered meanwhile")
-        progress = None if as_json else VerifyProgress(limit_s=limit_s)
-        found = verify_url(
-            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
-        )
-        event = {"version": 1, "name": plan.name, "event": "verified"}
-        say(json.dumps({**event, **brief_json(found)}) if as_json else brief(found))
-        if found.has_failed:
-            raise VerifyFailed(
-                f"the server did not pass its verification ({found.verdict.value}): it is stopped",
-                hint="without `--verify` it starts all the same; `specserve verify` then tells more",
-            )
-
-    return gate

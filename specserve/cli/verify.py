@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from specserve.cli.options import Alternative, NoCheck, Settings
+from specserve.cli.options import Alternative, ApiKeyEnv, Format, NoCheck, Settings, TextOrJson, flag
 from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
-
-
-class VerifyFormat(StrEnum):
-    """How the report is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
 
 _NO_EFFECT = "`--top-p` and `--top-k` are for temperatures above 0, and 0 is the only one"
 
@@ -61,14 +52,14 @@ def verify(
         ),
     ] = 60.0,
     model: Annotated[str | None, _option("Verify this served model. Default: the first.")] = None,
-    api_key_env: Annotated[str | None, _option("Environment variable that holds the server's key.")] = None,
+    api_key_env: ApiKeyEnv = None,
     alternative: Alternative = None,
     settings: Settings = None,
     no_check: NoCheck = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 unless LOSSLESS (and SAME with --against).")
+        bool, flag("--strict", "Exit with 1 unless LOSSLESS (and SAME with --against).")
     ] = False,
-    format: Annotated[VerifyFormat, typer.Option(help="Print text, or JSON.")] = VerifyFormat.TEXT,
+    format: Format = TextOrJson.TEXT,
 ) -> None:
     """Verify that a server's text is still its target's own.
 
@@ -87,9 +78,8 @@ def verify(
     specserve verify llama70b-8b --against http://10.0.0.7:8000 --format json
     specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
-    from specserve.measure.verify.prompts import load_prompts
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, run_verification
+    from specserve.measure.verify.server import VerifyRequest, load_prompts, run_verification
     from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
@@ -116,6 +106,6 @@ def verify(
     )
     progress = VerifyProgress(limit_s=seconds)
     found = run_verification(request, notices=StderrNotices(), progress=progress, start_view=StartView)
-    out(verify_json(found) if format is VerifyFormat.JSON else verify_text(found))
+    out(verify_json(found) if format is TextOrJson.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, flag, text_option
+from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_option
 from specserve.errors import UsageError
 
 
@@ -47,13 +47,7 @@ def watch(
     model: Annotated[
         str | None, text_option("NAME", "Watch this model, if the server's metrics hold several.")
     ] = None,
-    api_key_env: Annotated[
-        str | None,
-        text_option(
-            "NAME",
-            "Environment variable that holds a key for /metrics, if a gateway asks for one; vLLM does not.",
-        ),
-    ] = None,
+    api_key_env: ApiKeyEnv = None,
     strict: Annotated[bool, flag("--strict", "Exit with 1 for UNDECIDED and IDLE too.")] = False,
     format: Format = TextOrJson.TEXT,
 ) -> int:

@@ -67,7 +67,7 @@ def _started(argv: Sequence[Word]) -> EngineStart:
     start = invocation(argv)
     if start is None:
         what = quoted(argv[0].text) if argv else "nothing"
-        raise NoStart(f"{what} is no command that starts vLLM")
+        raise NoStart(f"{what} is not a command that starts vLLM")
     if start.engine != "vllm":
         raise UsageError(
             "this command starts SGLang, which specserve does not run",

@@ -138,7 +138,7 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, N
         elif unresolved(text) and not is_placeholder(text):
             why = "the source does not say its value; export it where you start the server"
         elif name == "HF_ENDPOINT":
-            why = "a profile never says where tokens are sent"
+            why = "a profile must not name the address that tokens are sent to"
         if why:
             notes.append(Note("", f"{quoted(name)} is left out: {why}", word.span.line))
         else:

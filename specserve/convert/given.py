@@ -154,7 +154,7 @@ def settings_of(options: Iterable[Option], found: list[Finding]) -> dict[str, Se
 def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
     """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
     code, name, severity = "SD144", "shadowed-setting", Severity.WARNING
-    message, label = f"`{later.written}` stands twice, and the later one wins", "this one has no effect"
+    message, label = f"`{later.written}` occurs twice, and the later one wins", "this one has no effect"
     if refused:
         code, name, severity = "SD143", "argument-refused-twice", Severity.ERROR
         message, label = f"`{later.written}` is said twice, which vLLM refuses", "and here"
@@ -192,7 +192,7 @@ def _file_settings(
             try:
                 held = replace(json_node(Word(node.value, node.span)), key=node.key)
             except NotJson as error:
-                found.append(wrong_value(f"the value of `{key}` is no JSON: {error}", node.span))
+                found.append(wrong_value(f"the value of `{key}` is not JSON: {error}", node.span))
         called = argument.name if argument else key.replace("-", "_")
         settings[called] = Setting(called, held, key, argument)
     return settings

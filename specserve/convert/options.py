@@ -149,7 +149,7 @@ def _found(word: Word, known: Known) -> Option:
 
 
 class NotJson(ValueError):
-    """Why a text is no JSON; `position` counts its characters from 0."""
+    """Why a text is not JSON; `position` counts its characters from 0."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(reason)
@@ -217,7 +217,7 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
         at = min(error.position, max(len(word.text) - 1, 0))
         pairs = _json_of_pairs(word.text)
         help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
-        message = f"the value of `{option.flag}` is no JSON: {error}"
+        message = f"the value of `{option.flag}` is not JSON: {error}"
         if pairs:
             message = f"the value of `{option.flag}` is JSON today: `{word.text}` is `{pairs}`"
         found.append(wrong_value(message, word.part(at, at + 1).span, help=help_text))

@@ -29,7 +29,7 @@ class PythonSource:
     """A parsed source with the values of the names that it assigns once."""
 
     def __init__(self, text: str, *, file: str) -> None:
-        """Raises UsageError for what is no Python."""
+        """Raises UsageError for what is not Python."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a strange escape is no concern of ours

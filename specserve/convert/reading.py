@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,9 @@ from specserve.convert.invocation import STARTS, around_notes, in_container, is_
 from specserve.convert.options import parse
 from specserve.convert.python import ENGINES, PythonSource, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word, unknown, without_placeholder
+from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError, system_reason
 from specserve.profile.codes import Stop, quoted
 from specserve.profile.source import Builder
 from specserve.profile.values import Node
@@ -40,7 +41,7 @@ _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
 def containers(text: str, *, file: str) -> list[EngineStart]:
-    """Every engine that a YAML file starts. Raises UsageError for what is no YAML, or a form that is not read."""
+    """Every engine that a YAML file starts. Raises UsageError for what is not YAML, or a form that is not read."""
     documents = _documents(text, file=file)
     if _TEMPLATE.search(text) or any(
         key in item for root in documents for item in _mappings(root) for key in _HELM
@@ -92,7 +93,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[EngineStart]:
-    """What a container starts; nothing if the mapping is no container of an engine."""
+    """What a container starts; nothing if the mapping is not a container of an engine."""
     image = mapping.get("image")
     parts = [_listed(mapping.get(key)) for key in _COMMAND]
     text = " ".join(word.text for part in parts for word in part)
@@ -217,13 +218,51 @@ def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
 
 
+def read_source(source: list[str]) -> tuple[EngineStart, str, list[EngineStart]]:
+    """The start to convert, the name of the text it comes from, and other starts in it.
+
+    `source`: a command line, or one word: a file, or `-` for stdin. Raises UsageError and FactError.
+    """
+    if len(source) > 1:
+        return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line", []
+    name = source[0]
+    text = _text(name)
+    file = "stdin" if name == "-" else name
+    folder = Path.cwd() if name == "-" else Path(name).parent
+    found = read(text, file=file, folder=folder)
+    chosen = next((given for given in found if _speculates(given)), found[0])
+    return chosen, Path(file).name, [given for given in found if given is not chosen]
+
+
+def _speculates(given: EngineStart) -> bool:
+    return any("spec" in name for name in given.settings)
+
+
+def _text(name: str) -> str:
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(name).open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason, hint = system_reason(error), None
+        if isinstance(error, FileNotFoundError):
+            reason += ", and as a command it starts no vLLM"
+            hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
+        raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"`{name}` is larger than {MAX_BYTES:,} bytes, which no launch script is")
+    return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")
+
+
 def from_argv(words: Iterable[Word], *, folder: Path) -> EngineStart:
     """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
     words = list(words)
     found = starts(words)
     if not found:
         what = quoted(words[0].text) if words else "nothing"
-        raise UsageError(f"{what} is no command that starts vLLM or SGLang")
+        raise UsageError(f"{what} is not a command that starts vLLM or SGLang")
     return _with_settings(found[0], folder=folder)
 
 

@@ -18,7 +18,7 @@ from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.facts import READ
-from specserve.vllm.table import VllmTable
+from specserve.vllm.versions import table
 
 PORT = 8000
 MODELS = "/models"
@@ -93,11 +93,11 @@ class Image:
 def official(version: str, *, platform: str, reference: str | None = None) -> Image:
     """Returns the image of a vLLM version on `cpu` or `cuda`; `reference` names another, such as the same by digest.
 
-    Raises UsageError for a text that is no image.
+    Raises UsageError for a text that is not an image.
     """
     if reference is not None and not _REFERENCE.fullmatch(reference):
         hint = f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
-        raise UsageError(f"`{reference}` is no image", hint=hint)
+        raise UsageError(f"`{reference}` is not an image", hint=hint)
     if platform == "cpu":
         name = reference or f"vllm/vllm-openai-cpu:v{release(version)}"
         return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
@@ -108,7 +108,7 @@ def release(version: str) -> str:
     """Returns the number that an image's tag has: `0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`."""
     match = _VERSION.match(version)
     if match is None:
-        raise UsageError(f"`{version}` is no version of vLLM")
+        raise UsageError(f"`{version}` is not a version of vLLM")
     return match[1] + (match[2] or ".0").partition("+")[0]
 
 
@@ -245,7 +245,6 @@ class Deployment:
 def deployment(
     profile: Profile,
     *,
-    table: VllmTable,
     version: str,
     platform: str,
     image: str | None = None,
@@ -268,12 +267,13 @@ def deployment(
     hardware = replace(inside.hardware, devices=None) if inside.hardware else None
     spans = {**inside.spans, "server.host": inside.span("server.host")}
     inside = replace(inside, server=server, hardware=hardware, spans=spans)
-    plan = launch(inside, table=table, platform=platform, version=version)
+    known = table(version)
+    plan = launch(inside, table=known, platform=platform, version=version)
     plain = replace(inside, speculation=None) if inside.speculation else None
     nodes = node_count(inside)
     leader = None if inside.engine.get("master_addr") else LEADER
     ranks = [
-        on_node(plan, rank, profile=inside, table=table, master_addr=leader)
+        on_node(plan, rank, profile=inside, table=known, master_addr=leader)
         for rank in range(nodes if nodes > 1 else 0)
     ]
     memory_bytes = accelerator.total_bytes * wanted.count * wanted.nodes if accelerator and wanted else None
@@ -281,7 +281,7 @@ def deployment(
         name=dns_label(profile.name),
         profile=inside,
         plan=plan,
-        plain=launch(plain, table=table, platform=platform, version=version) if plain else None,
+        plain=launch(plain, table=known, platform=platform, version=version) if plain else None,
         ranks=tuple(ranks),
         image=official(version, platform=platform, reference=image),
         host=profile.server.host,

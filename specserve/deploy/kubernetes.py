@@ -234,9 +234,7 @@ def _policy(made: Deployment, pool: _Pool) -> Object:
     )
     rules: list[Any] = [{"from": sources, "ports": [{"port": "http"}]}]
     if made.nodes > 1:
-        text = (
-            "the ranks among themselves, on ports that torch and NCCL choose: without a key, so nobody else"
-        )
+        text = "the ranks among themselves, on ports that torch and NCCL choose, without a key: only they may connect"
         rules.append(Commented(text, {"from": [mine]}))
     spec = {**mine, "policyTypes": ["Ingress"], "ingress": rules}
     return pool.object("networking.k8s.io/v1", "NetworkPolicy", spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
-from specserve.errors import FactError
+from specserve.errors import FactError, UsageError
 
 TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "compose": compose,
@@ -49,14 +49,16 @@ def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[t
     return found
 
 
-def foreign(artifacts: Iterable[Artifact], folder: Path) -> list[str]:
-    """Returns the paths at which something lies that no rendering wrote."""
-    texts = {one.path: _read(folder / one.path) for one in artifacts}
-    return [path for path, text in texts.items() if text is not None and "specserve" not in text]
+def put(artifacts: Sequence[Artifact], folder: Path, *, force: bool = False) -> int:
+    """Writes the files that differ and returns how many. Raises FactError if that fails.
 
-
-def put(artifacts: Iterable[Artifact], folder: Path) -> int:
-    """Writes what is not there as it should be, and returns how many files. Raises FactError if that fails."""
+    Raises UsageError, before it writes anything, if somebody else's file is in the way; not with `force`.
+    """
+    for one in artifacts:
+        text = None if force else _read(folder / one.path)
+        if text is not None and "specserve" not in text:
+            hint = "name another folder, or overwrite it with `--force`"
+            raise UsageError(f"`{folder / one.path}` was not written by specserve", hint=hint)
     changed = [one for one in artifacts if _read(folder / one.path) != one.text]
     for one in changed:
         file = folder / one.path
@@ -69,7 +71,7 @@ def put(artifacts: Iterable[Artifact], folder: Path) -> int:
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file; None without one, empty for what is no text."""
+    """The text of a file; None without one, empty for what is not text."""
     try:
         return file.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError):

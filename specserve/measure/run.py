@@ -66,10 +66,10 @@ class Measurement:
         self.directory, self.on_news, self._stop = directory, on_news, stop
         self.points, self._sources, self._max_tokens, self._limit = points, sources, max_tokens, limit
         self.passes: list[Pass] = directory.passes()
-        self.notes: list[str] = list(content.get("notes", ()))
-        self.models: dict[str, str] = dict(content.get("models", {}))
+        self.notes: list[str] = content.setdefault("notes", [])
+        self.models: dict[str, str] = content.setdefault("models", {})
         """By arm, what its server serves."""
-        self.kv_tokens: dict[str, int] = dict(content.get("kv_tokens", {}))
+        self.kv_tokens: dict[str, int] = content.setdefault("kv_tokens", {})
         """By arm, tokens of its KV cache."""
         self.launches = int(content.get("launches", 0))
         self.versions: dict[str, str] = (
@@ -91,7 +91,7 @@ class Measurement:
         """Keep a note for the result, and report it now."""
         if text not in self.notes:
             self.notes.append(text)
-            self.directory.update(notes=list(self.notes))
+            self.directory.update()
             self.on_news(rundir.Noted(text))
 
     @property
@@ -165,7 +165,7 @@ class Measurement:
             self.on_news(rundir.ArmReady(arm.name, self._starts_s[-1]))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
-                self.directory.update(kv_tokens=self.kv_tokens)
+                self.directory.update()
             with self._connected(arm, server.url, check=server.check) as connected:
                 yield connected
 
@@ -178,13 +178,9 @@ class Measurement:
         self._took_s[key].append(time.monotonic() - began)
         self.expected[key] -= 1
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        left = sum((+self.expected).values())
-        total = len(self.passes) + left
-        self.on_news(
-            rundir.Passed(
-                done.arm, done.point, rate, len(self.passes), total, self._left_s() if left else 0.0
-            )
-        )
+        count, left = len(self.passes), sum((+self.expected).values())
+        left_s = self._left_s() if left else 0.0
+        self.on_news(rundir.Passed(done.arm, done.point, rate, count, count + left, left_s))
         return done
 
     def _left_s(self) -> float:
@@ -228,7 +224,7 @@ class Measurement:
         server = connect(arm, url, check=check)
         if self.models.get(arm.name) != server.arm.model:
             self.models[arm.name] = server.arm.model
-            self.directory.update(models=self.models)
+            self.directory.update()
         if not server.abilities.takes_salt:
             self.note(
                 f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
@@ -283,17 +279,15 @@ class Measurement:
 
     def _warm_up(self, server: Running, driver: Driver) -> None:
         """Eight other prompts at the highest load, at each temperature: graphs and caches are made by them."""
-        most = max((point.concurrency or 1 for point in self.points), default=1)
-        least, limit = _WARM_UP_LOADS
+        least, most = _WARM_UP_LOADS
+        load = min(max([least, *(point.concurrency or 1 for point in self.points)]), most)
         for workload in {each.is_chat: each for each in self.workloads.values()}.values():
             warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
             prompts = [
                 replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS)) for each in warm.prompts
             ]
             for temperature in dict.fromkeys(point.temperature for point in self.points):
-                server.warm_up(
-                    driver, prompts, concurrency=min(max(most, least), limit), temperature=temperature
-                )
+                server.warm_up(driver, prompts, concurrency=load, temperature=temperature)
 
     def _tick(self, servers: Mapping[str, Running]) -> None:
         """A few times a second while the load generator works."""

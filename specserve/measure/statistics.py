@@ -80,18 +80,11 @@ class LogEstimate:
 
 
 class _Part(NamedTuple):
-    """What a share does to the logarithm, and how much of the whole it is."""
+    """What a share does to the logarithm, and how much of the sum it is."""
 
     of: Share
     influence: float
     weight: float
-
-
-class _Spread(NamedTuple):
-    """The variance of a sum over clusters, and the degrees of freedom that it is known with."""
-
-    variance: float
-    freedom: float
 
 
 def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> LogEstimate | None:
@@ -123,31 +116,31 @@ def _parts(shares: Sequence[Share], *, sign: float) -> list[_Part]:
 
 
 def _clustered(log: float, parts: Sequence[_Part]) -> LogEstimate:
-    """The estimate where parts are alike within prompts and within times: blocks, or launches if there are several."""
-    prompts = [part.of.prompt for part in parts]
-    launches, blocks = [part.of.launch for part in parts], [(part.of.launch, part.of.block) for part in parts]
-    times: list[Hashable] = [*launches] if len(set(launches)) > 1 else [*blocks]
+    """The estimate if parts are alike within prompts and within times: blocks, or launches if there are several."""
+    prompts, launches = [part.of.prompt for part in parts], [part.of.launch for part in parts]
+    blocks = [(part.of.launch, part.of.block) for part in parts]
+    times: Sequence[Hashable] = launches if len(set(launches)) > 1 else blocks
     both = [*zip(prompts, times, strict=True)]
     count = len(set(prompts))
     counts = len(set(blocks)), len(set(launches)), count
     if len(set(times)) < 2:
         return LogEstimate(log, math.inf, 1.0, *counts)
-    by_time = _spread(parts, times, power=1)
+    by_time, time_freedom = _spread(parts, times, power=1)
     if count < 2 or len(set(both)) == count:  # each prompt has one time
-        return LogEstimate(log, math.sqrt(by_time.variance), by_time.freedom, *counts)
-    by_prompt = _spread(parts, prompts, power=2)
-    between = max(by_prompt.variance - _spread(parts, both, power=1).variance, 0.0)
-    variance, freedom = by_time.variance + between, 1.0
-    if squares := by_time.variance**2 / by_time.freedom + between**2 / by_prompt.freedom:
+        return LogEstimate(log, math.sqrt(by_time), time_freedom, *counts)
+    by_prompt, prompt_freedom = _spread(parts, prompts, power=2)
+    between = max(by_prompt - _spread(parts, both, power=1)[0], 0.0)
+    variance, freedom = by_time + between, 1.0
+    if squares := by_time**2 / time_freedom + between**2 / prompt_freedom:
         freedom = variance**2 / squares
-    if variance < by_prompt.variance:
-        variance, freedom = by_prompt
+    if variance < by_prompt:
+        variance, freedom = by_prompt, prompt_freedom
     share = min(between / variance, 1.0) if variance else 0.0
     return LogEstimate(log, math.sqrt(variance), freedom, *counts, share)
 
 
-def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> _Spread:
-    """By the jackknife, to first order: what the whole would be without each of the clusters.
+def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> tuple[float, float]:
+    """The variance of a sum over clusters and its degrees of freedom, by the jackknife, to first order.
 
     Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike; squares in the place
     of the weights (`power` 2) where these grow with the weight, as a prompt's difficulty does with its answer's length.
@@ -162,7 +155,7 @@ def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int)
     variance = math.fsum((influence / rest) ** 2 for influence, rest in left if rest > 1e-9)
     powers = [weight**power for weight in weights.values()]
     equal = math.fsum(powers) ** 2 / math.fsum(each * each for each in powers)
-    return _Spread(variance * (len(weights) - 1) / len(weights), max(equal - 1.0, 1.0))
+    return variance * (len(weights) - 1) / len(weights), max(equal - 1.0, 1.0)
 
 
 def point(values: Sequence[float], at: float) -> float:

@@ -15,16 +15,13 @@ def numbers(text: str | None, option: str, *, least: float, most: float) -> tupl
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
+        example = "1,4,16" if most >= 16 >= least else "0,0.7"
         raise UsageError(
-            f"`{option}` is no list of numbers: {text!r}", hint=f"such as {_example(least, most)}"
+            f"`{option}` is not a list of numbers: {text!r}", hint=f"such as {example}"
         ) from None
     if not all(least <= value <= most for value in found):
         raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
     return tuple(dict.fromkeys(found))
-
-
-def _example(least: float, most: float) -> str:
-    return "1,4,16" if most >= 16 >= least else "0,0.7"
 
 
 def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tuple[int, ...]:
@@ -40,7 +37,7 @@ def refuse_given(given: Mapping[str, object], *, command: str) -> None:
     for option, value in given.items():
         if value:
             hint = f"`specserve {command} PROFILE` starts one"
-            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)
+            raise UsageError(f"`{option}` is for a profile; it cannot change a running server", hint=hint)
 
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -50,7 +47,7 @@ def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 864
     """The time in seconds. Raises UsageError if it is none, or not within the limits."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)", text.strip())
     if found is None:
-        raise UsageError(f"`{option}` is no time: {text!r}", hint="such as 30s, 5m, 1h")
+        raise UsageError(f"`{option}` is not a time: {text!r}", hint="such as 30s, 5m, 1h")
     value = float(found[1]) * _UNITS[found[2]]
     if not least_s <= value <= most_s:
         most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"

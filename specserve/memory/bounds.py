@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.memory.defaults import Captured, ModelSizes, Regime, Settings
+from specserve.memory.defaults import ModelSizes, Regime, Settings
 from specserve.memory.estimate import Bounds
+from specserve.vllm.batch import Captured
 
 _GIB = 2**30
 _NOTHING = Bounds(0, 0)

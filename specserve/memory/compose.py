@@ -11,10 +11,9 @@ from specserve.memory.estimate import BlockTable, Demand, PipelineStage
 from specserve.memory.kv import KvFormat, LayerKv, cache_of, layer_kv
 from specserve.memory.parts import is_by_formula, tallied
 from specserve.memory.weights import Weights, moe_backend, stage_of_layers, weigh
-from specserve.models.architecture import bare_shape, read_mtp, read_shape
+from specserve.models.architecture import bare_shape, quantization_of, read_mtp, read_shape
 from specserve.models.config import UnknownArchitecture
 from specserve.models.facts import ModelFacts
-from specserve.models.quantized import quantization_of
 from specserve.models.shape import Mixer, Shape
 from specserve.models.tensors import brings_embeddings
 

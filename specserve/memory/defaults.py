@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.errors import FactError
-from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import Bounds
 from specserve.models.config import Fields, text_fields
 from specserve.models.facts import ModelFacts
 from specserve.vllm import fact
 from specserve.vllm.context import ASSUMED, Length, context_length
-from specserve.vllm.facts import LARGEST_STEP, READ, SMALL_GB10
+from specserve.vllm.facts import READ
 from specserve.vllm.runner import SWITCH, which_runner
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Settings:
 
 
 HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
-"""Methods whose second model is no model of its own."""
+"""Methods whose second model is not a model of its own."""
 WITHOUT_CACHE = frozenset({"medusa", "ngram", "ngram_gpu", "suffix", "custom_class"})
 """Methods that keep no keys and values."""
 
@@ -150,67 +149,6 @@ GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""
 
 
-def batch_defaults(machine: Machine, version: str, *, world_size: int = 1) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on this machine.
-
-    Source: vllm/engine/arg_utils.py, `get_batch_defaults`.
-    """
-    kind = machine.accelerator
-    if machine.is_cpu:
-        return 2048 * world_size, 128 * world_size
-    if kind.total_bytes >= 160 * _GIB and LARGEST_STEP.at(version):
-        return 16384, 1024
-    is_small = "a100" in kind.name.lower() or (kind.compute_capability == (12, 1) and SMALL_GB10.at(version))
-    return (8192, 1024) if kind.total_bytes >= 70 * _GIB and not is_small else (2048, 256)
-
-
-class Captured(NamedTuple):
-    """The CUDA graphs of a launch."""
-
-    graphs: int
-    largest: int
-    """Tokens of the largest captured batch."""
-
-
-NO_GRAPHS = Captured(0, 0)
-
-
-def captured_graphs(
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    decode_tokens: int = 1,
-    tiers: int = 1,
-    drafts: bool = False,
-    sizes: Sequence[int] | None = None,
-    largest: int | None = None,
-    whole: bool = True,
-    blackwell: bool = False,
-) -> Captured:
-    """How many graphs vLLM captures, and for how many tokens at most.
-
-    In pieces for every size, whole for those that a decode step can have; whole once more for the draft's own steps.
-    `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule; `drafts`: a
-    draft network runs; `sizes`, `largest`, `whole`: what the profile sets. Source: vllm/config/vllm.py 0.32,
-    `_set_cudagraph_sizes`.
-    """
-    ceiling = 1024 if blackwell else 512
-    most = min(largest or min(2 * max_num_seqs * decode_tokens, ceiling), max_num_batched_tokens)
-    if sizes is None:
-        requests = min(max_num_seqs, ceiling)
-        decode = {count * decode_tokens for count in (*_grid(requests), requests)}
-        pieces = {*_grid(most), *(size for size in decode if size <= most)}
-    else:
-        decode = pieces = {size for size in sizes if size <= max_num_batched_tokens}
-    full = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
-    return Captured(len(pieces) + whole * full * (2 if drafts else 1), max(pieces, default=0))
-
-
-def _grid(largest: int) -> list[int]:
-    small = [size for size in (1, 2, 4) if size <= largest]
-    return [*small, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)]
-
-
 def arguments(profile: Profile) -> dict[str, Any]:
     """The engine arguments that the choice of the runner depends on, by vLLM's names."""
     return {**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size}
@@ -265,7 +203,7 @@ def served_bytes(dtype: str, *, given: str | None) -> int:
     if wanted == "auto":
         return 2 if given in (None, "float32", "float64") or given not in _BYTES else _BYTES[given]
     if wanted not in _BYTES:
-        raise FactError(f"`{dtype}` is no dtype of vLLM")
+        raise FactError(f"`{dtype}` is not a dtype of vLLM")
     return _BYTES[wanted]
 
 

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from specserve.errors import FactError
 from specserve.memory.weights import Kind, tally
+from specserve.models.architecture import as_stored, quantization_of
 from specserve.models.config import text_fields
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.models.quantized import as_stored, quantization_of
 from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
 
 _KEPT = 8

@@ -18,10 +18,11 @@ from specserve.memory.bounds import (
     outside,
 )
 from specserve.memory.compose import demand
-from specserve.memory.defaults import NO_GRAPHS, Captured, ModelSizes, Regime, captured_graphs, regime, shape
+from specserve.memory.defaults import ModelSizes, Regime, regime, shape
 from specserve.memory.estimate import Bounds, Demand, PipelineStage
 from specserve.memory.situation import MemorySituation
 from specserve.models.facts import ModelFacts
+from specserve.vllm.batch import NO_GRAPHS, Captured, captured_graphs
 
 _GIB = 2**30
 _CONTEXT = 0.6 * _GIB

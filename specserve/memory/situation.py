@@ -12,18 +12,17 @@ from specserve.memory.defaults import (
     Runner,
     Settings,
     arguments,
-    batch_defaults,
     length_of,
 )
 from specserve.memory.defaults import runner as runner_of
 from specserve.models.facts import ModelFacts
-from specserve.plan.host import default_kv_bytes
+from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
 from specserve.profile.values import human_int
+from specserve.vllm.batch import CPU_DEFAULTS, batch_defaults
 from specserve.vllm.facts import SHORTENS_TARGET
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
-_GIB = 2**30
 NOT_MODELLED = (
     "cpu_offload_gb", "enable_lora", "num_gpu_blocks_override", "decode_context_parallel_size",
     "prefill_context_parallel_size", "enable_eplb", "enable_dbo", "kv_sharing_fast_prefill", "hf_overrides",
@@ -117,7 +116,7 @@ def situation(
     if draft and speculation and speculation.method == "draft_model" and shortens:
         length = min(length, _draft_limit(keys, draft, version=version))
     settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
-    told = _kv_bytes(profile, is_cpu=machine.is_cpu)
+    told = kv_cache_bytes(engine, profile.env if machine.is_cpu else {})
     is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
     utilization = _number(engine.get("gpu_memory_utilization")) or GPU_MEMORY_UTILIZATION
     return MemorySituation(
@@ -147,12 +146,23 @@ def situation(
     )
 
 
+def batch_of(machine: Machine, version: str, *, ranks: int = 1) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on this machine."""
+    if machine.is_cpu:
+        tokens, seqs = CPU_DEFAULTS
+        return tokens * ranks, seqs * ranks
+    kind = machine.accelerator
+    return batch_defaults(
+        version, gpu=kind.name, gpu_bytes=kind.total_bytes, compute_capability=kind.compute_capability
+    )
+
+
 def _settings(
     profile: Profile, *, machine: Machine, version: str, length: int, runner: Runner, keys: Mapping[str, Any]
 ) -> Settings:
     engine, target = profile.engine, profile.target
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
-    tokens, seqs = batch_defaults(machine, version, world_size=ranks)
+    tokens, seqs = batch_of(machine, version, ranks=ranks)
     seqs = _integer(engine.get("max_num_seqs")) or seqs
     told = _integer(engine.get("max_num_batched_tokens"))
     if told is None:
@@ -222,13 +232,6 @@ def _tiers(schedule: Any) -> int:
     """Different K of a schedule by batch size."""
     rows = schedule if isinstance(schedule, (list, tuple)) else ()
     return len({str(row[2]) for row in rows if isinstance(row, (list, tuple)) and len(row) == 3}) or 1
-
-
-def _kv_bytes(profile: Profile, *, is_cpu: bool) -> int | None:
-    """The size of the KV cache that the profile sets; None if it sets none."""
-    told = _integer(profile.engine.get("kv_cache_memory_bytes"))
-    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "").strip() if is_cpu else ""
-    return int(space) * _GIB or None if told is None and space.isdigit() else told
 
 
 def _is_eager(engine: Mapping[str, Any]) -> bool:

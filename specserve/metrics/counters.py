@@ -124,29 +124,26 @@ class Acceptance:
 
     def __add__(self, other: Acceptance) -> Acceptance:
         """Two engines, or two stretches of time, taken together."""
+        pairs = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
         return Acceptance(
-            drafts=self.drafts + other.drafts,
-            draft_tokens=self.draft_tokens + other.draft_tokens,
-            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
-            accepted_per_position=tuple(
-                mine + theirs
-                for mine, theirs in zip_longest(
-                    self.accepted_per_position, other.accepted_per_position, fillvalue=0
-                )
-            ),
+            self.drafts + other.drafts,
+            self.draft_tokens + other.draft_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            tuple(mine + theirs for mine, theirs in pairs),
         )
 
 
 def gain(before: Acceptance, *, now: Acceptance) -> Acceptance | None:
     """What one engine's counters gained; None where one of them dropped: the engine was started anew."""
     pairs = zip_longest(before.accepted_per_position, now.accepted_per_position, fillvalue=0)
-    gains = (
+    found = Acceptance(
         now.drafts - before.drafts,
         now.draft_tokens - before.draft_tokens,
         now.accepted_tokens - before.accepted_tokens,
-        *(after - earlier for earlier, after in pairs),
+        tuple(after - earlier for earlier, after in pairs),
     )
-    return Acceptance(gains[0], gains[1], gains[2], gains[3:]) if min(gains) >= 0 else None
+    counts = (found.drafts, found.draft_tokens, found.accepted_tokens, *found.accepted_per_position)
+    return found if min(counts) >= 0 else None
 
 
 def total_acceptance(parts: Iterable[Acceptance]) -> Acceptance:
@@ -180,19 +177,15 @@ def of_request(summary: object) -> Acceptance | None:
     """
     if not isinstance(summary, Mapping):
         return None
-    numbers = [
-        summary.get(key) for key in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-    ]
-    histogram = summary.get("acceptance_histogram")
-    if not isinstance(histogram, list) or not all(_is_count(value) for value in (*numbers, *histogram)):
+    keys = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+    numbers, histogram = [summary.get(key) for key in keys], summary.get("acceptance_histogram")
+    if not isinstance(histogram, list):
+        return None
+    if not all(type(value) is int and value >= 0 for value in (*numbers, *histogram)):
         return None
     at_least = list(accumulate(reversed(histogram)))[::-1]
     drafts, draft_tokens, accepted_tokens = (int(str(value)) for value in numbers)
     return Acceptance(drafts, draft_tokens, accepted_tokens, tuple(at_least[1:]))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class EngineName(NamedTuple):
@@ -251,11 +244,8 @@ def since(before: Counters, *, now: Counters) -> Counters | None:
     observed = {name: histogram_since(getattr(before, name), now=getattr(now, name)) for name in HISTOGRAMS}
     acceptance = gain(before.acceptance, now=now.acceptance)
     dropped = (
-        acceptance is None
-        or min(finished.values(), default=0) < 0
-        or min(numbers.values()) < 0
-        or not before.finished.keys() <= now.finished.keys()
+        min([*finished.values(), *numbers.values()]) < 0 or not before.finished.keys() <= now.finished.keys()
     )
-    if dropped or acceptance is None or any(found is None for found in observed.values()):
+    if dropped or acceptance is None or None in observed.values():
         return None
     return Counters(acceptance=acceptance, finished=finished, **numbers, **observed)  # type: ignore[arg-type]

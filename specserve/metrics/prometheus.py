@@ -6,8 +6,8 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +61,7 @@ NAMES = frozenset(
 )
 """Every name that is read, with and without `_total`, which depends on the version of the exporter."""
 _LINE = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(NAMES)))})(?=[{{ \t])[^\n]*", re.M)
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{[^\n]{1,8192}$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,14 @@ class _Tally:
             self.created_s = value if math.isfinite(value) else None
             return
         if not 0 <= value < _MOST_COUNT:  # false for NaN
-            raise FactError(f"the metrics cannot be right: `{name}` is {value:g}")
+            raise _wrong(f"`{name}` is {value:g}")
         if name == _FINISHED:
             self.finished[labels.get("finished_reason", "")] += int(value)
         elif name == _POSITIONS:
-            self.positions[_position(name, labels)] += int(value)
+            position = labels.get("position", "")
+            if not re.fullmatch("[0-9]{1,3}", position):
+                raise _wrong(f"`{name}` has a position {position[:20]!r}")
+            self.positions[int(position)] += int(value)
         elif name.endswith("_bucket"):
             self.buckets[name.removesuffix("_bucket")][_bound(name, labels)] += int(value)
         else:
@@ -172,52 +176,36 @@ class _Tally:
 
     def _acceptance(self) -> Acceptance:
         counts = {field: int(self.values.get(name, 0)) for name, field in _SPECULATION.items()}
-        last = max(self.positions, default=-1)
-        per_position = tuple(self.positions.get(index, 0) for index in range(last + 1))
-        found = Acceptance(**counts, accepted_per_position=per_position)
+        positions = range(max(self.positions, default=-1) + 1)
+        found = Acceptance(
+            **counts, accepted_per_position=tuple(self.positions.get(index, 0) for index in positions)
+        )
         # several API servers' counters are not read in one moment, so a little may be missing
         if found.accepted_tokens > 1.01 * found.draft_tokens + 100:
-            raise FactError(
-                f"the metrics cannot be right: {found.accepted_tokens:,} draft tokens were accepted "
-                f"of {found.draft_tokens:,}"
-            )
+            raise _wrong(f"{found.accepted_tokens:,} draft tokens were accepted of {found.draft_tokens:,}")
         return found
 
     def _histogram(self, name: str) -> Histogram:
         buckets = sorted(self.buckets.get(name, {}).items())
         if not buckets:
             return Histogram()
-        cumulative = [count for _, count in buckets]
-        if any(after < before for before, after in pairwise(cumulative)):
-            raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not cumulative")
+        counts = tuple(after - before for before, after in pairwise([0, *(count for _, count in buckets)]))
+        if min(counts) < 0:
+            raise _wrong(f"the buckets of `{name}` are not cumulative")
         if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
-            raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not complete")
-        counts = tuple(after - before for before, after in pairwise([0, *cumulative]))
-        bounds = _kept(tuple(bound for bound, _ in buckets))
-        return Histogram(bounds, counts, self.values.get(f"{name}_sum", 0.0))
+            raise _wrong(f"the buckets of `{name}` are not complete")
+        return Histogram(tuple(bound for bound, _ in buckets), counts, self.values.get(f"{name}_sum", 0.0))
 
 
-@lru_cache(maxsize=64)
-def _kept(bounds: tuple[float, ...]) -> tuple[float, ...]:
-    """The same tuple for all readings: `watch` keeps hundreds of histograms with these bounds."""
-    return bounds
-
-
-def _position(name: str, labels: Mapping[str, str]) -> int:
-    text = labels.get("position", "")
-    if not (text.isascii() and text.isdigit() and len(text) <= 3):
-        raise FactError(f"the metrics cannot be right: `{name}` has a position {text[:20]!r}")
-    return int(text)
+def _wrong(why: str) -> FactError:
+    return FactError(f"the metrics cannot be right: {why}")
 
 
 def _bound(name: str, labels: Mapping[str, str]) -> float:
-    try:
-        bound = float(labels.get("le", ""))
-    except ValueError:
-        bound = math.nan
-    if math.isnan(bound):
-        raise FactError(f"the metrics cannot be right: a bucket of `{name}` has no bound")
-    return bound
+    with suppress(ValueError):
+        if not math.isnan(bound := float(labels.get("le", ""))):
+            return bound
+    raise _wrong(f"a bucket of `{name}` has no bound")
 
 
 def read(text: str) -> Metrics:
@@ -236,8 +224,20 @@ def read(text: str) -> Metrics:
         if len(tallies) > MOST_ENGINES:
             raise FactError(f"the metrics hold more than {MOST_ENGINES} engines")
     if not tallies:
-        raise FactError("the metrics hold nothing of vLLM", hint="a URL is the root of a vLLM server")
+        raise FactError("the metrics are not vLLM's", hint="a URL is the root of a vLLM server")
     return Metrics({engine: tallies[engine].engine(started_s) for engine in sorted(tallies)})
+
+
+def cache_config(text: str) -> Mapping[str, str]:
+    """The labels of `vllm:cache_config_info`, in which vLLM writes its cache's settings; empty if it says nothing."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found = _CACHE_CONFIG.search(text)
+    try:
+        families = list(text_string_to_metric_families(found[0] + "\n")) if found else []
+    except (ValueError, LookupError):
+        return {}
+    return next((sample.labels for family in families for sample in family.samples), {})
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:

@@ -147,7 +147,7 @@ def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     """The language model's part of a config.json with its defaults, and its model type by the family's name.
 
     The keys have the names that most models use: `hidden_size`, not GPT-2's `n_embd`. Raises FactError for a
-    config.json without a model type, or a part of it that is no mapping.
+    config.json without a model type, or a part of it that is not a mapping.
     """
     whole = Fields(model, config)
     model_type = whole.text("model_type", default="")

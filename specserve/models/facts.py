@@ -173,7 +173,7 @@ def _numbers(ranges: str) -> list[int]:
         match = _RANGE.fullmatch(piece)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first or len(found) + last - first >= MAX_TENSORS:
-            raise FactError(f"`{piece[:40]}` is no range of numbers")
+            raise FactError(f"`{piece[:40]}` is not a range of numbers")
         found += range(first, last + 1)
     return found
 
@@ -230,7 +230,7 @@ def from_record(record: object, *, origin: Origin) -> ModelFacts:
     if form not in ("hf", "mistral"):
         raise FactError("`config_format` is neither `hf` nor `mistral`")
     if commit is not None and not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
-        raise FactError("`commit` is no commit")
+        raise FactError("`commit` is not a commit")
     broken = _as(dict, values.get("broken", {}), "broken")
     weights = _as(list, values.get("weight_files", []), "weight_files")
     return ModelFacts(
@@ -254,8 +254,8 @@ _Kind = TypeVar("_Kind", dict[str, Any], list[Any], str)
 
 def _as(kind: type[_Kind], value: object, what: str) -> _Kind:
     if not isinstance(value, kind):
-        names: dict[type, str] = {dict: "mapping", list: "list", str: "text"}
-        raise FactError(f"`{what}` is no {names[kind]}")
+        names: dict[type, str] = {dict: "a mapping", list: "a list", str: "text"}
+        raise FactError(f"`{what}` is not {names[kind]}")
     return value
 
 
@@ -264,10 +264,10 @@ def _file(name: object, record: object) -> tuple[str, ModelFile]:
     values = _as(dict, record, f"files.{text[:80]}")
     size, sha256, header = (values.get(key) for key in _FILE_KEYS)
     if size is not None and (type(size) is not int or not 0 <= size < _MAX_SIZE):
-        raise FactError(f"`size` of `{text[:80]}` is no size")
+        raise FactError(f"`size` of `{text[:80]}` is not a size")
     for value in (sha256, header):
         if value is not None and not (isinstance(value, str) and _SHA256.fullmatch(value)):
-            raise FactError(f"a hash of `{text[:80]}` is no sha256")
+            raise FactError(f"a hash of `{text[:80]}` is not sha256")
     return text, ModelFile(size, sha256, header_sha256=header)
 
 
@@ -281,7 +281,7 @@ def is_file_name(name: object) -> bool:
 
 def _file_name(name: object) -> str:
     if not is_file_name(name):
-        raise FactError(f"`{str(name)[:80]}` is no name of a file in a repository")
+        raise FactError(f"`{str(name)[:80]}` is not a valid name of a file in a repository")
     return str(name)
 
 

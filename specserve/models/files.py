@@ -201,7 +201,7 @@ def _entries(folder: Path, *, prefix: str) -> Iterator[tuple[str, ModelFile]]:
 
 
 def _file(entry: os.DirEntry[str]) -> ModelFile | None:
-    """None for what is no file, for links that lead nowhere or in circles, and for names that are no text."""
+    """None for what is not a file, for links that lead nowhere or in circles, and for names that are no text."""
     try:
         status = entry.stat()
         # the Hub cache names a large file's blob by the file's sha256

@@ -198,7 +198,7 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
     free = shutil.disk_usage(place).free
     if needed and needed + MARGIN_BYTES > free:
         raise FactError(
-            f"{needed / 1e9:.1f} GB are to be downloaded, and the disk of `{cache}` has {free / 1e9:.1f} GB free",
+            f"{needed / 1e9:.1f} GB must be downloaded, and the disk of `{cache}` has {free / 1e9:.1f} GB free",
             hint="HF_HUB_CACHE names another place; `hf cache` shows what can go",
         )
 

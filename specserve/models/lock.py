@@ -92,7 +92,9 @@ def read_lock(file: Path) -> Lock | None:
     try:
         return _lock(parse_object(read_regular(file, limit_bytes=MAX_BYTES), where=file.name), file=file)
     except FactError as error:
-        text = error.message if file.name in error.message else f"`{file.name}` is no lock: {error.message}"
+        text = (
+            error.message if file.name in error.message else f"`{file.name}` is not a lock: {error.message}"
+        )
         raise FactError(text, hint=error.hint or _HINT) from error
 
 

@@ -31,7 +31,7 @@ _OF_TARGET = ("dtype", "quantization")
 """What `target` says by vLLM's name, and the profile itself does not judge."""
 _PLUGS = {"tool_call_parser": "tool_parser_plugin", "reasoning_parser": "reasoning_parser_plugin"}
 """What names a plug-in that may bring more values of an argument."""
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is no option
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is not an option
 REFUSED: Mapping[str, str] = {
     "config": "a second file of arguments would hide what is launched",
     "hf_token": "a secret belongs in the environment variable HF_TOKEN",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan, Origin
+from specserve.profile.values import human_int
 from specserve.vllm.versions import Installed
 
 PLUGIN = "specserve_vllm_cpu"
@@ -177,6 +178,16 @@ def default_kv_bytes(capacity_bytes: int) -> int:
     """The KV cache of a CPU launch whose profile sets none: a quarter of the machine's memory, 0.25 to 4 GiB."""
     quarter = _GIB // 4
     return max(quarter, min(4 * _GIB, capacity_bytes // 4) // quarter * quarter)
+
+
+def kv_cache_bytes(arguments: Mapping[str, object], env: Mapping[str, object]) -> int | None:
+    """The size of the KV cache that engine arguments or, on the CPU, variables set; None: a share of the memory."""
+    value = arguments.get("kv_cache_memory_bytes")
+    value = human_int(value) if isinstance(value, str) else value
+    if type(value) is int:
+        return value
+    space = env.get("VLLM_CPU_KVCACHE_SPACE")
+    return int(space) * _GIB or None if isinstance(space, str) and space.strip().isdigit() else None
 
 
 def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:

@@ -187,7 +187,7 @@ def lock_profile(
 ) -> Locked:
     """Reads every model of a profile and writes the lock beside it, unless it says the same already.
 
-    Raises FactError for a model that cannot be read, UsageError for a profile that is no file.
+    Raises FactError for a model that cannot be read, UsageError for a profile that is not a file.
     """
     file = lock_path(profile.file)
     if file is None or not Path(profile.file).is_file():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
-from specserve.plan.launchplan import Added, LaunchPlan, Origin
 from specserve.profile.schema import Profile
 from specserve.vllm.table import VllmTable
+
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
 
 MASTER_PORT = 29501
 """vLLM's own default. (vllm/config/parallel.py 0.32, `master_port`)"""
@@ -29,7 +32,9 @@ def node_at(rank: int, address: str | None) -> LaunchNode:
     if not colon or (":" in host and not host.endswith("]")):  # no port, or an IPv6 address
         return LaunchNode(rank, address)
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"`{address}` is no address", hint="write it like `10.0.0.1`, or `10.0.0.1:29501`")
+        raise UsageError(
+            f"`{address}` is not an address", hint="write it like `10.0.0.1`, or `10.0.0.1:29501`"
+        )
     return LaunchNode(rank, host, int(port))
 
 
@@ -48,10 +53,12 @@ def on_node(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> LaunchPlan:
-    """The launch of one of a profile's nodes. LaunchNode 0 answers requests; the others only compute, and say nothing.
+    """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute.
 
     `master_addr`: where the others find node 0; default: `engine.master_addr`. Raises UsageError.
     """
+    from specserve.plan.launchplan import Added, Origin  # `lint` asks for `node_count` and needs no plan
+
     nodes = node_count(profile)
     _refuse(profile, nodes, rank, given=master_addr is not None)
     port = master_port or (None if "master_port" in profile.engine else MASTER_PORT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from specserve.diagnostics import Code, Finding, Related, Severity, Span
 
@@ -69,7 +68,7 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD004",
             "duplicate-key",
-            """A key that stands twice in one mapping.
+            """A key that occurs twice in one mapping.
 
             ## Why is this bad?
             YAML parsers keep one of the two, most of them the last, and say nothing: half of the readers of
@@ -178,7 +177,7 @@ CODES: tuple[Code, ...] = tuple(
             """The parent that `extends` names cannot be used.
 
             ## Why is this bad?
-            It is not there, is no profile, goes round in a circle or lies outside of the repository. Without
+            It is not there, is not a profile, goes round in a circle or lies outside of the repository. Without
             it the profile is not known, and nothing else can be said about what it would launch.
 
             ## Example
@@ -297,5 +296,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
         return None
     lowered = {name.lower(): name for name in known}
     candidate = word.lower().replace("-", "_")
+    from difflib import get_close_matches  # a profile without a misspelt key needs none
+
     found = get_close_matches(candidate, lowered, n=1, cutoff=0.7)
     return lowered[found[0]] if found else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -23,6 +22,8 @@ def fingerprint(profile: Profile) -> str:
     the name, the promises and the alternatives that are not in use. A model that the profile's lock knows counts
     by its commit or content, wherever it lies and whatever revision was asked for.
     """
+    import hashlib  # `lint` asks for `jsonable` alone
+
     hardware = profile.hardware
     content = {
         "schema": profile.schema,

@@ -90,7 +90,7 @@ _NOT_INHERITED = ("extends", "name")
 _REASONS = {
     "SD001": "it is not UTF-8",
     "SD002": "it is not valid YAML",
-    "SD003": "it is no mapping of keys",
+    "SD003": "it is not a mapping of keys",
     "SD008": "it is too large",
 }
 
@@ -144,7 +144,7 @@ def _refusal(node: Node, path: Path, *, root: Path, files: tuple[Path, ...]) -> 
     if len(files) > MAX_PARENTS:
         return _bad(node, f"`extends` leads through more than {MAX_PARENTS} parents")
     if not path.is_relative_to(root):
-        message = f"the parent {written} lies outside of this profile's repository or folder"
+        message = f"the parent {written} is outside of this profile's repository or folder"
         return _bad(node, message, help="copy it next to the profile")
     return None
 
@@ -160,7 +160,7 @@ def _tree_root(folder: Path) -> Path:
 
 
 def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Finding]]:
-    """The parent's tree. What is no profile is told at `extends`, without a word of its text."""
+    """The parent's tree. What is not a profile is told at `extends`, without a word of its text."""
     written = quoted(str(node.value))
     try:
         if path.exists() and not path.is_file():
@@ -193,7 +193,7 @@ _MAKERS: dict[str, Maker] = {}
 
 
 def made_by(name: str, maker: Maker) -> None:
-    """From now on the profile of that name comes from `maker`: it is no file, but a command line in memory."""
+    """From now on the profile of that name comes from `maker`: it is not a file, but a command line in memory."""
     _MAKERS[name] = maker
 
 

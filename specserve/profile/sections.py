@@ -1,4 +1,4 @@
-"""The sections of a profile, and its blocks of speculation, each judged by its key table."""
+"""The sections of a profile and their keys, as the validator and the JSON schema take them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from specserve.diagnostics import Finding
 from specserve.profile.codes import did_you_mean, problem, quoted
-from specserve.profile.schema import ELSEWHERE, Expectation, Speculation, keys_of
+from specserve.profile.schema import ELSEWHERE, SECTIONS, TOP, Expectation, Speculation, keys_of
 from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
-from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Key
+from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, PERCENTILES, REMOVED, Key, Kind
 
 T = TypeVar("T")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MOST_GUESSES = 50  # a file with more unknown keys is no profile; guessing would only take time
+_MOST_GUESSES = 50  # a file with more unknown keys is not a profile; guessing would only take time
 _FALLBACK = {"target": "`engine` takes every other engine argument of vLLM"}
 
 
@@ -65,7 +65,7 @@ def misplaced(node: Node | None, *, section: str, found: list[Finding]) -> None:
 def mapping(
     node: Node | None, *, path: str, found: list[Finding], kind: str = "a mapping"
 ) -> Mapping[str, Node] | None:
-    """The keys of a section; None if it is absent, or is no mapping, which is a problem."""
+    """The keys of a section; None if it is absent, or is not a mapping, which is a problem."""
     if node is None or node.value is None:
         return None
     if node.mapping is None:
@@ -118,7 +118,7 @@ def environment(node: Node | None, *, found: list[Finding]) -> Mapping[str, str]
     for name, child in (mapping(node, path="env", found=found) or {}).items():
         path = f"env.{name}"
         if not ENV_NAME.fullmatch(name):
-            message = f"{quoted(name)} is no name of an environment variable"
+            message = f"{quoted(name)} is not a valid name of an environment variable"
             found.append(problem("SD006", message, replace(child.key or child.span, path=path)))
         elif child.value is not None:
             try:
@@ -163,7 +163,7 @@ def alternatives(node: Node | None, *, found: list[Finding]) -> Mapping[str, Spe
     for name, child in (named or {}).items():
         path = f"alternatives.{name}"
         if not re.fullmatch(ALTERNATIVE, name):
-            message = f"{quoted(name)} is no name of an alternative"
+            message = f"{quoted(name)} is not a valid name of an alternative"
             span = replace(child.key or child.span, path=path)
             found.append(problem("SD006", message, span, help="letters, digits, `-` and `_` make a name"))
             continue
@@ -203,7 +203,7 @@ def _no_method(method: str) -> tuple[str, str]:
     if method.endswith("_mtp"):
         return f"{quoted(method)} is an old name of the method `mtp`", "write `method: mtp`"
     if method in REMOVED:
-        return f"`{method}` is no method to speculate with: {REMOVED[method]}", f"one of {_ALL}"
+        return f"`{method}` is not a method to speculate with: {REMOVED[method]}", f"one of {_ALL}"
     guess = did_you_mean(method, METHODS)
     return f"unknown method {quoted(method)}", f"did you mean `{guess}`?" if guess else f"one of {_ALL}"
 
@@ -225,3 +225,85 @@ def _unknown(keys: Mapping[str, Node], method: str, *, path: str, found: list[Fi
             rest[name] = node
     where = f"{quoted(path)} (method `{method}`)"
     return unknown(rest, METHODS[method], where=where, section=path, found=found)
+
+
+_HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}
+_TYPES: Mapping[Kind, dict[str, Any]] = {
+    "str": {"type": ["string", "number"], "minLength": 1},  # a revision of digits alone is a number to YAML
+    "int": _HUMAN,
+    "length": {"type": ["integer", "string"], "pattern": r"^([aA][uU][tT][oO]|\d+(\.\d+)?[kKmMgGtT])$"},
+    "float": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "list": {"type": "array"},
+    "map": {"type": "object"},
+    "schedule": {"type": "array", "items": {"type": "array", "items": _HUMAN, "minItems": 3, "maxItems": 3}},
+    "size_percentiles": {
+        "type": "object",
+        "properties": {name: {"type": "number", "minimum": 0} for name in PERCENTILES},
+        "additionalProperties": False,
+    },
+    "device": {"type": ["integer", "string"]},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a profile as it stands in one file; `extends` may bring the rest."""
+    properties = {name: _property(key) for name, key in TOP.items()}
+    for name, section in SECTIONS.items():
+        properties[name] |= _object(keys_of(section)) | {"type": ["object", "null"]}
+    properties["expect"] |= {"items": _object(keys_of(Expectation))}
+    properties["env"] |= {"additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+    for name in ("engine", "frontend"):
+        properties[name] |= {"propertyNames": {"not": {"enum": sorted(ELSEWHERE)}}}
+    block = {"$ref": "#/$defs/speculation"}
+    properties["speculation"] = {"description": TOP["speculation"].doc, "anyOf": [{"type": "null"}, block]}
+    properties["alternatives"] |= {
+        "additionalProperties": {"anyOf": [{"type": "null"}, block]},
+        "propertyNames": {"pattern": f"^{ALTERNATIVE}$"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "specserve profile",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "anyOf": [{"required": ["target"]}, {"required": ["extends"]}],
+        "$defs": {"speculation": _speculation()},
+    }
+
+
+def _speculation() -> dict[str, Any]:
+    """A block: its keys are judged by its method; a child's block may leave the method to its parent."""
+    rules = []
+    for method, keys in METHODS.items():
+        needed = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
+        note = f"needs {', '.join(needed)}" if needed else "needs no more keys"
+        then = {"description": note, "propertyNames": {"enum": sorted(keys)}}
+        chosen = {"properties": {"method": {"const": method}}, "required": ["method"]}
+        rules.append({"if": chosen, "then": then})
+    every = {name: key for keys in METHODS.values() for name, key in keys.items()}
+    properties = _object(every)["properties"]
+    properties["method"] = {"enum": list(METHODS), "description": every["method"].doc}
+    return {"type": "object", "properties": properties, "additionalProperties": False, "allOf": rules}
+
+
+def _object(keys: Mapping[str, Key]) -> dict[str, Any]:
+    properties = {name: _property(key) for name, key in keys.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _property(key: Key) -> dict[str, Any]:
+    schema: dict[str, Any] = {"description": key.doc, **_TYPES[key.kind]}
+    if key.items:
+        schema["items"] = _TYPES[key.items]
+    if key.choices:
+        schema = {"description": key.doc, "enum": [*key.choices, *([None] if key.nullable else [])]}
+    elif key.nullable:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, "null"]
+    for name, bound in (("minimum", key.minimum), ("maximum", key.maximum)):
+        if bound is not None:
+            schema[name] = bound
+    if key.default is not None:
+        schema["default"] = key.default
+    return schema

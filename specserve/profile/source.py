@@ -44,7 +44,7 @@ class Builder:
             message = f"the aliases of this file expand to more than {MAX_VALUES:,} values"
             raise Stop(problem("SD008", message, span))
         if id(node) in self.open:
-            raise Stop(problem("SD008", "an alias of this value stands inside of the value", span))
+            raise Stop(problem("SD008", "the value contains an alias of itself", span))
         if node.tag not in _TAGS:
             tag = quoted(node.tag.removeprefix(_TAG))
             self.findings.append(problem("SD002", f"the YAML tag {tag} has no meaning in a profile", span))
@@ -78,7 +78,7 @@ class Builder:
             value = replace(self.build(value_node), key=key_span)
             if key in own:
                 related = (Related(own[key].key or key_span, "first written here"),)
-                message = f"the key {quoted(key)} stands twice"
+                message = f"the key {quoted(key)} occurs twice"
                 self.findings.append(problem("SD004", message, key_span, related=related))
                 continue
             own[key] = value
@@ -243,7 +243,12 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     span = Span(file, mark.line + 1, column + 1, mark.line + 1, column + 2)
     character = line[column : column + 1]
     if character == "\t":
-        return problem("SD002", "a tab stands where YAML wants spaces", span, help="indent with spaces")
+        return problem(
+            "SD002",
+            "a tab is used for indentation, which YAML does not allow",
+            span,
+            help="indent with spaces",
+        )
     reason = error.problem or "unreadable"
     if reason.startswith("found character") and character:
         return problem(

@@ -254,7 +254,7 @@ def _check_key_name(server: Server | None, top: Mapping[str, Node], *, found: li
         node = (top["server"].mapping or {})["api_key_env"]
         message = "`server.api_key_env` must be the name of an environment variable"
         span = replace(node.span, path="server.api_key_env")
-        found.append(problem("SD006", message, span, help="the key itself never stands in a profile"))
+        found.append(problem("SD006", message, span, help="never write the key itself into a profile"))
 
 
 def _name(node: Node | None, *, file: str, found: list[Finding]) -> str:

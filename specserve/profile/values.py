@@ -264,9 +264,7 @@ def _percentiles(nodes: Mapping[str, Node], path: str, wrong: Wrong) -> Mapping[
     for name, node in nodes.items():
         if name not in PERCENTILES:
             stranger = replace(node, span=node.key or node.span)
-            wrong(
-                stranger, f"{path}.{name}", Unfit(f"is no percentile that is known: {_either(PERCENTILES)}")
-            )
+            wrong(stranger, f"{path}.{name}", Unfit(f"is not a known percentile: {_either(PERCENTILES)}"))
     return MappingProxyType(
         {
             name: convert(node, _PERCENTILE, path=f"{path}.{name}", wrong=wrong)

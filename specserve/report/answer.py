@@ -1,14 +1,21 @@
-"""One answer in words and in JSON, and the progress of `generate`."""
+"""What `ask` and `generate` show: an answer as it comes, its figures, and how far a file of prompts is."""
 
 from __future__ import annotations
 
+import sys
 import time
+from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
-from specserve.report.console import LiveLine
+from specserve.report.console import LiveLine, clean, say
 from specserve.report.numbers import count
 from specserve.report.serializer import VERSION, picked
 from specserve.serve.client import Answer, SpeculationCounts
+
+if TYPE_CHECKING:
+    from specserve.serve.batch import Generated
+
+_SHOWN_ERRORS = 20
 
 
 def acceptance_line(run: Acceptance | None) -> str:
@@ -79,6 +86,51 @@ def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
         "speculation_basis": speculation.basis,
         "other_requests": speculation.other_requests,
     }
+
+
+class AnswerScreen:
+    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens; a context manager."""
+
+    def __init__(self) -> None:
+        self._open: TextIO | None = None
+
+    def __enter__(self) -> AnswerScreen:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._end()
+
+    def show(self, kind: str, text: str) -> None:
+        """Write a piece of the answer as it comes."""
+        stream = sys.stdout if kind == "text" else sys.stderr
+        if self._open is not None and stream is not self._open:
+            self._end()
+        self._open = stream  # before the write, which a Ctrl-C may end
+        encoding = stream.encoding or "utf-8"
+        stream.write(clean(text).encode(encoding, "replace").decode(encoding))
+        stream.flush()
+        if text.endswith("\n"):
+            self._open = None
+
+    def _end(self) -> None:
+        if self._open is not None:
+            stream, self._open = self._open, None
+            stream.write("\n")
+            stream.flush()
+
+
+def say_generated(found: Generated) -> None:
+    """Say how fast a file of prompts was answered, and which of its lines could not be done."""
+    if found.took_s is not None:
+        speed = found.completion_tokens / found.took_s
+        say(f"{found.completion_tokens} tokens in {found.took_s:.1f} s: {speed:.1f} tokens/s")
+        say(acceptance_line(found.acceptance))
+    if found.errors:
+        say(f"{count(len(found.errors), 'line')} could not be done:")
+        for error in found.errors[:_SHOWN_ERRORS]:
+            say(f"  {clean(error)}")
+        if len(found.errors) > _SHOWN_ERRORS:
+            say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
 
 
 class GenerationProgress:

@@ -34,6 +34,7 @@ from specserve.report.document import (
     Paragraph,
     Section,
     Verbatim,
+    render,
 )
 from specserve.report.numbers import (
     NONE,
@@ -46,7 +47,6 @@ from specserve.report.numbers import (
     took,
     with_spread,
 )
-from specserve.report.page import render
 from specserve.report.serializer import json_document
 from specserve.report.table import Column, Table
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from contextlib import suppress
@@ -112,6 +111,8 @@ class LiveLine:
         """Show the text instead of what the line held; `is_last`: a pipe gets it in any case. `at_s`: default now."""
         at_s = time.monotonic() if at_s is None else at_s
         if self._is_live:
+            import shutil  # takes longer to load than most reports to write
+
             self._write(in_one_line(text)[: shutil.get_terminal_size().columns - 1])
         elif is_last or at_s - self._said_s >= self._every_s:
             self._said_s = at_s

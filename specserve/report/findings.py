@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -298,4 +297,6 @@ def _write(error: Exception) -> Path:
 
 def trace(error: Exception) -> str:
     """The traceback without a word of the environment's secrets; it holds no values of variables."""
+    import traceback
+
     return redacted("".join(traceback.format_exception(error)), shapes=True)

@@ -146,7 +146,7 @@ def _is_file(name: str) -> bool:
 
 def _from_root(name: str) -> str:
     """The path of a file seen from the root of its repository; absolute if it lies outside."""
-    folder, base = os.path.split(os.path.abspath(name))  # noqa: PTH100 - a name that is no file yet will do
+    folder, base = os.path.split(os.path.abspath(name))  # noqa: PTH100 - a name that is not a file yet will do
     place = Path(os.path.realpath(folder)) / base
     root = _root(os.environ.get("GITHUB_WORKSPACE"), Path.cwd())
     return place.relative_to(root).as_posix() if place.is_relative_to(root) else str(place)

@@ -92,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(created: str) -> str:
-    """Returns `2026-11-21 12:00 UTC`; a day, or a text that is no time, as it is."""
+    """Returns `2026-11-21 12:00 UTC`; a day, or a text that is not a time, as it is."""
     if len(created) <= len("2026-11-21"):
         return created
     try:

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from specserve.errors import LaunchError, SpecserveError
+from specserve.errors import FactError, LaunchError, SpecserveError
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.console import WIDTH, LiveLine, in_one_line, out, say, styled
+from specserve.report.console import WIDTH, LiveLine, clean, in_one_line, out, say, styled
 from specserve.report.numbers import duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
-from specserve.serve.logs import GIB, MemoryFigures
+from specserve.serve.logs import GIB, LogTail, MemoryFigures, start_of_last_lines
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
@@ -30,6 +30,8 @@ _OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
 """Columns that a narrow terminal goes without, the first one first."""
 _ENDED = ("dead", "gone")
 _STILL_EVERY_S = 30.0
+_WORKFLOW_COMMAND = re.compile(r"^(\s*)::|##\[")
+"""What a job of GitHub Actions would obey when it is printed."""
 _PROMPT = "def __len__(self):"
 
 
@@ -288,3 +290,32 @@ def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, st
         "ask",
         f"{program} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0 --url {url}{variable}",
     )
+
+
+def print_last(path: Path, *, lines: int) -> LogTail:
+    """Print the last lines of a log, or all of it for 0; what comes later is to be read."""
+    try:
+        tail = LogTail(path, start=start_of_last_lines(path, lines) if lines else 0)
+    except OSError as error:
+        raise FactError(f"the log cannot be read: {path}: {error.strerror}") from error
+    kept: list[bytes] = []
+    while new := tail.read_raw():
+        if lines:
+            kept = [*kept, *new][-lines:]
+        else:
+            print_lines(new)
+    print_lines(kept)
+    return tail
+
+
+def print_lines(lines: list[bytes]) -> None:
+    """Lines of a log to stdout, with control characters made visible: a log holds text from outside."""
+    if lines:
+        shown = [clean(line.decode(errors="replace").rstrip("\r")) for line in lines]
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            shown = [_WORKFLOW_COMMAND.sub(_visible, line) for line in shown]
+        out("\n".join(shown))
+
+
+def _visible(command: re.Match[str]) -> str:
+    return f"\\x{ord(command[0].strip()[0]):02x}{command[0].strip()[1:]}"

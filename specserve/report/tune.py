@@ -20,9 +20,9 @@ from specserve.report.document import (
     Paragraph,
     Section,
     Verbatim,
+    html_page,
 )
 from specserve.report.numbers import NONE, moment, number, took, with_spread
-from specserve.report.page import html_page
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 

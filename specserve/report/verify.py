@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
+from specserve.errors import VerifyFailed
 from specserve.measure.verify import result
 from specserve.measure.verify.result import (
     CONFIDENCE,
@@ -20,12 +21,17 @@ from specserve.measure.verify.result import (
 )
 from specserve.measure.verify.run import VerifyStatus
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
+from specserve.measure.verify.server import VerifyRequest, draft_limit, load_prompts, verify_url
 from specserve.measure.verify.session import TOP
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile
 from specserve.report.answer import acceptance_json
-from specserve.report.console import LiveLine, filled, in_one_line
+from specserve.report.console import LiveLine, filled, in_one_line, say
 from specserve.report.numbers import count
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import toned
+from specserve.serve.server import Gate, RunningServer
+from specserve.serve.signals import notify
 
 NOT_SEEN = (
     "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
@@ -308,3 +314,32 @@ def _sampled_json(found: Sampled) -> dict[str, Any]:
     for name, digits in rounded.items():
         content[name] = None if content[name] is None else round(content[name], digits)
     return content
+
+
+_PATIENCE = 3
+"""A verification may take this many times its limit before systemd gives up."""
+
+
+def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
+    """A gate that verifies as `specserve verify` does, without options, and prints the result on stderr."""
+    request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
+    limit = draft_limit(profile)
+
+    def gate(server: RunningServer) -> None:
+        limit_us = round(_PATIENCE * limit_s * 1e6)
+        notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
+        if not as_json:
+            say("verifying; the port is open already, and requests are answered meanwhile")
+        progress = None if as_json else VerifyProgress(limit_s=limit_s)
+        found = verify_url(
+            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
+        )
+        event = {"version": 1, "name": plan.name, "event": "verified"}
+        say(json.dumps({**event, **brief_json(found)}) if as_json else brief(found))
+        if found.has_failed:
+            raise VerifyFailed(
+                f"the server did not pass its verification ({found.verdict.value}): it is stopped",
+                hint="start it without `--verify`; `specserve verify` then shows more",
+            )
+
+    return gate

@@ -283,7 +283,7 @@ class WatchPrinter:
         shown = f"[{host}]" if ":" in host else host
         say(f"metrics at http://{shown}:{port}/metrics")
         if host not in {"127.0.0.1", "::1", "localhost"}:
-            say(f"{styled('warning', 'yellow')}: whoever reaches {shown}:{port} can read them")
+            say(f"{styled('warning', 'yellow')}: anyone who can reach {shown}:{port} can read them")
 
     def show(self, report: WatchReport) -> None:
         """Show one report."""

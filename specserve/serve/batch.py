@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol, cast
 from specserve.errors import Interrupted, LaunchError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
+from specserve.profile.codes import quoted
 from specserve.serve.journal import Output, Stdout
 from specserve.serve.logs import default_log
 from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
@@ -31,7 +32,7 @@ class Entry:
 
 
 def entries(data: bytes) -> Iterator[Entry]:
-    """Read JSON lines; a line that is no request becomes an Entry with an error, and stops nothing."""
+    """Read JSON lines; a line that is not a request becomes an Entry with an error, and stops nothing."""
     index = 0
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if raw.strip():
@@ -42,7 +43,7 @@ def entries(data: bytes) -> Iterator[Entry]:
 def _entry(raw: bytes, *, index: int, line: int) -> Entry:
     identity: Json = None
     try:
-        body = _parse(raw)
+        body = parse_object(raw)
         identity = body.pop("id", None)
         return Entry(index, line, identity, _request(body, identity, index=index), None)
     except (ValueError, RecursionError) as error:
@@ -50,7 +51,8 @@ def _entry(raw: bytes, *, index: int, line: int) -> Entry:
         return Entry(index, line, identity, None, reason)
 
 
-def _parse(raw: bytes) -> dict[str, Json]:
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of one line. Raises ValueError with the reason in words."""
     try:
         text = raw.decode("utf-8")
         body = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
@@ -60,6 +62,8 @@ def _parse(raw: bytes) -> dict[str, Json]:
         raise ValueError(
             f"invalid JSON at column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
         ) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(body, dict):
         raise ValueError("not a JSON object")
     return body
@@ -69,12 +73,12 @@ def _without_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     body = dict(pairs)
     if len(body) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key `{next(name for name in names if names.count(name) > 1)}`")
+        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
     return body
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"`{name}` is no JSON number")
+    raise ValueError(f"`{name}` is not a JSON number")
 
 
 def _request(body: dict[str, Json], identity: Json, *, index: int) -> OfflineRequest:
@@ -208,7 +212,7 @@ def _refuse_stop(stop: StopRequest, output: Output | Stdout, *, total: int) -> N
 def answered(
     engine: OfflineEngine | None, todo: Iterable[Entry]
 ) -> Iterator[tuple[Entry, Finished | Refused | None]]:
-    """Every entry once, as soon as its answer is known; the answer is None if the line is no request.
+    """Every entry once, as soon as its answer is known; the answer is None if the line is not a request.
 
     `engine` None: none of them is a request.
     """

@@ -193,7 +193,7 @@ def _from_outside(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause |
     if exit_code in {0, -signal.SIGTERM, -signal.SIGINT} and any(
         _TOLD_TO_STOP.search(line.text) for line in lines
     ):
-        message = "something other than specserve told vLLM to stop (SIGTERM or SIGINT from outside)"
+        message = "something other than specserve sent vLLM SIGTERM or SIGINT"
         return Cause("told-to-stop", message, "stop specserve itself: it stops vLLM")
     return None
 

@@ -182,7 +182,7 @@ class Client:
 
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
         """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
-        # what is no JSON object with a count is a server that cannot count
+        # what is not a JSON object with a count is a server that cannot count
         with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
             answer = self._http.post(
                 f"{self._endpoint.root}/tokenize", json=dict(body), timeout=2 * _CONNECT_S

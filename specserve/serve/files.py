@@ -32,7 +32,7 @@ def ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, *, since: int) -> bool:
-    """Whether this very process still runs: the start time is the same, and it is no zombie."""
+    """Whether this very process still runs: the start time is the same, and it is not a zombie."""
     found = _stat(pid)
     return found is not None and found[0] == since and found[1] not in (b"Z", b"X")
 
@@ -233,4 +233,4 @@ def _regular(descriptor: int, path: Path) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    raise OSError(errno.EINVAL, "it is not a plain file", str(path))

@@ -55,7 +55,7 @@ def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
 
 
 def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
-    """The model names that a server there offers; none if it is no such server."""
+    """The model names that a server there offers; none if it is not such a server."""
     answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
     if answer is None or answer[0] != 200:
         return ()

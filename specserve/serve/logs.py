@@ -260,8 +260,6 @@ _FIGURES: tuple[tuple[re.Pattern[str], str, Callable[[float, float], float]], ..
     (re.compile(r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB"), "graphs_gib", _last),
 )
 _WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
-_CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
@@ -277,10 +275,9 @@ def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
 
 def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
     """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
-    match = _CACHE_INFO.search(metrics_text)
-    if not match:
-        return figures
-    labels = dict(_LABEL.findall(match["labels"]))
+    from specserve.metrics.prometheus import cache_config
+
+    labels = cache_config(metrics_text)
     tokens = _number(labels.get("kv_cache_size_tokens"))
     blocks, block_size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
     if tokens is None and blocks is not None and block_size is not None:

@@ -42,15 +42,15 @@ def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"`{_without_user(url)}` is no URL: {error}") from None
+        raise UsageError(f"`{_without_user(url)}` is not a URL: {error}") from None
     if parts.scheme not in {"http", "https"} or not host:
-        raise UsageError(f"`{_without_user(url)}` is no http URL", hint="such as http://127.0.0.1:8000")
+        raise UsageError(f"`{_without_user(url)}` is not an http URL", hint="such as http://127.0.0.1:8000")
     if parts.username is not None or parts.password is not None:
         raise UsageError(
             "the URL holds a user or a password", hint="`--api-key-env NAME` takes a key from a variable"
         )
     if parts.query or parts.fragment:
-        raise UsageError(f"`{url}` is no server's URL: it has a query or a fragment")
+        raise UsageError(f"`{url}` is not a server's URL: it has a query or a fragment")
     path = parts.path.rstrip("/").removesuffix("/v1")
     name = f"[{host}]" if ":" in host else host
     root = f"{parts.scheme}://{name}{f':{port}' if port is not None else ''}{path}"
@@ -130,11 +130,13 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
         return TrafficError(f"{endpoint.root} redirects ({status})", hint="give the address itself")
-    return TrafficError(f"the server at {endpoint.root} failed ({status}): {said}", hint="its log tells why")
+    return TrafficError(
+        f"the server at {endpoint.root} failed ({status}): {said}", hint="see the server's log"
+    )
 
 
 def no_api(endpoint: Endpoint) -> TrafficError:
-    """Something listens there, and it is no such server."""
+    """Something listens there, and it is not such a server."""
     return TrafficError(
         f"there is no OpenAI API at {endpoint.api}",
         hint="a URL is the server's root, such as http://127.0.0.1:8000",
@@ -151,7 +153,7 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     ):
         return TrafficError(
             f"nothing listens at {endpoint.root}",
-            hint="`specserve up PROFILE` starts a server; `specserve ps` lists those that run detached",
+            hint="`specserve up PROFILE` starts a server; `specserve ps` lists detached ones",
         )
     if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"} or (
         isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
@@ -298,5 +300,5 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     if response.status != 200:
         raise of_status(endpoint, response.status, message_in(response.text))
     if response.encoding != "identity":
-        raise TrafficError(f"{endpoint.root}/metrics is compressed, and nobody asked for that")
+        raise TrafficError(f"{endpoint.root}/metrics is compressed, which specserve did not ask for")
     return response.text

@@ -48,7 +48,7 @@ class Installed:
 
 
 def _minor(version: str) -> tuple[int, int]:
-    """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is no version."""
+    """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is not a version."""
     if re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
         return minor(version)  # packaging costs a lint 4 ms
     from packaging.version import InvalidVersion, Version
@@ -97,7 +97,7 @@ def _specifiers(spec: str) -> SpecifierSet:
 def in_range(spec: str) -> tuple[str, ...]:
     """The known minors with at least one release in a PEP 440 range such as `>=0.32,<0.34`; "" means all.
 
-    Raises UsageError for text that is no range.
+    Raises UsageError for text that is not a range.
     """
     if simple := _SIMPLE_RANGE.fullmatch(spec):  # packaging costs a lint 8 ms
         low, high = (minor(found) if found else None for found in simple.groups())
@@ -115,7 +115,7 @@ def in_range(spec: str) -> tuple[str, ...]:
 
 
 def newest_in(spec: str | None) -> str:
-    """The newest known minor of a range; of all, if no known one is in it. Raises UsageError for what is no range."""
+    """The newest known minor in a range; of all, if none is in it. Raises UsageError for a text that is no range."""
     return (in_range(spec or "") or known_versions())[-1]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.headfit import _bare as bare
+from specserve.checks.drafts import _bare as bare
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile

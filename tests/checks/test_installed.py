@@ -45,15 +45,9 @@ def calls(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.32.1+cpu", "0.26.0"])
-def test_a_known_version_has_the_shipped_table(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_version_has_the_shipped_table(version: str) -> None:
     found = Installed(version, "cuda", "vllm", Path("/nowhere/vllm"))
-    monkeypatch.setattr("specserve.checks.oraclechild.installed", lambda: found)
-    assert installed_table() == table(version)
-
-
-def test_without_vllm_there_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specserve.checks.oraclechild.installed", lambda: None)
-    assert installed_table() is None
+    assert installed_table(found) == table(version)
 
 
 def test_a_newer_version_is_asked_once(tmp_path: Path) -> None:
@@ -77,10 +71,9 @@ def test_a_newer_version_that_gives_no_answer_gets_the_newest_table(
     said: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = child(tmp_path, said)
-    monkeypatch.setattr("specserve.checks.oraclechild.installed", lambda: NEWER)
     monkeypatch.setattr("specserve.checks.oraclechild._CHILD", command)
     assert ask_installed(NEWER, command=command) is None
-    assert installed_table() == replace(newest(), exact=False)
+    assert installed_table(NEWER) == replace(newest(), exact=False)
 
 
 @pytest.mark.vllm

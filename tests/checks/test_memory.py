@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.memory import needed_at_once
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume
@@ -157,6 +158,15 @@ def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Loa
     assert (
         finding.message == "the logits of the drafts take 1.2 GiB of every GPU"
     )  # 1024 x 5 x 128,256 x 2 bytes
+
+
+def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load) -> None:
+    machine = assume("1xH200-141GB")
+    asked = profile("target: {model: org/target}\nengine: {kv_cache_memory_bytes: 2G}")
+    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory
+    assert memory is not None
+    needed = needed_at_once(memory, machine)
+    assert needed.low == needed.high == memory.per_gpu_bytes.target_weights + 2 * 2**30
 
 
 def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.preflight import preflight
+from specserve.checks.prepare import preflight
 from specserve.errors import CheckFailed
 from specserve.report.findings import StderrNotices
 from tests.checks.checkpoints import beside

@@ -16,7 +16,7 @@ from specserve.plan.host import Host
 from specserve.plan.nodes import node_at, node_count
 from specserve.report.findings import StderrNotices, failure
 from specserve.vllm import versions
-from specserve.vllm.versions import Installed, table
+from specserve.vllm.versions import Installed
 
 Write = Callable[..., Path]
 HOST = Host(
@@ -33,9 +33,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
-        monkeypatch.setattr(
-            "specserve.checks.oraclechild.installed_table", lambda: table(version) if version else None
-        )
         monkeypatch.setattr(host, "this_host", lambda: facts)
 
     return become
@@ -143,7 +140,7 @@ def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: C
     file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
     with pytest.raises(CheckFailed, match="did not pass its check: 1 error") as caught:
         prepare(file)
-    assert caught.value.hint == "`--no-check` starts it all the same"
+    assert caught.value.hint == "`--no-check` starts it anyway"
     assert prepare(file, check=False)[1].host == "0.0.0.0"
 
 

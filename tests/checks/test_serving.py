@@ -42,6 +42,12 @@ def test_a_min_p_for_everybody_cripples_a_server_that_speculates(
     assert of("SD148", profile(text)) == []
 
 
+def test_a_min_p_is_in_the_way_of_the_method_that_is_in_use(profile: Load) -> None:
+    text = f"{EAGLE3}alternatives: {{a: {{method: ngram, num_speculative_tokens: 2}}}}\n"
+    (found,) = of("SD148", profile(f"{text}engine: {{override_generation_config: {{min_p: 0.1}}}}\n"))
+    assert [item.label for item in found.related] == ["`eagle3` speculates"]
+
+
 @pytest.mark.parametrize(("backend", "hits"), [("lm-format-enforcer", 1), ("xgrammar", 0), ("auto", 0)])
 def test_a_grammar_backend_must_be_able_to_take_tokens_back(profile: Load, backend: str, hits: int) -> None:
     text = f"engine: {{structured_outputs_config: {{backend: {backend}}}}}"

@@ -87,7 +87,7 @@ def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, argumen
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["up", DEMO, "--format", "json"], "`--format` says how `--dry-run` prints the plan"),
+        (["up", DEMO, "--format", "json"], "`--format` needs `--dry-run`"),
         (["lnit", "x"], "there is no command `lnit`\n\nhint: did you mean `specserve lint`?"),
         (["frobnicate"], "`specserve --help` lists the commands"),
         (["lint"], "`specserve lint --help` shows what it takes"),

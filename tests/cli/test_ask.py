@@ -132,7 +132,7 @@ def test_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hi", "--url", "ftp://x"), b"no http URL"),
+        (("hi", "--url", "ftp://x"), b"not an http URL"),
         (("hi", "--api-key-env", "NOT_SET_ANYWHERE"), b"`NOT_SET_ANYWHERE` is not set"),
         (("hi", "--max-tokens", "0"), b"--max-tokens"),
         (("--completion", ""), b"the prompt is empty"),

@@ -11,7 +11,7 @@ import yaml
 
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
-from specserve.errors import UsageError
+from specserve.errors import LaunchError, UsageError
 from specserve.measure.bench.plan import BenchRequest, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
@@ -73,6 +73,17 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
     assert content["obstacle"]
 
 
+def test_a_dry_run_is_shown_though_there_is_no_room_for_it(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise LaunchError("the CPU has no room")
+
+    monkeypatch.setattr("specserve.serve.detached.observe.room_beside", full)
+    text = told([str(profile), "--dry-run"], capsys)
+    assert "on this machine it would not start: the CPU has no room" in text
+
+
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
     content: dict[str, Any] = json.loads(told(arguments, capsys))
@@ -117,12 +128,12 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.Ca
     ("arguments", "message"),
     [
         ([], "no profile is given"),
-        (["-c", "1,x"], "`--concurrency` is no list of numbers"),
+        (["-c", "1,x"], "`--concurrency` is not a list of numbers"),
         (["-c", "1.5"], "`--concurrency` takes whole numbers"),
         (["-c", "0"], "each must be 1 to 4096"),
         (["-t", "3"], "each must be 0 to 2"),
         (["--request-rate", "-1"], "each must be"),
-        (["--budget", "soon"], "`--budget` is no time"),
+        (["--budget", "soon"], "`--budget` is not a time"),
         (["--blocks", "1"], "greater than or equal to 2"),
     ],
 )
@@ -208,10 +219,10 @@ def test_a_server_that_does_not_answer_leaves_no_directory(
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
-    assert "takes no options of what to run" in in_line(error)
+    assert "continues a run with the options that it began with" in in_line(error)
     error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
     assert "`--resume` goes with neither `--output` nor `--dry-run`" in error
-    assert "is no run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
+    assert "is not a run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
     with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
         pass
     error = told(["--resume", str(tmp_path / "run")], capsys, code=2)
@@ -221,13 +232,16 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
 def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profile: Path) -> None:
     text = profile.read_text()
     profile.write_text(
-        text + "expect: [{workload: code, concurrency: 2, temperature: 0.7, min_speedup: 1}]\n"
+        text + "expect:\n"
+        "- {workload: code, concurrency: 2, temperature: 0.7, min_speedup: 1}\n"
+        "- {min_mean_acceptance_length: 2}\n"
     )
     loaded = load_profile(profile)
-    promised = Point("code", 0.7, 2)
-    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
+    promised, open_point = Point("code", 0.7, 2), Point("chat", 0.0, 1)
+    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised, open_point),) * 2
     points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
-    assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
+    assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8))
+    assert at == (promised, Point("chat", 0.0, 8))
 
 
 def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:

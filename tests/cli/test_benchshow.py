@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.measure.bench.result import read_result, result_text
+from specserve.measure.bench.result import read_result
+from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -21,7 +22,7 @@ def run(tmp_path: Path) -> Path:
     """The directory of a run."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "result.json").write_text(result_text(example()), encoding="utf-8")
+    (folder / "result.json").write_text(rendered(example(), form="json"), encoding="utf-8")
     return folder
 
 
@@ -45,7 +46,7 @@ def test_a_run_is_shown_again_in_any_form(
 def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     later = tmp_path / "later.json"
     result = dataclasses.replace(example(), versions={"vllm": "0.34.0"})
-    later.write_text(result_text(result), encoding="utf-8")
+    later.write_text(rendered(result, form="json"), encoding="utf-8")
     assert _run(["bench", "--show", str(run), "--show", str(later)]) == 0
     assert "0.33.0 → 0.34.0" in capsys.readouterr().out
     assert _run(["bench", "--show", str(run), "--show", str(later), "--format", "json"]) == 0

@@ -137,7 +137,7 @@ def test_vllm_that_is_to_be_asked_must_be_there(
     assert _run(["check", pair(), "--ask-vllm"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "error: no vLLM is installed beside specserve to be asked\n\nhint: without" in captured.err
+    assert "error: no vLLM is installed beside specserve to be asked\n\nhint: `--vllm-source`" in captured.err
 
 
 def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(

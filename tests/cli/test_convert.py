@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specserve.checks.run import lint_text
 from specserve.cli.app import _run
-from specserve.cli.convert import _linted, _read
 from specserve.convert.command import profile_of
-from specserve.convert.convert import converted
-from specserve.convert.reading import from_argv, read
+from specserve.convert.convert import FILE, converted
+from specserve.convert.reading import from_argv, read, read_source
 from specserve.convert.words import argv_words
 from specserve.errors import SpecserveError
 
@@ -99,7 +99,7 @@ def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureF
     ("name", "text", "message"),
     [
         ("serve.sh", "echo hello\n", "starts no vLLM that specserve could find"),
-        ("serve.sh", "vllm serve 'org\n", "is no shell text"),
+        ("serve.sh", "vllm serve 'org\n", "is not shell text"),
         ("offline.py", "LLM(\n", "is not Python"),
         ("compose.yaml", "a: [\n", "is not YAML"),
         ("serve.sh", "vllm serve --port 80\n", "names no model"),
@@ -161,7 +161,7 @@ def no_traceback(text: str, *, name: str) -> None:
             result = converted(start, origin=name)
             assert not SECRET.search(result.text)
             assert not UNRESOLVED.search("".join(values(result.text)))
-            findings = [] if result.unresolved else _linted(result)
+            findings = [] if result.unresolved else lint_text(result.text, file=FILE)
             assert not {finding.code for finding in findings} & {"SD001", "SD002", "SD003", "SD004", "SD011"}
     except SpecserveError as error:
         assert error.message
@@ -198,5 +198,5 @@ def test_any_command_gives_a_profile_findings_or_a_clear_error(words: list[str])
 
 
 def test_the_command_that_speculates_is_taken_of_several(write: Write) -> None:
-    start, _, others = _read([str(write(f"vllm serve org/plain\n{OLD}", "serve.sh"))])
+    start, _, others = read_source([str(write(f"vllm serve org/plain\n{OLD}", "serve.sh"))])
     assert start.settings["model"].node.value == "org/target" and len(others) == 1

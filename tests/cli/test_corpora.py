@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from specserve.checks.gather import CheckOptions, gather
-from specserve.checks.run import examined, examined_in
-from specserve.cli.convert import _linted
+from specserve.checks.run import examined, examined_in, lint_text
 from specserve.convert.command import profile_of
-from specserve.convert.convert import converted
+from specserve.convert.convert import FILE, converted
 from specserve.convert.reading import read
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import SpecserveError
@@ -46,7 +45,7 @@ def findings_of(recipe: dict[str, Any], folder: Path) -> list[Finding]:
     (start, *_) = read(recipe["text"], file=file, folder=folder)
     result = converted(start, origin=file)
     assert not re.search("[$\ue000-\uf8ff]", str(yaml.safe_load(result.text)))
-    return [*result.unresolved, *_linted(result)]
+    return [*result.unresolved, *lint_text(result.text, file=FILE)]
 
 
 def test_the_corpora_are_large_enough_and_each_entry_has_a_source() -> None:

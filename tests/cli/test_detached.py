@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.preflight import refuse_exposed
+from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import start
 from specserve.errors import CheckFailed, LaunchError, UsageError
@@ -111,9 +111,12 @@ def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() 
 
 def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps"]) == 0
-    assert capsys.readouterr().err == "no server runs detached; `specserve up PROFILE --detach` starts one\n"
+    assert (
+        capsys.readouterr().err
+        == "there are no detached servers; `specserve up PROFILE --detach` starts one\n"
+    )
     assert run(["down", "--all"]) == 0
-    assert "no server runs detached" in capsys.readouterr().err
+    assert "there are no detached servers" in capsys.readouterr().err
     for words in (
         ["down", "demo"],
         ["logs", "demo"],

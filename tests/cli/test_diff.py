@@ -128,7 +128,7 @@ def test_models_that_are_not_here_are_not_compared_and_that_is_said(
         (["a.yaml", "b.yaml", "--baseline"], "found a second side"),
         (["a.yaml", "--alternative", "x"], "has no alternative `x`"),
         (["a.yaml", "no.yaml"], "no such file"),
-        (["a.yaml", "http://127.0.0.1:8000"], "is no profile"),
+        (["a.yaml", "http://127.0.0.1:8000"], "is not a profile"),
         (["a.yaml@x", "b.yaml"], "git cannot read"),
         (["a.yaml", "--", "vllm", "serve"], "`target.model` is missing"),
         (["a.yaml", "b.yaml", "--vllm", "0.20"], "vLLM 0.20 is not among the versions"),

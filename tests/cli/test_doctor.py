@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.report.doctor import server_lines
+from specserve.report.doctor import server_lines, servers_here
 from specserve.serve.detached.observe import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -115,6 +115,14 @@ def test_a_folder_whose_name_breaks_a_line_yields_no_line_for_rm(specserve: Prog
     (folder / f"vllm_dist_{'0' * 32}").touch()
     done = specserve("doctor", "--leftovers", env={"TMPDIR": str(folder)})
     assert b"vllm_dist_" + b"0" * 32 not in done.stdout
+
+
+def test_the_processes_of_a_server_whose_record_is_lost_are_ours_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Seen("a", "dead", pids=(4711, 4712))
+    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", lambda: [lost])
+    ours, (line,) = servers_here()
+    assert ours == frozenset({4711, 4712})
+    assert line.text == "a dead"
 
 
 def test_servers_that_serve_share_a_line_and_each_other_one_has_its_own() -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.commands import run
-from specserve.cli.up import LogFormat, start, verification_gate
+from specserve.cli.options import TextOrJson
+from specserve.cli.up import start
 from specserve.errors import Interrupted, UsageError, VerifyFailed
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
+from specserve.report.verify import verification_gate
 from specserve.serve.detached.registry import names, read
 from specserve.serve.health import is_healthy
 
@@ -94,7 +96,7 @@ def test_as_json_it_is_an_event(
     ServiceManager(tmp_path, monkeypatch)
     server = plan()
     gate = verification_gate(a_profile, server, as_json=True, limit_s=LIMIT_S)
-    start(server, log_format=LogFormat.JSON, gate=gate)
+    start(server, log_format=TextOrJson.JSON, gate=gate)
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     names_ = [event["event"] for event in events]
     assert names_.index("ready") < names_.index("verified")
@@ -138,5 +140,5 @@ def detach(server: LaunchPlan, profile: Profile, *, name: str) -> None:
 
 
 def test_what_becomes_vllm_cannot_be_verified() -> None:
-    with pytest.raises(UsageError, match="nobody is left to `--verify` it"):
+    with pytest.raises(UsageError, match="`--exec` and `--verify` exclude each other"):
         run(["up", "configs/demo.yaml", "--exec", "--verify"])

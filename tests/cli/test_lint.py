@@ -185,7 +185,9 @@ def test_a_path_without_a_profile_is_said_where_others_have_one(
     file = str(write(GOOD))
     (tmp_path / "empty").mkdir()
     assert _run(["lint", file, str(tmp_path / "empty")]) == 0
-    assert f"warning: there is no profile in `{tmp_path / 'empty'}`" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"warning: there is no profile in `{tmp_path / 'empty'}`" in told
+    assert told.count("there is no profile") == 1
 
 
 def test_pick_passes_over_what_is_no_profile_and_nothing_at_all_is_well(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.logs import _print_last as print_last
+from specserve.report.servers import print_last
 from specserve.serve import logs
 
 

@@ -23,8 +23,8 @@ TEXT = """
         (["--dry-run"], "is for 2 nodes, and each takes a command of its own"),
         (["--dry-run", "--node-rank", "0"], "must know where node 0 is"),
         (["--dry-run", "--node-rank", "2", "--master-addr", "10.0.0.1"], "there is no node 2 of 2"),
-        (["--node-rank", "1", "--detach"], "not left with `--detach`"),
-        (["--node-rank", "1", "--verify"], "which is at node 0"),
+        (["--node-rank", "1", "--detach"], "`--node-rank` and `--detach` exclude each other"),
+        (["--node-rank", "1", "--verify"], "only node 0 takes `--verify`"),
         (["--master-addr", "10.0.0.1"], "`--node-rank N`"),
     ],
 )

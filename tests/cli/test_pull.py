@@ -189,7 +189,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr("specserve.models.hub.MARGIN_BYTES", 1 << 60)
     assert pull(file) == 2
-    assert "are to be downloaded, and the disk of" in capsys.readouterr().err
+    assert "must be downloaded, and the disk of" in capsys.readouterr().err
     assert not hub_cache().exists()
 
 

@@ -82,7 +82,7 @@ def test_file_names_behind_two_dashes_are_still_files(
 
 def test_what_is_no_command_of_vllm_says_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--", "ls", "-l"]) == 2
-    assert "`ls` is no command that starts vLLM" in capsys.readouterr().err
+    assert "`ls` is not a command that starts vLLM" in capsys.readouterr().err
     for command in ("lint", "check", "plan", "up"):
         for words in (["ls"], ["ls", "-l"]):
             assert _run([command, "--", *words]) == 2

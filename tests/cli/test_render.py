@@ -37,7 +37,7 @@ def test_json_holds_every_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_several_files_that_need_each_other_want_a_folder() -> None:
-    with pytest.raises(UsageError, match="is several files") as caught:
+    with pytest.raises(UsageError, match="makes several files") as caught:
         render(DEMO, "--to", "monitoring")
     assert "-o DIR" in (caught.value.hint or "")
 

@@ -97,7 +97,7 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
     ("arguments", "cause", "way_out"),
     [
         ([*H100], "needs the chance of a draft token", "--acceptance 0.7"),
-        ([*H100, "--acceptance", "3.6"], "is no chance from 0 to 1", "`3.6@4`"),
+        ([*H100, "--acceptance", "3.6"], "is not a probability from 0 to 1", "`3.6@4`"),
         (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "measures"),
         (
             ["--estimate", "H1000", *HALF],

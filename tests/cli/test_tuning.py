@@ -15,8 +15,7 @@ from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.measure.bench.arms import Fit
 from specserve.measure.tune import candidates
 from specserve.measure.tune.plan import BASELINE, TUNED, TuneRequest, Wish, fitted
-from specserve.measure.tune.prepare import Prepared
-from specserve.measure.tune.rundir import Found, asked_json
+from specserve.measure.tune.prepare import Found, Prepared, asked_json
 from specserve.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -59,7 +58,7 @@ class Command:
         kept = fitted(replace(wish, budget_s=None), confirms=now.confirm)
         ready = Prepared(now, load_profile(now.profile), wish, Fit(2, "", ()), kept)
         there = Found(self.folder, self.content) if self.folder.exists() else None
-        self._monkeypatch.setattr("specserve.measure.tune.rundir.placed", lambda *_, **__: (ready, there))
+        self._monkeypatch.setattr("specserve.measure.tune.prepare.placed", lambda *_, **__: (ready, there))
         output = str(self.folder)
         run(now, output=output, dry_run=False, write=write, as_json=True)
 
@@ -184,7 +183,7 @@ def test_what_does_not_fit_is_refused_with_the_least_there_is(world: World, comm
     wish = replace(wanted(), budget_s=60.0)
     ready = Prepared(command.asked, load_profile(command.asked.profile), wish, Fit(2, "", ()), fitted(wish))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specserve.measure.tune.rundir.placed", lambda *_, **__: (ready, None))
+        patch.setattr("specserve.measure.tune.prepare.placed", lambda *_, **__: (ready, None))
         with pytest.raises(UsageError, match=r"more than `--budget 1m`: .* is the least"):
             run(
                 command.asked,

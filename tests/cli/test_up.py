@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from specserve.cli.up import LogFormat, start
+from specserve.cli.options import TextOrJson
+from specserve.cli.up import start
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -105,7 +106,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 ) -> None:
     server = plan()
     ServiceManager(tmp_path, monkeypatch)
-    start(server, log_format=LogFormat.JSON)
+    start(server, log_format=TextOrJson.JSON)
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, f"{server.url}/v1", "tiny")
     assert Path(told["log"]).is_file()
@@ -113,7 +114,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
-        start(plan("--fault", "crash-loading"), log_format=LogFormat.JSON)
+        start(plan("--fault", "crash-loading"), log_format=TextOrJson.JSON)
     assert caught.value.exit_code == 2
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert records[0]["event"] == "started"

@@ -149,7 +149,7 @@ def test_nobody_answers(capsys: Captured) -> None:
     assert out == ""
     assert f"warning: nothing listens at {place}; waiting for it" in err
     assert f"error: nothing listens at {place}" in err
-    assert "`specserve up PROFILE` starts a server; `specserve ps` lists those that run detached" in err
+    assert "`specserve up PROFILE` starts a server; `specserve ps` lists detached ones" in err
 
 
 def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_before(
@@ -169,19 +169,19 @@ def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_bef
 def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) -> None:
     script.engines, script.extra = [], "go_goroutines 12\n"
     assert run(["watch", url, "--once", *QUICK]) == 2
-    assert "error: the metrics hold nothing of vLLM" in capsys.readouterr().err
+    assert "error: the metrics are not vLLM's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--once", "--for", "60s"], "`--once` and `--for` both say when it ends"),
-        (["--for", "soon"], "`--for` is no time: 'soon'"),
+        (["--for", "soon"], "`--for` is not a time: 'soon'"),
         (["--window", "0s"], "`--window` is 0s, and must be 1 s to"),
         (["--interval", "5m"], "`--interval` is 300 s, longer than the time to look at"),
         (["--for", "1s", "--interval", "2s"], "`--interval` is 2 s, longer than the time to look at"),
-        (["--exporter", "here"], "`--exporter` is no address: 'here'"),
-        (["--exporter", "127.0.0.1:99999"], "`--exporter` is no address"),
+        (["--exporter", "here"], "`--exporter` is not an address: 'here'"),
+        (["--exporter", "127.0.0.1:99999"], "`--exporter` is not an address"),
         (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
         (["--profile", "no/such.yaml"], "no/such.yaml"),
     ],
@@ -199,7 +199,7 @@ def test_what_cannot_be_meant_ends_before_it_begins(
 def test_a_profile_is_no_server_and_nobody_waits_for_it(capsys: Captured) -> None:
     assert run(["watch", "configs/demo.yaml"]) == 2
     err = capsys.readouterr().err
-    assert "`configs/demo.yaml` is a file, and a server's name or URL is wanted" in err
+    assert "`configs/demo.yaml` is a file, not a server's name or URL" in err
     assert "watching" not in err
 
 
@@ -261,7 +261,7 @@ def test_an_exporter_whose_port_is_taken(url: str, capsys: Captured) -> None:
 
 def test_an_exporter_for_everybody_is_told(url: str, capsys: Captured) -> None:
     assert run(["watch", url, "--once", *QUICK, "--exporter", "0.0.0.0:0"]) == 0
-    assert "whoever reaches 0.0.0.0:" in capsys.readouterr().err
+    assert "anyone who can reach 0.0.0.0:" in capsys.readouterr().err
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

@@ -194,7 +194,7 @@ def test_wrappers_and_containers_are_seen_through() -> None:
 
 
 def test_what_starts_no_vllm_is_a_usage_error_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="no command that starts vLLM"):
+    with pytest.raises(UsageError, match="is not a command that starts vLLM"):
         profile_of(["ls", "-l"])
     with pytest.raises(UsageError, match="starts SGLang") as error:
         profile_of(["python", "-m", "sglang.launch_server", "--model-path", "org/target"])

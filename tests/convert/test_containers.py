@@ -108,4 +108,4 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
     try:
         containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
     except UsageError as error:
-        assert "is not YAML" in error.message or "is no shell text" in error.message
+        assert "is not YAML" in error.message or "is not shell text" in error.message

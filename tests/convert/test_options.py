@@ -78,7 +78,7 @@ def test_words_become_the_values_that_vllm_reads(words: list[str], expected: dic
         (["--speculative-config.method"], "`--speculative-config` needs a value"),
         (
             ["--speculative-config", "{"],
-            "the value of `--speculative-config` is no JSON: expecting property name",
+            "the value of `--speculative-config` is not JSON: expecting property name",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_the_parser_refuses_is_told(words: list[str], message: str) -> None
 
 def test_a_dotted_option_wins_over_the_whole_one_as_vllm_appends_it() -> None:
     words = ("--speculative-config.method", "mtp", "--speculative-config", '{"method": "ngram"}')
-    assert problems(*words) == ["`--speculative-config` stands twice, and the later one wins"]
+    assert problems(*words) == ["`--speculative-config` occurs twice, and the later one wins"]
 
 
 def test_an_abbreviation_of_several_options_is_none() -> None:

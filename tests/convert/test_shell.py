@@ -38,6 +38,7 @@ def words(text: str) -> list[list[str]]:
         ("a ${X:---b 1}", [["a", "--b", "1"]]),
         ("a ${X:?no value}", [["a", f"{OPEN}X{CLOSE}"]]),
         ("a '$X' \"$X\"", [["a", "$X", f"{OPEN}X{CLOSE}"]]),
+        ("a $!", [["a", f"{OPEN}!{CLOSE}"]]),
         ("a $(nproc --all)", [["a", f"{OPEN}a-command{CLOSE}"]]),
         ("X='--b 1 --c 2'\na $X", [["a", "--b", "1", "--c", "2"]]),
         ('A=(\n  --b "c d"\n)\nA+=(--e)\nx "${A[@]}"', [["x", "--b", "c d", "--e"]]),
@@ -83,7 +84,7 @@ def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
     try:
         assert all(command for command in words(text))
     except UsageError as error:
-        assert "is no shell text" in error.message
+        assert "is not shell text" in error.message
 
 
 def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:

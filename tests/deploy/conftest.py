@@ -12,7 +12,6 @@ import yaml
 from specserve.deploy.deployment import Deployment, deployment
 from specserve.deploy.targets import render
 from specserve.profile.load import load_profile, with_alternative
-from specserve.vllm.versions import table
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Deployment]
@@ -31,7 +30,6 @@ def made_of(
     cpu = profile.hardware is not None and profile.hardware.accelerator == "cpu"
     return deployment(
         profile,
-        table=table(version),
         version=version,
         platform="cpu" if cpu else "cuda",
         image=image,

@@ -41,7 +41,7 @@ def test_the_image_is_that_of_the_version(version: str, number: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "image:tag; rm", "x@sha256:123", "Upper/case", "a\nb"])
 def test_what_is_no_image_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no image"):
+    with pytest.raises(UsageError, match="is not an image"):
         official("0.33", platform="cuda", reference=text)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from specserve.deploy.deployment import Artifact
-from specserve.deploy.targets import foreign, put, stale
+from specserve.deploy.targets import put, stale
+from specserve.errors import UsageError
 
 HEAD = "# Rendered by `specserve render --to ray` from `demo`\n"
 ONE, TWO = Artifact("a.yaml", f"{HEAD}a: 1\n"), Artifact("b/c.yaml", f"{HEAD}c: 1\n")
@@ -34,14 +37,19 @@ def test_a_folder_that_is_not_there_has_none_of_them(tmp_path: Path) -> None:
     assert stale((ONE,), tmp_path / "none", target="ray") == [("a.yaml", "missing")]
 
 
-def test_files_of_others_are_known(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("services: {}\n")
-    assert foreign((ONE, TWO), tmp_path) == ["a.yaml"]
-    put((ONE,), tmp_path)
-    assert foreign((ONE, TWO), tmp_path) == []
+def test_files_of_others_are_overwritten_only_by_force(tmp_path: Path) -> None:
+    theirs = tmp_path / "b" / "c.yaml"
+    theirs.parent.mkdir()
+    theirs.write_text("services: {}\n")
+    with pytest.raises(UsageError, match=r"c\.yaml` was not written by specserve"):
+        put((ONE, TWO), tmp_path)
+    assert theirs.read_text() == "services: {}\n" and not (tmp_path / "a.yaml").exists()
+    assert put((ONE, TWO), tmp_path, force=True) == 2
+    assert put((ONE, TWO), tmp_path) == 0
 
 
 def test_bytes_that_are_no_text_are_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe")
-    assert foreign((ONE,), tmp_path) == ["a.yaml"]
+    with pytest.raises(UsageError):
+        put((ONE,), tmp_path)
     assert stale((ONE,), tmp_path, target="ray") == [("a.yaml", "stale")]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from specserve.deploy.deployment import deployment
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
-from specserve.vllm.versions import table
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))
@@ -40,7 +39,7 @@ NASTY = st.sampled_from(
 def test_no_text_becomes_a_directive(name: str, served: str, value: str) -> None:
     server = replace(LLAMA.server, served_model_name=served)
     profile = replace(LLAMA, name=name, server=server, env={"NOTE": value})
-    made = deployment(profile, table=table("0.33"), version="0.33", platform="cuda")
+    made = deployment(profile, version="0.33", platform="cuda")
     usual = made_of(ROOT / "configs" / "llama70b-8b.yaml", "env.NOTE=x", "server.served_model_name=x")
     unit, plain = (next(iter(files_of("systemd", one).values())) for one in (made, usual))
     assert _keys(unit) == _keys(plain)

@@ -6,12 +6,12 @@ from tune_machine import Machine, measured, prompts, texts, wish
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
 from specserve.measure.tune.choose import Known, choose
+from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.outcome import causes
 from specserve.measure.tune.plan import ladder_of
 from specserve.measure.tune.predict import known_of, plain_of, plain_rows_of
 from specserve.measure.tune.result import CandidateInfo, Confirmed, TuneResult
 from specserve.measure.tune.schedule import Situation
-from specserve.measure.tune.steptime import StepModel
 
 TRUTH = StepModel(0.02, 0.001, ((16, 0.001),), 0.001, 0.0025, 0.0003)
 

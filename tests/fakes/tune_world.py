@@ -16,8 +16,8 @@ from specserve.errors import Interrupted, LaunchError
 from specserve.measure import run as subject
 from specserve.measure.bench.arms import Arm, HostLoad
 from specserve.measure.bench.server import Abilities
+from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, Wish
-from specserve.measure.tune.steptime import StepModel
 from specserve.measure.workloads.workload import Workload
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.signals import StopRequest

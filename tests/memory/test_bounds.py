@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specserve.memory.bounds import Drafting, activation, excess, graphs, outside
-from specserve.memory.defaults import ModelSizes, Runner, Settings, captured_graphs, regime
+from specserve.memory.defaults import ModelSizes, Runner, Settings, regime
+from specserve.vllm.batch import captured_graphs
 
 GIB = 2**30
 QWEN_8B = ModelSizes(hidden=4096, vocab=151936, layers=36, intermediate=12288)

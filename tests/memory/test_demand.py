@@ -123,7 +123,7 @@ def test_a_type_of_cache_that_is_not_known_is_not_guessed() -> None:
 
 
 def test_a_dtype_that_vllm_does_not_know_is_an_error() -> None:
-    with pytest.raises(FactError, match="`int3` is no dtype of vLLM"):
+    with pytest.raises(FactError, match="`int3` is not a dtype of vLLM"):
         needed("llama", dtype="int3")
 
 

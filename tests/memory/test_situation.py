@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.memory.defaults import batch_defaults, length_of, runner, shape
+from specserve.memory.defaults import length_of, runner, shape
 from specserve.memory.judge import estimate
-from specserve.memory.situation import MemorySituation, PromisedLoad, situation
+from specserve.memory.situation import MemorySituation, PromisedLoad, batch_of, situation
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
@@ -71,7 +71,7 @@ def test_batch_sizes_depend_on_the_machine(profile: Load, machine: str, tokens: 
 def test_batch_sizes_of_large_and_integrated_gpus_depend_on_the_version(
     machine: str, version: str, sizes: tuple[int, int]
 ) -> None:
-    assert batch_defaults(assume(machine), version) == sizes
+    assert batch_of(assume(machine), version) == sizes
 
 
 def test_what_the_profile_says_wins_over_the_defaults(profile: Load) -> None:

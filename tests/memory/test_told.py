@@ -12,7 +12,7 @@ from specserve.errors import FactError
 from specserve.memory.compose import demand
 from specserve.memory.defaults import Settings, Speculative
 from specserve.memory.estimate import Demand
-from specserve.memory.probe import demand_of
+from specserve.memory.judge import demand_of
 from tests.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
 
 

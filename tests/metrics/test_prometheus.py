@@ -102,7 +102,7 @@ def test_the_start_of_the_process_stands_in_for_the_start_of_the_counters() -> N
 
 
 def test_metrics_of_another_program_are_none_of_vllms() -> None:
-    with pytest.raises(FactError, match="nothing of vLLM"):
+    with pytest.raises(FactError, match="are not vLLM's"):
         read("go_goroutines 12\n<html>\n")
 
 

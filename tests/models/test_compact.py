@@ -57,11 +57,11 @@ def test_any_set_of_layers_and_experts_comes_back(places: list[tuple[int, int]])
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.{0-999999999}", "U8 1", "no range"),
+        ("a.{0-999999999}", "U8 1", "not a range"),
         ("a.{0-999999}.{0-999}.{0-999}", "U8 1", f"more than {MAX_TENSORS} tensors"),
-        ("a.{9-3}", "U8 1", "no range"),
-        ("a.{,}", "U8 1", "no range"),
-        ("a.{--}", "U8 1", "no range"),
+        ("a.{9-3}", "U8 1", "not a range"),
+        ("a.{,}", "U8 1", "not a range"),
+        ("a.{--}", "U8 1", "not a range"),
         ("a", "U8", "is written like"),
         ("a", "U8 -1", "is written like"),
         ("a", "X8 1", "is written like"),

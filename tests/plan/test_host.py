@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specserve.plan.host import PLUGIN, Host, localize, this_host
+from specserve.plan.host import PLUGIN, Host, kv_cache_bytes, localize, this_host
 from specserve.plan.launchplan import LaunchPlan
 from specserve.vllm.versions import Installed
 
@@ -139,3 +139,20 @@ def test_the_compiler_is_the_one_that_torch_would_call(
     assert this_host().compiler is None
     monkeypatch.setenv("CXX", str(compiler))
     assert this_host().compiler == str(compiler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "expected"),
+    [
+        ({}, {}, None),
+        ({"kv_cache_memory_bytes": "1G"}, {}, 2**30),
+        ({"kv_cache_memory_bytes": 5}, {"VLLM_CPU_KVCACHE_SPACE": "3"}, 5),
+        ({}, {"VLLM_CPU_KVCACHE_SPACE": " 3 "}, 3 * 2**30),
+        ({}, {"VLLM_CPU_KVCACHE_SPACE": "0"}, None),
+        ({"kv_cache_memory_bytes": True}, {"VLLM_CPU_KVCACHE_SPACE": "much"}, None),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_an_argument_or_a_variable(
+    arguments: dict[str, Any], env: dict[str, str], expected: int | None
+) -> None:
+    assert kv_cache_bytes(arguments, env) == expected

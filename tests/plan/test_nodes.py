@@ -99,7 +99,7 @@ def test_an_address_may_have_a_port(text: str | None, node: LaunchNode) -> None:
 
 @pytest.mark.parametrize("text", ["10.0.0.1:", "10.0.0.1:port", "10.0.0.1:70000", "10.0.0.1:0"])
 def test_a_port_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         node_at(0, text)
 
 

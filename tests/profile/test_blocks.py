@@ -47,7 +47,7 @@ def test_a_block_keeps_every_key_that_has_a_value(write: Write) -> None:
         ),
         (
             "{method: medusa, model: x}",
-            "2:23 SD006 `medusa` is no method to speculate with: vLLM 0.33 removed it; heads for `eagle3` or"
+            "2:23 SD006 `medusa` is not a method to speculate with: vLLM 0.33 removed it; heads for `eagle3` or"
             f" `mtp` took its place | one of {_ALL}",
         ),
         (
@@ -124,7 +124,7 @@ alternatives:
     assert problems(text) == [
         "3:3 SD007 `alternatives.a.num_speculative_tokens` is missing, which `ngram` needs",
         "5:6 SD006 `alternatives.c` must be a mapping or `null`; found `word`",
-        "6:3 SD006 `d e` is no name of an alternative | letters, digits, `-` and `_` make a name",
+        "6:3 SD006 `d e` is not a valid name of an alternative | letters, digits, `-` and `_` make a name",
         "7:15 SD006 unknown method `sufix` | did you mean `suffix`?",
     ]
     assert problems("target: {model: x}\nalternatives: [1]\n") == [

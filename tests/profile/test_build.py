@@ -49,7 +49,7 @@ def test_a_duplicate_key_shows_both_places() -> None:
     _, findings = parse(b"target: {model: x}\nengine: {}\ntarget: {model: y}\n", file="demo.yaml")
 
     assert [(str(finding.span), finding.code, finding.message) for finding in findings] == [
-        ("demo.yaml:3:1", "SD004", "the key `target` stands twice")
+        ("demo.yaml:3:1", "SD004", "the key `target` occurs twice")
     ]
     assert [(str(related.span), related.label) for related in findings[0].related] == [
         ("demo.yaml:1:1", "first written here")
@@ -58,16 +58,16 @@ def test_a_duplicate_key_shows_both_places() -> None:
 
 def test_a_duplicate_key_is_seen_at_any_depth_and_each_time(problems: Problems) -> None:
     assert problems("target: {model: x}\nengine:\n  a: {b: 1, b: 2}\n  c: 1\n  c: 1\n  'c': 2\n") == [
-        "3:13 SD004 the key `b` stands twice",
-        "5:3 SD004 the key `c` stands twice",
-        "6:3 SD004 the key `c` stands twice",
+        "3:13 SD004 the key `b` occurs twice",
+        "5:3 SD004 the key `c` occurs twice",
+        "6:3 SD004 the key `c` occurs twice",
     ]
 
 
 def test_a_duplicate_key_below_an_anchor_is_one_problem_however_often_it_is_used(problems: Problems) -> None:
     told = problems("target: {model: x}\nengine: {a: &x {k: 1, k: 2}, b: *x, c: *x}\n")
 
-    assert told == ["2:23 SD004 the key `k` stands twice"]
+    assert told == ["2:23 SD004 the key `k` occurs twice"]
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_merge_keys_that_multiply_are_stopped(problems: Problems) -> None:
 
 @pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a {b: {c: [1, *a]}}", "a: &a {<<: *a}"])
 def test_a_value_that_holds_itself_is_stopped(problems: Problems, text: str) -> None:
-    assert problems(text) == ["1:4 SD008 an alias of this value stands inside of the value"]
+    assert problems(text) == ["1:4 SD008 the value contains an alias of itself"]

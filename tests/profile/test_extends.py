@@ -193,7 +193,7 @@ def test_a_parent_outside_of_the_folder_is_not_read(
     assert [(finding.code, finding.help) for finding in findings] == [
         ("SD009", "copy it next to the profile")
     ]
-    assert findings[0].message.endswith("lies outside of this profile's repository or folder")
+    assert findings[0].message.endswith("is outside of this profile's repository or folder")
     assert "hidden" not in str(findings)
 
 
@@ -232,16 +232,16 @@ _SECRET = "hunter2"
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", "it is no mapping of keys (line 1)"),
+        (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", "it is not a mapping of keys (line 1)"),
         (f"root: {_SECRET}: 0\n", "it is not valid YAML (line 1)"),
         (f"ok: 1\n{_SECRET}\n", "it is not valid YAML (line 2)"),
         (f"a: *{_SECRET}\n", "it is not valid YAML (line 1)"),
         (f"a: !{_SECRET} b\n", "it has neither `target` nor `extends`"),
         (f"{_SECRET}: 1\n{_SECRET}: 2\n", "it has neither `target` nor `extends`"),
         (f"name: app\nservices: {{{_SECRET}: x}}\n", "it has neither `target` nor `extends`"),
-        (f"- {_SECRET}\n", "it is no mapping of keys (line 1)"),
+        (f"- {_SECRET}\n", "it is not a mapping of keys (line 1)"),
         (f"\x00{_SECRET}\n", "it is not valid YAML (line 1)"),
-        ("", "it is no mapping of keys (line 1)"),
+        ("", "it is not a mapping of keys (line 1)"),
         ("[" * 99, "it is too large (line 1)"),
     ],
 )

@@ -100,7 +100,7 @@ def test_in_a_folder_a_profile_has_a_target_or_a_parent(
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python 3.13 takes such a pattern for `*`")
 @pytest.mark.parametrize("pattern", ["a**b/*.yaml", "***.yaml/x"])
 def test_what_is_no_glob_is_an_error_in_words(mixed: Path, pattern: str) -> None:
-    with pytest.raises(UsageError, match="is no glob"):
+    with pytest.raises(UsageError, match="is not a glob"):
         list(profiles(pattern))
 
 

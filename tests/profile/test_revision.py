@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, UsageError
+from specserve.profile.find import at_revision, load_at
 from specserve.profile.load import load_profile
-from specserve.profile.revision import at_revision, load_at
 from specserve.profile.source import read_by
 
 Write = Callable[..., Path]

@@ -124,10 +124,10 @@ def test_the_environment_is_text_as_it_was_written(write: Write) -> None:
 
 def test_the_environment_has_names_and_texts_only(problems: Problems) -> None:
     assert problems('target: {model: x}\nenv: {1X: a, A: [1], B: {C: d}, "D=": e}\n') == [
-        "2:7 SD006 `1X` is no name of an environment variable",
+        "2:7 SD006 `1X` is not a valid name of an environment variable",
         "2:17 SD006 `env.A` must be a text; found a list",
         "2:25 SD006 `env.B` must be a text; found a mapping",
-        "2:33 SD006 `D=` is no name of an environment variable",
+        "2:33 SD006 `D=` is not a valid name of an environment variable",
     ]
 
 
@@ -149,7 +149,7 @@ def test_a_key_in_the_place_of_its_variable_is_refused_and_never_repeated(
 
     assert told == (
         "2:23 SD006 `server.api_key_env` must be the name of an environment variable"
-        " | the key itself never stands in a profile"
+        " | never write the key itself into a profile"
     )
 
 

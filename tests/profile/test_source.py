@@ -1,4 +1,4 @@
-"""A text that is no YAML, or no profile's YAML, is told once and at its place."""
+"""A text that is not YAML, or no profile's YAML, is told once and at its place."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ Problems = Callable[..., list[str]]
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("target:\n\tmodel: x\n", "2:1 SD002 a tab stands where YAML wants spaces | indent with spaces"),
-        ("a: 1\n\tb: 2\n", "2:1 SD002 a tab stands where YAML wants spaces | indent with spaces"),
-        ("a:\n  b: 1\n  \tc: 2\n", "3:3 SD002 a tab stands where YAML wants spaces | indent with spaces"),
+        (
+            "target:\n\tmodel: x\n",
+            "2:1 SD002 a tab is used for indentation, which YAML does not allow | indent with spaces",
+        ),
+        (
+            "a: 1\n\tb: 2\n",
+            "2:1 SD002 a tab is used for indentation, which YAML does not allow | indent with spaces",
+        ),
+        (
+            "a:\n  b: 1\n  \tc: 2\n",
+            "3:3 SD002 a tab is used for indentation, which YAML does not allow | indent with spaces",
+        ),
         ("a: @x\n", "1:4 SD002 no value can start with `@` | put the value in quotes"),
         ("a: %x\n", "1:4 SD002 no value can start with `%` | put the value in quotes"),
         (

@@ -48,11 +48,11 @@ def test_all_problems_of_a_file_come_in_one_run_in_file_order(problems: Problems
         "10:3 SD005 unknown key `modle` in `speculation` (method `eagle3`) | did you mean `model`?",
         "11:27 SD011 `speculation.num_speculative_tokens` has a leading zero, which YAML 1.1 reads as octal: `010`"
         " | write `10`",
-        "14:3 SD004 the key `max_num_seqs` stands twice",
+        "14:3 SD004 the key `max_num_seqs` occurs twice",
         "15:13 SD006 `engine.seed[1]` must be a finite number; found `.nan`",
         "16:24 SD006 `server.port` must be at most 65535; found `70000`",
         "18:22 SD005 unknown key `concurency` in `expect[0]` | did you mean `concurrency`?",
-        "19:7 SD006 `1X` is no name of an environment variable",
+        "19:7 SD006 `1X` is not a valid name of an environment variable",
     ]
 
 

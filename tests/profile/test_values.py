@@ -131,7 +131,7 @@ def test_anything_else_is_told_in_one_sentence(kind: Kind, text: str, reason: st
         ),
         (
             Key("size_percentiles", ""), "{p50: x, p42: 1, p99: -1}",
-            ["15: key.p42 is no percentile that is known: `p50`, `p95` or `p99`",
+            ["15: key.p42 is not a known percentile: `p50`, `p95` or `p99`",
              "12: key.p50 must be a number; found `x`", "28: key.p99 must be at least 0; found `-1`"],
         ),
     ],

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Result, Verdict, read_result, result_from_json, result_text
-from specserve.report.bench import FORMS, rendered
+from specserve.measure.bench.result import Point, Result, Verdict, read_result, result_from_json
+from specserve.report.bench import FORMS, load, rendered
 from specserve.report.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -310,7 +310,7 @@ FIGURES = st.none() | st.integers(-(10**13), 10**13) | st.floats(allow_nan=False
 @given(data=st.data())
 def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> None:
     """Some of the file's numbers replaced by others, or by none."""
-    tree = json.loads(result_text(example()))
+    tree = json.loads(rendered(example(), form="json"))
     for part in ("cells", "comparisons"):
         for item in data.draw(st.lists(st.sampled_from(tree[part]), max_size=4)):
             holder = item.get("figures") or item
@@ -327,3 +327,8 @@ def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> No
     for form in FORMS:
         assert plain(result, form)
     assert Page(plain(result, "html")).open == []
+
+
+def test_a_load_is_a_number_of_requests_at_once_or_a_rate() -> None:
+    assert load(Point("chat", 0.0, 16)) == "16"
+    assert load(Point("chat", 0.0, request_rate=2.5)) == "2.5/s"

@@ -91,7 +91,7 @@ def test_prose_fits_eighty_columns_and_code_is_as_it_was_written(page: Page) -> 
 
 
 @pytest.mark.parametrize(
-    # SD002 is no YAML, SD008 has no end
+    # SD002 is not YAML, SD008 has no end
     "page",
     [page for code, page in pages().items() if code not in ("SD002", "SD008")],
     ids=lambda page: page.code,

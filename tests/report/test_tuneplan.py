@@ -11,8 +11,7 @@ import pytest
 
 from specserve.diagnostics import NoNotices
 from specserve.measure.tune.plan import BASELINE, TuneRequest
-from specserve.measure.tune.prepare import prepared
-from specserve.measure.tune.rundir import Found, asked_json
+from specserve.measure.tune.prepare import Found, asked_json, prepared
 from specserve.report.tuneplan import plan_json, plan_text
 
 PROFILE = """\

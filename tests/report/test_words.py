@@ -75,7 +75,7 @@ def wrong(text: str) -> list[str]:
     [
         ("draft tensor parallelism is not the target's", 0),
         ("vLLM has no engine argument `x`", 0),
-        ("`a` is no file. It was one yesterday.", 0),
+        ("`a` is not a file. It was one yesterday.", 0),
         ("The value is wrong.", 2),
         ("please write `x", 2),
         ("use another one!", 2),

@@ -20,7 +20,7 @@ from gpu_steps import BUDGET_026, BUDGET_033, H200, LOG_026, MACHINE, ROOT, SMAL
 from gpureport import bootlog, contributed, judge, memory, page, servers, sharing, speed, store
 
 from specserve.errors import FactError
-from specserve.measure.bench.result import result_text
+from specserve.report.bench import rendered
 
 # what vLLM logs
 
@@ -111,7 +111,7 @@ def test_a_judgement_agrees_if_check_errs_on_what_vllm_refuses() -> None:
 
 
 def test_a_benchmark_becomes_rows_by_k_and_concurrency() -> None:
-    found = speed.bench_outcome(json.loads(result_text(example())))
+    found = speed.bench_outcome(json.loads(rendered(example(), form="json")))
     assert found.result["rows"]
     assert {"k", "concurrency", "speedup", "verdict", "acceptance_rate"} <= set(found.result["rows"][0])
     assert "x at concurrency" in found.line

@@ -214,7 +214,7 @@ def test_no_value_of_how_it_ended_makes_ps_fail(
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this user that is no server."""
+    """A process of this user that is not a server."""
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
     yield child
     child.kill()

@@ -302,7 +302,7 @@ PASS_IT_ON = {
     "models/sample.py": "to the child that compares",
     "checks/oraclechild.py": "to the child that asks vLLM",
     "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
-    "profile/revision.py": "to git",
+    "profile/find.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
     "measure/bench/driver.py": "to the child that sends the load, without keys that no arm needs",
     "plan/locking.py": "to look for the Hub's cache",
@@ -349,7 +349,9 @@ def test_a_plan_records_the_profiles_variables_and_its_own_and_no_other(
     ids=lambda words: " ".join(words),
 )
 @pytest.mark.parametrize(
-    "option", [["--api-key", KEY], [f"--api-key={KEY}"], ["--hf-token", "hf_neverAnywhereEither2Q"]]
+    "option",
+    [["--api-key", KEY], [f"--api-key={KEY}"], ["--hf-token", "hf_neverAnywhereEither2Q"]],
+    ids=["two-words", "one-word", "of-the-hub"],  # a runner of tests shows their names as its command line
 )
 def test_a_key_in_a_command_that_is_read_is_not_repeated(
     words: list[str], option: list[str], specserve: Program, tmp_path: Path

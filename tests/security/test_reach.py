@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specserve.checks.arms import is_open
-from specserve.checks.preflight import refuse_exposed
+from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.errors import CheckFailed
 from specserve.hardware.host import free_port
@@ -55,7 +55,7 @@ def test_what_is_not_surely_loopback_is_refused_without_a_key_and_told_why_a_key
     for word in ("server.api_key_env", "/metrics", "/health", "/invocations", "--insecure"):
         assert word in raised.value.hint
     refuse_exposed(loaded, insecure=True, notices=StderrNotices())
-    assert "whoever reaches it can use the model" in (said := capsys.readouterr().err)
+    assert "anyone who can reach it can use the model" in (said := capsys.readouterr().err)
     assert len(said.splitlines()) == 1
 
 

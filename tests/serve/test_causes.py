@@ -209,7 +209,7 @@ def test_the_kernel_is_named_where_it_struck() -> None:
 
 def test_a_signal_from_outside_is_told_as_that() -> None:
     lines = [LogLine("[shutdown] API server: shutdown triggered", "APIServer", "INFO")]
-    assert "told vLLM to stop" in find_cause(lines, exit_code=0).message
+    assert "sent vLLM SIGTERM" in find_cause(lines, exit_code=0).message
 
 
 def test_a_signal_to_the_engine_that_it_obeyed_is_told_as_one_from_outside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,6 +19,13 @@ def test_every_known_version_was_compared_with_every_fact() -> None:
         firsts = [era.first for era in item.eras]
         assert firsts[0] == READ[0] and set(firsts) <= set(READ), item.name
         assert firsts == sorted(firsts, key=minor), item.name
+
+
+@pytest.mark.parametrize("item", FACTS, ids=lambda item: item.name)
+def test_each_era_differs_in_what_shows_it_and_a_yes_turns_into_a_no(item: Fact[Any]) -> None:
+    for before, after in itertools.pairwise(item.eras):
+        assert (before.file, before.line, before.is_absent) != (after.file, after.line, after.is_absent)
+        assert before.value != after.value or not isinstance(after.value, bool)
 
 
 def test_an_older_version_is_like_the_first_and_a_newer_one_like_the_last() -> None:

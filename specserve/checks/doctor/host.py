@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from specserve.checks.doctor.devices import NvidiaDriver, device_lines, processor_lines, read_driver
+from specserve.checks.doctor.installation import (
+    NvidiaDriver,
+    Software,
+    device_lines,
+    engine_lines,
+    processor_lines,
+    read_driver,
+    read_software,
+)
 from specserve.checks.doctor.leftovers import (
     Leftovers,
     Strays,
@@ -26,7 +34,6 @@ from specserve.checks.doctor.limits import (
     shared_memory_lines,
 )
 from specserve.checks.doctor.line import Line, examined
-from specserve.checks.doctor.software import Software, engine_lines, read_software
 
 _CPUINFO = Path("/proc/cpuinfo")
 

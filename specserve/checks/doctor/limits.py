@@ -123,7 +123,7 @@ def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
         text = f"{state}: {trouble}: no log and no state can be kept"
         yield Line("state", "bad", text, "make room there, or set SPECSERVE_STATE_DIR to another folder")
     elif is_shared(state):
-        text = f"{state}: other users may rename what lies in it, and so hide the servers"
+        text = f"{state}: other users can rename its files, and so hide the servers"
         fix = f"`chmod go-w {state}`, or set SPECSERVE_STATE_DIR to a folder of your own"
         yield Line("state", "note", text, fix)
     else:
@@ -220,7 +220,7 @@ def _endpoint(text: str, *, has_token: bool) -> Iterator[Line]:
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     if shown is None:
         fix = "write it like https://huggingface.co, or unset it"
-        yield Line("Hub", "note", "HF_ENDPOINT is no address", fix)
+        yield Line("Hub", "note", "HF_ENDPOINT is not an address", fix)
     elif has_token and shown.startswith("http://") and not is_loopback:
         yield Line("Hub", "note", f"HF_ENDPOINT={shown}: the token goes there unencrypted", "use https://")
     else:

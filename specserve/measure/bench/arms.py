@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from specserve.errors import FactError, UsageError
 from specserve.measure.bench.result import ArmInfo
+from specserve.plan.host import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
-from specserve.profile.values import human_int
 
 BASELINE = "baseline"
 PROFILE = "profile"
@@ -62,11 +64,6 @@ class Arm:
         )
 
     @property
-    def is_on_accelerators(self) -> bool:
-        """Whether it is started here, and not on the CPU."""
-        return self.plan is not None and self.plan.platform != "cpu"
-
-    @property
     def visible(self) -> tuple[str, ...] | None:
         """The accelerators that its launch may see, as CUDA lists them; None: all that we may see."""
         written = self.plan.env.get("CUDA_VISIBLE_DEVICES") if self.plan is not None else None
@@ -74,17 +71,12 @@ class Arm:
             return tuple(part.strip() for part in written.split(","))
         return self.devices
 
-    @property
-    def is_suffix(self) -> bool:
-        """Whether it remembers the answers of earlier requests."""
-        return bool(self.plan and (self.plan.speculation or {}).get("method") == "suffix")
-
 
 def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """The arms, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
-            "there is nothing to compare: no other arm is given, and this one has no speculation to be without",
+            "there is nothing to compare: the profile does not speculate, and no other server is named",
             hint="`--with PROFILE|URL` adds one; `alternatives` of the profile are arms, too",
         )
     names = [arm.name for arm in arms]
@@ -100,8 +92,6 @@ def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: b
     from specserve.profile.schema import world_size
 
     devices = profile.hardware.devices if profile.hardware else None
-    draft = profile.speculation.keys.get("model") if profile.speculation else None
-    models = [profile.target.model, *([str(draft)] if draft else [])]
     return Arm(
         name=name,
         plan=plan,
@@ -111,8 +101,15 @@ def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: b
         ranks=world_size(profile),
         devices=tuple(map(str, devices)) if devices else None,
         memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
-        local_models=tuple(model for model in models if local_path(model) is not None),
+        local_models=tuple(model for model, _ in _models(profile) if local_path(model) is not None),
     )
+
+
+def _models(profile: Profile) -> list[tuple[str, str | None]]:
+    """Target and draft model, each with its revision."""
+    keys = profile.speculation.keys if profile.speculation else {}
+    draft = [(str(keys["model"]), keys.get("revision"))] if keys.get("model") else []
+    return [(profile.target.model, profile.target.revision), *draft]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +130,7 @@ def sessions(
     """Which launches there are, in order. `slots`: groups of accelerators, one for each arm that runs at once.
 
     All arms in one session if so many fit, else each in one with the arm that it is compared with, else alone,
-    in an order that is turned round from launch to launch. Arms change places between launches, so that no arm always
-    has the better accelerator.
+    in an order that is reversed from launch to launch. Raises UsageError if there are fewer slots than servers.
     """
     names = [arm.name for arm in arms]
     found: list[Session] = []
@@ -142,13 +138,10 @@ def sessions(
         if at_once >= len(names):
             groups = [names]
         elif at_once > 1:
-            others = names[1:]
-            groups = [
-                [names[0], *others[first : first + at_once - 1]]
-                for first in range(0, len(others), at_once - 1)
-            ]
+            step, others = at_once - 1, names[1:]
+            groups = [[names[0], *others[first : first + step]] for first in range(0, len(others), step)]
         else:
-            groups = [[name] for name in (names if launch % 2 == 0 else names[::-1])]
+            groups = [[name] for name in (reversed(names) if launch % 2 else names)]
         apart = 0 if at_once == 1 else _APART
         found += [
             Session(launch, tuple(group), _placed(group, arms, slots, launch), number * apart)
@@ -160,8 +153,8 @@ def sessions(
 def _placed(
     group: Sequence[str], arms: Sequence[Arm], slots: Sequence[tuple[str, ...]], launch: int
 ) -> dict[str, tuple[str, ...]]:
-    """A slot for each server of the group that is started on accelerators; one at a URL has its own."""
-    started = [arm.name for arm in arms if arm.name in group and arm.is_on_accelerators]
+    """The accelerators of each server that is started on some; servers change places from launch to launch."""
+    started = [arm.name for arm in arms if arm.name in group and arm.plan and arm.plan.platform != "cpu"]
     if len(started) > max(1, len(slots)):
         raise UsageError(
             f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
@@ -178,7 +171,7 @@ _USABLE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many, and why not more. `slots`: accelerators for each of them."""
+    """How many arms can run at the same time, and why not more. `slots`: accelerators for each of them."""
 
     at_once: int
     why: str
@@ -186,108 +179,79 @@ class Fit:
 
 
 def fit(arms: Sequence[Arm]) -> Fit:
-    """Arms at a URL run already and take no room."""
+    """How many arms run at the same time; those at a URL run already and take no room."""
     planned = [arm for arm in arms if arm.plan is not None]
     if len(planned) < 2:
         return Fit(len(arms), "at most one server is started")
     assert planned[0].plan is not None
-    return _on_cpu(arms, planned) if planned[0].plan.platform == "cpu" else _on_gpus(arms, planned)
+    most, why, slots = _on_cpu(planned) if planned[0].plan.platform == "cpu" else _on_gpus(planned)
+    return Fit(len(arms) if most >= len(planned) else most, why, slots)
 
 
-def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
+def _on_cpu(planned: Sequence[Arm]) -> tuple[int, str, tuple[tuple[str, ...], ...]]:
     from specserve.hardware.host import host_memory
 
     free = host_memory().free_bytes * _USABLE
-    if any(arm.memory_bytes is None for arm in planned):
-        return Fit(1, "how much memory a server takes is not known")
-    needs = sorted((arm.memory_bytes or 0 for arm in planned), reverse=True)
+    needs = [arm.memory_bytes for arm in planned if arm.memory_bytes is not None]
+    if len(needs) < len(planned):
+        return 1, "how much memory a server takes is not known", ()
+    needs.sort(reverse=True)
     most = next((count for count in range(len(needs), 0, -1) if sum(needs[:count]) <= free), 1)
     why = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
-    return Fit(len(arms) if most == len(planned) else most, why)
+    return most, why, ()
 
 
-def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
+def _on_gpus(planned: Sequence[Arm]) -> tuple[int, str, tuple[tuple[str, ...], ...]]:
     from specserve.hardware.accelerators import gpus, selected
 
     if len({arm.visible for arm in planned}) > 1:
-        return Fit(1, "the profiles name different devices")
+        return 1, "the profiles name different devices", ()
     # what a profile names wins over our own environment, as in its launch
     found = selected(gpus(), devices=planned[0].visible, environ=os.environ)
     ranks = max(arm.ranks for arm in planned)
-    slots = [
-        tuple(gpu.uuid for gpu in found[first : first + ranks])
-        for first in range(0, len(found) - ranks + 1, ranks)
-    ]
+    uuids = [gpu.uuid for gpu in found]
+    slots = tuple(tuple(uuids[at : at + ranks]) for at in range(0, len(uuids) - ranks + 1, ranks))
     why = f"{len(found)} GPUs, {ranks} for each server"
     if len({gpu.name for gpu in found}) > 1:
-        return Fit(1, f"{why}, of different kinds")
-    if len(slots) < 2:
-        return Fit(1, why)
-    return Fit(len(arms) if len(slots) >= len(planned) else len(slots), why, tuple(slots))
+        return 1, f"{why}, of different kinds", ()
+    return (len(slots), why, slots) if len(slots) > 1 else (1, why, ())
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
-    """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown.
-
-    The size of the KV cache is the plan's, which has one if the profile sets none.
-    """
-    weights = _weights(profile.target.model, profile.target.revision)
-    block = profile.speculation
-    draft = (
-        _weights(str(block.keys["model"]), block.keys.get("revision"))
-        if block and block.keys.get("model")
-        else 0
-    )
-    cache = _kv_bytes(plan)
-    if cache is None:
-        from specserve.hardware.accelerators import this_cpu
-        from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
-
-        share = plan.engine_kwargs.get("gpu_memory_utilization")
-        share = float(share) if isinstance(share, int | float) else GPU_MEMORY_UTILIZATION
-        return int(share * this_cpu().accelerator.total_bytes)
-    if weights is None or draft is None:
-        return None
-    return weights + draft + cache + _PROCESSES_BYTES
-
-
-def _weights(model: str, revision: str | None) -> int | None:
+    """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown."""
+    from specserve.hardware.accelerators import this_cpu
+    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
     from specserve.models.read import read_model
 
-    try:
-        facts = read_model(model, revision=revision, offline=True)
-    except FactError:
-        return None
-    if facts.tensors is None:
-        return None
-    try:
-        return sum(tensor.size_bytes for tensor in facts.tensors.values())
-    except KeyError:
-        return None
+    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
+    cache = kv_cache_bytes(plan.engine_kwargs, env)
+    if cache is None:
+        share = plan.engine_kwargs.get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION
+        return int(float(str(share)) * this_cpu().accelerator.total_bytes)
+    weights = 0
+    for model, revision in _models(profile):
+        try:
+            tensors = read_model(model, revision=revision, offline=True).tensors
+            if tensors is None:
+                return None
+            weights += sum(tensor.size_bytes for tensor in tensors.values())
+        except (FactError, KeyError):
+            return None
+    return weights + cache + _PROCESSES_BYTES
 
 
-def _kv_bytes(plan: LaunchPlan) -> int | None:
-    """The size of the KV cache that a plan sets; None if vLLM takes a share of the memory."""
-    value = plan.engine_kwargs.get("kv_cache_memory_bytes")
-    space = plan.env.get("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
-    if isinstance(value, str):
-        return human_int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    return int(space) << 30 if isinstance(space, str) and space.strip().isdigit() and int(space) else None
-
-
-VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "OMP_NUM_THREADS",
-    "VLLM_ATTENTION_BACKEND",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_CPU_OMP_THREADS_BIND",
-    "VLLM_PLUGINS",
-    "VLLM_USE_V2_MODEL_RUNNER",
-)
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "OMP_NUM_THREADS", "VLLM_ATTENTION_BACKEND", "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER",
+)  # fmt: skip
 """Of the environment, what can change a speed and names no secret."""
+
+
+def environment() -> dict[str, str]:
+    """The variables that are set and can change a speed, with `~` for the user's folder."""
+    home = str(Path.home())
+    own = home if len(home) > 1 else "~"
+    return {name: os.environ[name].replace(own, "~") for name in _VARIABLES if os.environ.get(name)}
 
 
 def versions() -> dict[str, str]:
@@ -300,10 +264,8 @@ def versions() -> dict[str, str]:
     if here is not None:
         found["vllm"] = here.version
     for name in ("torch", "transformers"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -312,8 +274,9 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     found = {
-        "cpu": _processor(),
+        "cpu": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
@@ -323,6 +286,25 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     elif platform_of_arms is not None:
         found |= _gpus()
     return found
+
+
+def _gpus() -> dict[str, str]:
+    from specserve.hardware.accelerators import gpus, kind, selected
+
+    found = selected(gpus(), devices=None, environ=os.environ)
+    if not found:
+        return {}
+    names = sorted({kind(gpu).name for gpu in found})
+    driver = _text("/sys/module/nvidia/version").strip()
+    return {"accelerator": f"{len(found)}x{names[0]}" if len(names) == 1 else ", ".join(names)} | (
+        {"driver": driver} if driver else {}
+    )
+
+
+def _text(path: str) -> str:
+    with suppress(OSError):
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,41 +333,3 @@ def host_load() -> HostLoad:
     stolen = float(getattr(times, "steal", 0.0))
     idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
     return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)
-
-
-def environment() -> dict[str, str]:
-    """The variables of the allow-list that are set."""
-    return {name: _without_home(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
-
-
-def _gpus() -> dict[str, str]:
-    from specserve.hardware.accelerators import gpus, kind, selected
-
-    found = selected(gpus(), devices=None, environ=os.environ)
-    if not found:
-        return {}
-    names = sorted({kind(gpu).name for gpu in found})
-    driver = _driver()
-    return {"accelerator": f"{len(found)}x{names[0]}" if len(names) == 1 else ", ".join(names)} | driver
-
-
-def _driver() -> dict[str, str]:
-    try:
-        return {"driver": Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()}
-    except OSError:
-        return {}
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _without_home(text: str) -> str:
-    home = str(Path.home())
-    return text.replace(home, "~") if len(home) > 1 else text

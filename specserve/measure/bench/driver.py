@@ -99,45 +99,11 @@ def _steps(summary: object) -> tuple[tuple[int, int], ...]:
     if not isinstance(accepted, list) or not isinstance(drafted, list) or len(accepted) != len(drafted):
         return ()
     pairs = tuple(zip(accepted, drafted, strict=True))
-    is_right = all(
-        type(took) is int and type(offered) is int and 0 <= took <= offered for took, offered in pairs
-    )
+    is_right = all(type(took) is type(given) is int and 0 <= took <= given for took, given in pairs)
     return pairs if is_right else ()
 
 
 _REQUEST_FIELDS = tuple(field.name for field in dataclasses.fields(Request))
-
-
-def pass_json(done: Pass) -> dict[str, Any]:
-    """Without its requests, which stand in lines of their own."""
-    return dataclasses.asdict(dataclasses.replace(done, requests=())) | {"requests": len(done.requests)}
-
-
-def request_json(request: Request, *, done: Pass) -> dict[str, Any]:
-    """A request, with what tells its pass."""
-    place = {"launch": done.launch, "block": done.block, "arm": done.arm}
-    return place | {"point": dataclasses.asdict(done.point)} | dataclasses.asdict(request)
-
-
-def read_pass(content: Mapping[str, Any], *, requests: tuple[Request, ...]) -> Pass:
-    """Back from JSON. Raises KeyError or TypeError if it is not what was written."""
-    acceptance, point = _read_acceptance(content["acceptance"]), Point(**content["point"])
-    return Pass(**{**content, "point": point, "requests": requests, "acceptance": acceptance})
-
-
-def read_request(content: Mapping[str, Any]) -> Request:
-    """Back from JSON. Raises ValueError, KeyError or TypeError if it is not what was written."""
-    known = {name: content[name] for name in _REQUEST_FIELDS}
-    known["chunk_gaps_ms"] = tuple(known["chunk_gaps_ms"])
-    known["steps"] = tuple((int(took), int(offered)) for took, offered in known["steps"])
-    known["acceptance"] = _read_acceptance(known["acceptance"])
-    return Request(**known)
-
-
-def _read_acceptance(content: Mapping[str, Any] | None) -> Acceptance | None:
-    if content is None:
-        return None
-    return Acceptance(**{**content, "accepted_per_position": tuple(content["accepted_per_position"])})
 
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
@@ -150,25 +116,6 @@ _REST_S = 1.1
 
 Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinCondition: `busy_loop_s: float = 1`.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What one pass sends to one server, as the load generator reads it."""
-
-    url: str
-    model: str
-    endpoint: str
-    """`completions` or `chat/completions`."""
-    requests: Sequence[Mapping[str, Any]]
-    """`id`, `prompt` or `messages`, `max_tokens`, `extra_body`."""
-    concurrency: int | None
-    request_rate: float | None
-    seed: int
-    extra_body: Mapping[str, Any]
-    api_key_env: str | None = None
-    ssl_verify: bool = True
-    """False for a server of ours: its certificate is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,24 +166,28 @@ class Driver:
                     raise LaunchError("vLLM's load generator did not start", log_path=str(self._log_path))
             self.vllm = str(message["vllm"])
 
-    def send(self, traffic: Traffic) -> Sent:
+    def send(self, url: str, traffic: Mapping[str, Any]) -> Sent:
         """Send a pass and wait for all its answers; before it, for the server of the last pass to fall idle.
 
-        Raises TrafficError, LaunchError and what `on_tick` raises.
+        `traffic`: what the load generator reads (specserve/engine/benchmark_driver.py). Raises TrafficError,
+        LaunchError and what `on_tick` raises.
         """
         self.wait_ready()
-        self._let_rest(traffic.url)
+        if self._last_url not in ("", url):
+            while (left_s := self._last_end_s + _REST_S - time.monotonic()) > 0:
+                self._on_tick()
+                time.sleep(min(left_s, _TICK_S))
         self._count += 1
-        line = json.dumps({"pass": str(self._count), **dataclasses.asdict(traffic)}).encode() + b"\n"
+        line = json.dumps({"pass": str(self._count), "url": url, **traffic}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
             self._child.input.write(line)
             self._child.input.flush()
         requests = []
         while (message := self._next())["event"] == "request":
             requests.append(of_driver(message))
-        self._last_url, self._last_end_s = traffic.url, time.monotonic()
+        self._last_url, self._last_end_s = url, time.monotonic()
         if message["event"] == "failed":
-            raise TrafficError(f"the load generator could not send to {traffic.url}: {message['error']}")
+            raise TrafficError(f"the load generator could not send to {url}: {message['error']}")
         return Sent(message["duration_s"], message["client_cpu"], tuple(requests))
 
     def close(self) -> None:
@@ -245,12 +196,6 @@ class Driver:
         with contextlib.suppress(OSError):
             self._child.input.close()
         self._reader.join(_LAST_WORDS_S)
-
-    def _let_rest(self, url: str) -> None:
-        if self._last_url not in ("", url):
-            while (left_s := self._last_end_s + _REST_S - time.monotonic()) > 0:
-                self._on_tick()
-                time.sleep(min(left_s, _TICK_S))
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:

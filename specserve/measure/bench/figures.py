@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from statistics import median_high
 
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Quantiles, Verdict
@@ -76,17 +75,17 @@ def invalid_reason(passes: Sequence[Pass]) -> str | None:
     failed = [request for request in requests if not request.ok]
     if len(failed) > MOST_FAILED * len(requests):
         why = next((request.error for request in failed if request.error), "no reason given")
-        return f"{len(failed)} of {len(requests)} requests failed: {_shortened(why)}"
-    busy = sorted(each.client_cpu for each in passes)
-    if busy[len(busy) // 2] > SATURATED:
-        return (
-            f"the load generator was busy for {busy[len(busy) // 2]:.0%} of the time: it held the server up"
-        )
+        end = why if len(why) <= 160 else f"…{why[-160:]}"
+        return f"{len(failed)} of {len(requests)} requests failed: {end}"
+    busy = median_high(each.client_cpu for each in passes)
+    if busy > SATURATED:
+        return f"the load generator was busy for {busy:.0%} of the time: it held the server up"
     return None
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 160 else f"…{text[-160:]}"
+def share(done: Pass, amount: float, cost: float, *, prompt: str = "all") -> Share:
+    """What a pass, or one prompt of it, adds to a rate."""
+    return Share(prompt, str(done.block), amount, cost, launch=str(done.launch))
 
 
 def shares(passes: Sequence[Pass]) -> list[Share]:
@@ -94,53 +93,11 @@ def shares(passes: Sequence[Pass]) -> list[Share]:
     found = []
     for each in passes:
         good = [request for request in each.requests if request.ok]
-        whole_s = sum(request.latency_s for request in good)
+        latencies_s = sum(request.latency_s for request in good)
         for request in good:
-            cost = each.duration_s * (request.latency_s / whole_s if whole_s else 1 / len(good))
-            found.append(
-                Share(request.prompt, str(each.block), request.output_tokens, cost, launch=str(each.launch))
-            )
+            part = request.latency_s / latencies_s if latencies_s else 1 / len(good)
+            found.append(share(each, request.output_tokens, each.duration_s * part, prompt=request.prompt))
     return found
-
-
-def step_shares(passes: Sequence[Pass]) -> list[Share]:
-    """Tokens over verification steps by pass, for the interval of a mean acceptance length."""
-    found = []
-    for each in passes:
-        own = [(request.prompt, request.acceptance) for request in each.requests if request.ok]
-        known = [(prompt, part) for prompt, part in own if part is not None and part.drafts]
-        if len(known) == len(own):
-            parts = known
-        elif each.acceptance is not None and each.acceptance.drafts:
-            parts = [("all", each.acceptance)]
-        else:
-            continue
-        found += [
-            Share(
-                prompt,
-                str(each.block),
-                part.drafts + part.accepted_tokens,
-                part.drafts,
-                launch=str(each.launch),
-            )
-            for prompt, part in parts
-        ]
-    return found
-
-
-def rate_shares(passes: Sequence[Pass]) -> list[Share]:
-    """Accepted over drafted tokens by pass."""
-    return [
-        Share(
-            "all",
-            str(each.block),
-            each.acceptance.accepted_tokens,
-            each.acceptance.draft_tokens,
-            launch=str(each.launch),
-        )
-        for each in passes
-        if each.acceptance is not None and each.acceptance.draft_tokens
-    ]
 
 
 def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: float) -> float | None:
@@ -176,7 +133,7 @@ def compared(
         return Comparison(
             arm, against, at, None, Verdict.INCONCLUSIVE, "a valid cell" if why else "more blocks"
         )
-    judged = verdict(found)
+    judged, acceptance = verdict(found), mine.figures.acceptance
     return Comparison(
         arm=arm,
         against=against,
@@ -188,26 +145,23 @@ def compared(
         ttft_p99_ratio=_over(mine.figures.ttft_ms.p99, theirs.figures.ttft_ms.p99),
         e2e_p99_ratio=_over(mine.figures.e2e_ms.p99, theirs.figures.e2e_ms.p99),
         break_even_mean_acceptance_length=break_even(
-            mine.figures.acceptance, output_tokens=mine.figures.output_tokens, speedup=found.value
+            acceptance, output_tokens=mine.figures.output_tokens, speedup=found.value
         ),
-        mean_acceptance_length=_length(mine.figures),
+        mean_acceptance_length=acceptance.mean_acceptance_length if acceptance else None,
     )
 
 
 def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
     """Output tokens/s of one arm over those of another; None if one of them has nothing."""
-    by_arm: dict[str, list[Pass]] = defaultdict(list)
-    for each in passes:
-        if each.point == at:
-            by_arm[each.arm].append(each)
-    both = {(each.launch, each.block) for each in by_arm[arm]} & {
-        (each.launch, each.block) for each in by_arm[against]
-    }
     mine, theirs = (
-        shares([each for each in by_arm[name] if (each.launch, each.block) in both])
+        {(each.launch, each.block): each for each in passes if each.point == at and each.arm == name}
         for name in (arm, against)
     )
-    return ratio(mine, against=theirs)
+    both = mine.keys() & theirs.keys()
+    return ratio(
+        shares([done for key, done in mine.items() if key in both]),
+        against=shares([done for key, done in theirs.items() if key in both]),
+    )
 
 
 def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -229,27 +183,11 @@ def _clause(items: list[Comparison]) -> str:
     if last == loads[-1]:
         return f"still pays at {_at_once(last)}, the highest load measured"
     after = items[loads.index(last) + 1]
-    even = crossing(items)
-    about = f"; the two are even at about {even:.0f}" if even is not None else ""
-    return f"pays up to {_at_once(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}{about}"
+    return f"pays up to {_at_once(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}"
 
 
 def _at_once(load: int) -> str:
     return f"{load} request{'' if load == 1 else 's'} at once"
-
-
-def crossing(items: Sequence[Comparison]) -> float | None:
-    """The concurrency at which the speedup falls to 1, between two measured ones on logarithmic scales."""
-    known = [(item.point.concurrency, item.speedup.value) for item in items if item.speedup is not None]
-    for (load, value), (next_load, next_value) in pairwise(known):
-        if load and next_load and value >= 1 > next_value > 0:
-            part = math.log(value) / (math.log(value) - math.log(next_value))
-            return float(load * (next_load / load) ** part)
-    return None
-
-
-def _length(figures: Figures) -> float | None:
-    return figures.acceptance.mean_acceptance_length if figures.acceptance else None
 
 
 def _over(value: float, other: float) -> float | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.driver import Pass, Request
@@ -13,15 +16,14 @@ from specserve.measure.bench.figures import (
     compared,
     figures,
     invalid_reason,
-    rate_shares,
+    share,
     speedup,
-    step_shares,
     stops_paying,
 )
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict
 from specserve.measure.bench.schedule import seeded
-from specserve.measure.statistics import LogEstimate, interval, point, rate, scipy
+from specserve.measure.statistics import Share, interval, point, rate, scipy
 from specserve.profile.schema import Expectation, Profile
 
 _RESAMPLES = 1000
@@ -56,18 +58,13 @@ def limits(profile: Profile | None, at: Sequence[Point]) -> dict[Point, Expectat
     """By point, what limits its requests: of several promises at one point the strictest limit of each kind."""
     found: dict[Point, Expectation] = {}
     for place, promise in zip(at, profile.expect if profile is not None else (), strict=True):
-        found[place] = _stricter(found[place], promise) if place in found else promise
+        both = (found.get(place, promise), promise)
+        strictest: dict[str, Any] = {}
+        for key in _KEYS:
+            values = [value for each in both if (value := getattr(each, key)) is not None]
+            strictest[key] = (min if key.startswith("max_") else max)(values, default=None)
+        found[place] = replace(promise, **strictest)
     return found
-
-
-def _stricter(one: Expectation, other: Expectation) -> Expectation:
-    """The first promise with the limits of both."""
-    merged = {}
-    for key in _KEYS:
-        values = [value for value in (getattr(one, key), getattr(other, key)) if value is not None]
-        strictest = min(values, default=None) if key.startswith("max_") else max(values, default=None)
-        merged[key] = strictest
-    return replace(one, **merged)
 
 
 def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
@@ -86,20 +83,41 @@ def _measured(
     """None if a cell that it rests on counts for nothing."""
     if invalid_reason(own) is not None:
         return None
+    if key.startswith("max_"):
+        return tail(own, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
     if key == "min_speedup":
         theirs = [each for each in passes if each.point == place and each.arm == against]
         if against is None or invalid_reason(theirs) is not None:
             return None
-        return _interval(speedup(passes, arm=arm, against=against, at=place))
-    if key == "min_mean_acceptance_length":
-        return _interval(rate(step_shares(own)))
-    if key == "min_acceptance_rate":
-        return _interval(rate(rate_shares(own)))
-    return tail(own, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
+        found = speedup(passes, arm=arm, against=against, at=place)
+    else:
+        found = rate((step_shares if key == "min_mean_acceptance_length" else rate_shares)(own))
+    return None if found is None else interval(found)
 
 
-def _interval(estimate: LogEstimate | None) -> Interval | None:
-    return None if estimate is None else interval(estimate)
+def step_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Tokens over verification steps, by request if every request reports them, else by pass."""
+    found = []
+    for each in passes:
+        own = [(request.prompt, request.acceptance) for request in each.requests if request.ok]
+        known = [(prompt, part) for prompt, part in own if part is not None and part.drafts]
+        if len(known) < len(own):
+            known = [("all", each.acceptance)] if each.acceptance and each.acceptance.drafts else []
+        found += [
+            share(each, part.drafts + part.accepted_tokens, part.drafts, prompt=prompt)
+            for prompt, part in known
+        ]
+    return found
+
+
+def rate_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Accepted over drafted tokens by pass."""
+    known = [(each, each.acceptance) for each in passes]
+    return [
+        share(each, found.accepted_tokens, found.draft_tokens)
+        for each, found in known
+        if found is not None and found.draft_tokens
+    ]
 
 
 def tail(
@@ -110,10 +128,8 @@ def tail(
     Blocks are drawn again and requests in them; beyond that the bounds are those of order statistics, which know
     that the slowest of 50 requests says little of the slowest hundredth: with fewer than 370 P99 has no upper bound.
     """
-    groups = [
-        [found * 1000 for request in each.requests if request.ok and (found := value(request)) is not None]
-        for each in passes
-    ]
+    timed = [[value(request) for request in each.requests if request.ok] for each in passes]
+    groups = [[took_s * 1000 for took_s in each if took_s is not None] for each in timed]
     groups = [group for group in groups if group]
     values = sorted(item for group in groups for item in group)
     if not values:
@@ -121,10 +137,8 @@ def tail(
     rng = seeded(f"tail {seed}")
     drawn = []
     for _ in range(_RESAMPLES):
-        sample = [
-            item for group in rng.choices(groups, k=len(groups)) for item in rng.choices(group, k=len(group))
-        ]
-        drawn.append(point(sample, at))
+        again = rng.choices(groups, k=len(groups))
+        drawn.append(point([item for group in again for item in rng.choices(group, k=len(group))], at))
     low, high = order_bounds(values, at)
     return Interval(point(values, at), min(low, point(drawn, 0.025)), max(high, point(drawn, 0.975)))
 
@@ -134,11 +148,8 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
     special, count = scipy("special"), len(values)
     # by rank: the chance that no more values lie below the quantile
     below = [float(special.bdtr(rank, count, at)) for rank in range(count)]
-    low = max(
-        (value for value, share in zip(values, below, strict=True) if share <= 0.025), default=values[0]
-    )
-    high = (value for value, share in zip(values, below, strict=True) if share >= 0.975)
-    return low, next(high, math.inf)
+    first, after = bisect_right(below, 0.025), bisect_left(below, 0.975)
+    return values[max(first - 1, 0)], values[after] if after < count else math.inf
 
 
 _MOSTLY = 0.5
@@ -146,14 +157,13 @@ _MOSTLY = 0.5
 
 def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
     """`about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
-    names = [arm.name for arm in plan.arms]
+    names, own = [arm.name for arm in plan.arms], _own(plan)
     limit = limits(plan.profile, plan.promised_at)
     cells: dict[tuple[str, Point], Cell] = {}
     for at in plan.points:
         for name in names:
-            own = [each for each in passes if each.point == at and each.arm == name]
-            found = figures(own, limits=limit.get(at)) if own else None
-            cells[name, at] = Cell(name, at, found, invalid_reason(own))
+            there = [each for each in passes if each.point == at and each.arm == name]
+            cells[name, at] = Cell(name, at, figures(there, limits=limit.get(at)), invalid_reason(there))
     comparisons = tuple(
         compared(cells, passes, arm=name, against=names[0], at=point)
         for point in plan.points
@@ -162,7 +172,7 @@ def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result
     )
     return replace(
         about,
-        fingerprint=_fingerprint(plan),
+        fingerprint=next((arm.plan.fingerprint for arm in plan.arms if arm.name == own and arm.plan), None),
         cells=tuple(cells.values()),
         comparisons=comparisons,
         promises=_promises(plan, passes),
@@ -174,68 +184,51 @@ def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result
 def _promises(plan: BenchPlan, passes: Sequence[Pass]) -> tuple[Promise, ...]:
     if plan.profile is None:
         return ()
-    own, first = _own(plan.profile), plan.arms[0]
+    own, first = _own(plan), plan.arms[0]
     against = first.name if first.is_baseline and first.name != own else None
     return promises(plan.profile, passes, at=plan.promised_at, arm=own, against=against)
 
 
-def _fingerprint(plan: BenchPlan) -> str | None:
-    """Of the profile; None if the first arm is a URL."""
-    own = _own(plan.profile) if plan.profile is not None else plan.arms[0].name
-    return next((arm.plan.fingerprint for arm in plan.arms if arm.name == own and arm.plan), None)
-
-
-def _own(profile: Profile) -> str:
+def _own(plan: BenchPlan) -> str:
     """The arm that the profile itself is: if it does not speculate, the one without speculation."""
-    return PROFILE if profile.speculation is not None else BASELINE
+    if plan.profile is None:
+        return plan.arms[0].name
+    return PROFILE if plan.profile.speculation is not None else BASELINE
 
 
 def equal_texts(arms: Sequence[str], passes: Sequence[Pass]) -> list[str]:
     """How many greedy answers of each arm are those of the first: speculation must not change them."""
+    texts: dict[str, dict[tuple[str, Point], str]] = defaultdict(dict)
+    for each in passes:
+        if each.point.temperature == 0:
+            good = [request for request in each.requests if request.ok]
+            texts[each.arm].update({(request.prompt, each.point): request.text_sha256 for request in good})
     found = []
-    against = arms[0]
     for arm in arms[1:]:
-        mine, theirs = (_texts(passes, name) for name in (arm, against))
+        mine, theirs = texts[arm], texts[arms[0]]
         both = mine.keys() & theirs.keys()
-        if both:
-            same = sum(mine[key] == theirs[key] for key in both)
+        same = sum(mine[key] == theirs[key] for key in both)
+        if both and same == len(both):
+            found.append(f"`{arm}` gave all {same} greedy answers word for word as `{arms[0]}` did")
+        elif both:
             found.append(
-                f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
+                f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{arms[0]}` did; a few "
                 "that differ are rounding, `specserve verify` judges it"
-                if same < len(both)
-                else f"`{arm}` gave all {len(both)} greedy answers word for word as `{against}` did"
             )
     return found
 
 
-def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool], str]:
-    """The greedy answers of an arm, by what was asked under which load."""
-    return {
-        (each.point.workload, request.prompt, float(each.point.concurrency or 0), each.point.prefix_cache): (
-            request.text_sha256
-        )
-        for each in passes
-        if each.arm == arm and each.point.temperature == 0
-        for request in each.requests
-        if request.ok
-    }
-
-
 def cut_answers(passes: Sequence[Pass]) -> list[str]:
     """Workloads most of whose answers never came to their end."""
-    found = []
-    for name in dict.fromkeys(each.point.workload for each in passes):
-        ends = [
-            request.finish_reason
-            for each in passes
-            if each.point.workload == name
-            for request in each.requests
-            if request.ok
-        ]
-        share = sum(end == "length" for end in ends) / len(ends) if ends else 0.0
-        if share > _MOSTLY:
-            found.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
-    return found
+    ends: dict[str, list[str | None]] = defaultdict(list)
+    for each in passes:
+        ends[each.point.workload] += [request.finish_reason for request in each.requests if request.ok]
+    cut = {name: found.count("length") / len(found) for name, found in ends.items() if found}
+    return [
+        f"{name}: {part:.0%} of the answers were cut off at their max_tokens"
+        for name, part in cut.items()
+        if part > _MOSTLY
+    ]
 
 
 def _remembering(arms: Sequence[Arm]) -> list[str]:
@@ -244,7 +237,7 @@ def _remembering(arms: Sequence[Arm]) -> list[str]:
         f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "
         "this is the acceptance of traffic that repeats itself"
         for arm in arms
-        if arm.is_suffix
+        if arm.plan and (arm.plan.speculation or {}).get("method") == "suffix"
     ]
 
 

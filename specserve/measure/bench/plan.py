@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.arms import BASELINE, PROFILE, Arm, Fit, Session, checked, fit, sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Block, Sizes, points, promised_points
+from specserve.measure.bench.schedule import Block, Sizes, points
 from specserve.measure.values import numbers, refuse_given, seconds, whole_numbers
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def points_of(
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """What is measured, and the point of each promise. Options win; without any, what is promised is measured.
 
-    Raises UsageError for what is no list of numbers.
+    Raises UsageError for what is not a list of numbers.
     """
     workloads, loads = defaults
     expect = profile.expect if profile is not None else ()
@@ -180,8 +180,13 @@ def points_of(
     rates = numbers(request.request_rate, "--request-rate", least=0.001, most=100_000.0)
     given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
     concurrency = given or (() if rates else ((1,) if request.quick else loads))
-    promised = promised_points(
-        expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
+    promised = tuple(
+        Point(
+            item.workload or named[0],
+            temperatures[0] if item.temperature is None else item.temperature,
+            item.concurrency or (concurrency or (1,))[0],
+        )
+        for item in expect
     )
     is_open = not (request.workloads or given or rates or request.temperature or request.quick)
     if promised and is_open:
@@ -223,21 +228,22 @@ def sources(workloads: Sequence[str]) -> dict[str, str]:
 def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Profile | None, tuple[Arm, ...]]:
     """The main profile, None if it is a URL, and all arms, the one to compare with first."""
     assert request.profile is not None
-    main: Profile | None = None
+    main, make = None, partial(_planned, starts=starts, notices=notices)
     if is_url(request.profile):
         given = {"--set": request.settings, "--alternative": request.alternatives}
         refuse_given(given, command="bench")
         arms = [_at_url(None, request.profile, request)]
     else:
-        main, arms = _own_arms(request, starts=starts, notices=notices)
+        main, arms = _own_arms(request, make)
+        if starts and request.check and arms[0].plan is not None:
+            from specserve.serve.detached.observe import room_beside
+
+            room_beside(main, arms[0].plan, name=None, notices=notices)
     for text in request.others:
         match = _NAMED.fullmatch(text)
         name, place = (match[1], match[2]) if match else (None, text)
-        if is_url(place):
-            arms.append(_at_url(name, place, request))
-        else:
-            other = replace(request, profile=place, settings=())
-            arms.append(_planned(other, name=name, starts=starts, notices=notices))
+        other = replace(request, profile=place, settings=())
+        arms.append(_at_url(name, place, request) if is_url(place) else make(other, name))
     return main, checked(arms)
 
 
@@ -246,7 +252,7 @@ def is_url(text: str) -> bool:
     return "://" in text or bool(re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?", text))
 
 
-def _own_arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Profile, list[Arm]]:
+def _own_arms(request: BenchRequest, make: Callable[..., Arm]) -> tuple[Profile, list[Arm]]:
     """The profile with and without speculation, and its alternatives."""
     from specserve.profile.load import load_profile
 
@@ -256,17 +262,10 @@ def _own_arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple
     # if the profile passes its check, so does the same without speculation: each finding is shown once
     speculates = loaded.speculation is not None
     plain = replace(request, check=request.check and not speculates and not names)
-    found = [_planned(plain, name=BASELINE, baseline=True, starts=starts, notices=notices)]
+    found = [make(plain, BASELINE, baseline=True)]
     if speculates:
-        found.append(_planned(request, name=PROFILE, starts=starts, notices=notices))
-    found += [
-        _planned(request, name=name, alternative=name, starts=starts, notices=notices) for name in names
-    ]
-    if starts and request.check and found[0].plan is not None:
-        from specserve.serve.detached.observe import room_beside
-
-        room_beside(loaded, found[0].plan, name=None, notices=notices)
-    return loaded, found
+        found.append(make(request, PROFILE))
+    return loaded, found + [make(request, name, alternative=name) for name in names]
 
 
 def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[str]:
@@ -283,14 +282,14 @@ def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[st
 
 def _planned(
     request: BenchRequest,
-    *,
     name: str | None,
+    *,
     starts: bool,
     notices: Notices,
     baseline: bool = False,
     alternative: str | None = None,
 ) -> Arm:
-    from specserve.checks.preflight import cleared
+    from specserve.checks.prepare import cleared
     from specserve.measure.bench.arms import planned_arm
 
     assert request.profile is not None
@@ -313,12 +312,3 @@ def _at_url(name: str | None, url: str, request: BenchRequest) -> Arm:
 
     root = endpoint(url, api_key_env=request.api_key_env).root
     return Arm(name or root.partition("://")[2], url=root, api_key_env=request.api_key_env)
-
-
-def changed_options(request: BenchRequest) -> list[str]:
-    """Names of the options that would make a resumed run another one."""
-    return [
-        each.name
-        for each in dataclasses.fields(request)
-        if getattr(request, each.name) != each.default and each.name != "budget"
-    ]

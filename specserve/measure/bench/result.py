@@ -10,8 +10,9 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import cache
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from specserve.errors import FactError
 from specserve.metrics.counters import Acceptance
@@ -198,18 +199,6 @@ RESULT_FILE = "result.json"
 LARGEST_BYTES = 64 * 2**20
 
 
-def result_json(result: Result) -> dict[str, Any]:
-    """The result as JSON values; what is not finite becomes null."""
-    content = plain(dataclasses.asdict(result))
-    assert isinstance(content, dict)
-    return {"version": VERSION, **content}
-
-
-def result_text(result: Result) -> str:
-    """The file's text."""
-    return json.dumps(result_json(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def read_result(path: Path) -> Result:
     """A run directory's or a file's result. Raises FactError, with the place in the file."""
     file = path / RESULT_FILE if path.is_dir() else path
@@ -227,7 +216,7 @@ def read_result(path: Path) -> Result:
     try:
         return result_from_json(content)
     except ValueError as error:
-        raise FactError(f"`{file}` is no result of a benchmark: {error}") from error
+        raise FactError(f"`{file}` is not a result of a benchmark: {error}") from error
 
 
 def result_from_json(content: object) -> Result:
@@ -237,33 +226,28 @@ def result_from_json(content: object) -> Result:
     version = content.get("version")
     if version != VERSION:
         raise ValueError(f"its version is {json.dumps(version)[:40]}, and this specserve reads {VERSION}")
-    result = _read(Result, content, "")
-    assert isinstance(result, Result)
-    return result
+    return from_json(Result, content)
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: lists, text keys, null for what is not finite."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+Content = TypeVar("Content")
+
+
+def from_json(kind: type[Content], content: Mapping[str, Any]) -> Content:
+    """The data class of JSON values; other keys are passed over. Raises ValueError with the path of what is wrong."""
+    found: Content = _read(kind, content, "")
+    return found
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
-    """The value as the type says. Raises ValueError with the path of what is wrong."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (kind,) = (item for item in arguments if item is not type(None))
         return None if value is None else _read(kind, value, path)
     if origin is tuple:
-        items = enumerate(_of_kind(list, value, path, "a list"))
-        return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in items)
+        items = _of_kind(list, value, path, "a list")
+        if arguments[0] is float and all(type(item) is float and math.isfinite(item) for item in items):
+            return tuple(items)  # gaps between chunks: a run has a hundred thousand
+        return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(items))
     if origin is not None:  # a mapping of text to text
         entries = _of_kind(dict, value, path, "an object").items()
         return {key: _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
@@ -281,8 +265,11 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     return _of_kind(kind, value, path, names[kind])
 
 
+_hints = cache(get_type_hints)
+
+
 def _dataclass(kind: Any, value: dict[str, Any], path: str) -> Any:
-    hints, found = get_type_hints(kind), {}
+    hints, found = _hints(kind), {}
     for entry in dataclasses.fields(kind):
         place = f"{path}.{entry.name}".lstrip(".")
         if entry.name in value:
@@ -293,7 +280,7 @@ def _dataclass(kind: Any, value: dict[str, Any], path: str) -> Any:
 
 
 def _of_kind(kind: Any, value: Any, path: str, words: str) -> Any:
-    """The value, if it is of that kind; to JSON true is no number, and half of a surrogate pair no text."""
+    """The value, if it is of that kind; to JSON true is not a number, and half of a surrogate pair no text."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"`{path}` must be {words}")
     if isinstance(value, str):

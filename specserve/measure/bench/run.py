@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,13 +19,12 @@ from specserve.measure.bench.plan import (
     BUDGET,
     BenchPlan,
     BenchRequest,
-    changed_options,
     plan_bench,
     with_places,
 )
-from specserve.measure.bench.result import RESULT_FILE, Result, read_result
+from specserve.measure.bench.result import Result, read_result
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
-from specserve.measure.bench.schedule import Block, arm_order, blocks
+from specserve.measure.bench.schedule import arm_order, blocks
 from specserve.measure.run import Measurement, Outlet, spend
 from specserve.measure.workloads.load import info
 from specserve.serve.signals import StopRequest, stop_on_signals
@@ -50,62 +50,55 @@ class Bench(Measurement):
     def run(self) -> None:
         """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
         plan = self.plan
-        todo = [session for session in plan.sessions if not _is_done(plan, session, self.passes)]
         for session in plan.sessions:
             self.expected.update(
                 {(name, at): plan.sizes.blocks for name in session.arms for at in plan.points}
             )
         self.expected.subtract((each.arm, each.point) for each in self.passes)
-        self.launches_left = sum(arm.plan is not None for session in todo for arm in self._arms(session))
-        for session in todo:
-            self._session(session)
+        todo = _todo(plan, self.passes)
+        arms = [[arm for arm in plan.arms if arm.name in session.arms] for session in todo]
+        self.launches_left = sum(arm.plan is not None for group in arms for arm in group)
+        for session, group in zip(todo, arms, strict=True):
+            self._session(session, group)
 
-    def _arms(self, session: Session) -> list[Arm]:
-        return [arm for arm in self.plan.arms if arm.name in session.arms]
-
-    def _session(self, session: Session) -> None:
+    def _session(self, session: Session, arms: Sequence[Arm]) -> None:
         """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
-        label = f"{session.launch}-{session.first_block}"
-        plan = self.plan
-        with self.session(self._arms(session), label=label, devices=session.devices) as (servers, driver):
-            wanted = blocks(
+        plan, label = self.plan, f"{session.launch}-{session.first_block}"
+        share_s = math.inf if plan.budget_s is None else plan.budget_s / len(plan.sessions)
+        with self.session(arms, label=label, devices=session.devices) as (servers, driver):
+            began = time.monotonic()
+            for block in blocks(
                 plan.points,
                 self.workloads,
                 sizes=plan.sizes,
                 launch=session.launch,
                 first=session.first_block,
-            )
-            share_s = None if plan.budget_s is None else plan.budget_s / len(plan.sessions)
-            began = time.monotonic()
-            for block in wanted:
+            ):
                 # half a block is measured again, by one launch of all its arms
                 if all(self.has(session.launch, block, name) for name in session.arms):
                     continue
-                if share_s is not None and time.monotonic() - began > share_s:
+                if time.monotonic() - began > share_s:
                     self.is_cut = True
                     break
-                for name in self._wanted_arms(block, session):
-                    self.send_block(servers[name], driver, block, launch=session.launch)
-
-    def _wanted_arms(self, block: Block, session: Session) -> list[str]:
-        order = arm_order(block, session.arms)
-        if self.plan.still is None:
-            return order
-        still = self.plan.still(block, self.passes)
-        return [name for name in order if name in still]
+                wanted = session.arms if plan.still is None else plan.still(block, self.passes)
+                for name in arm_order(block, session.arms):
+                    if name in wanted:
+                        self.send_block(servers[name], driver, block, launch=session.launch)
 
 
-def is_measured(plan: BenchPlan, passes: Sequence[Pass]) -> bool:
-    """Whether every block of every session is there."""
-    return all(_is_done(plan, session, passes) for session in plan.sessions)
-
-
-def _is_done(plan: BenchPlan, session: Session, passes: Sequence[Pass]) -> bool:
+def _todo(plan: BenchPlan, passes: Sequence[Pass]) -> list[Session]:
+    """The sessions some block of which is not there yet."""
+    there = {(each.launch, each.arm, each.block) for each in passes}
     count = plan.sizes.blocks * len(plan.points)
-    there = {(each.arm, each.block) for each in passes if each.launch == session.launch}
-    return all(
-        (name, session.first_block + number) in there for name in session.arms for number in range(count)
-    )
+    return [
+        each
+        for each in plan.sessions
+        if any(
+            (each.launch, name, each.first_block + at) not in there
+            for name in each.arms
+            for at in range(count)
+        )
+    ]
 
 
 def run_benchmark(
@@ -142,7 +135,7 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "asked": dataclasses.asdict(plan.request),
             "at_once": plan.fit.at_once,
-            "arms": [_arm_json(arm) for arm in plan.arms],
+            "arms": list(map(_arm_json, plan.arms)),
             "sessions": [dataclasses.asdict(session) for session in plan.sessions],
             "environment": environment(),
             "versions": versions(),
@@ -158,18 +151,20 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
         return {"name": arm.name, "url": arm.url}
     from specserve.plan.launchplan import as_json
 
-    local = list(arm.local_models)
     return {
-        "name": arm.name, "fingerprint": arm.plan.fingerprint, "launch": as_json(arm.plan), "local_models": local
-    }  # fmt: skip
+        "name": arm.name,
+        "fingerprint": arm.plan.fingerprint,
+        "launch": as_json(arm.plan),
+        "local_models": list(arm.local_models),
+    }
 
 
 def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Result, Path]:
     """Resume a run as it was asked for; other options would make it another one."""
-    if changed_options(request):
+    if dataclasses.replace(request, budget=None) != BenchRequest():
         raise UsageError(
-            "`--resume` continues a run as it was asked for, and takes no options of what to run",
-            hint="only `--budget` and what is done with the result may be given",
+            "`--resume` continues a run with the options that it began with",
+            hint="it takes `--budget`, `--share`, `--strict` and `--format`",
         )
     directory = resume(path)
     content = directory.content
@@ -182,27 +177,24 @@ def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Resu
         raise UsageError(f"`{path}` cannot be resumed: its run.json is not as specserve writes it") from error
     kept = dataclasses.replace(kept, budget=request.budget or kept.budget)
     plan = plan_bench(kept, at_once=at_once, notices=outlet.notices)
-    _refuse_other_arms(plan, content)
-    if not is_measured(plan, directory.passes()):
+    now = {arm.name: arm.plan.fingerprint for arm in plan.arms if arm.plan is not None}
+    before = {arm["name"]: arm["fingerprint"] for arm in content["arms"] if "fingerprint" in arm}
+    if now != before:
+        other = next(name for name in {**now, **before} if now.get(name) != before.get(name))
+        raise UsageError(
+            f"`{other}` has changed since the run began",
+            hint="start over: what was measured cannot be compared with it",
+        )
+    found = None
+    if _todo(plan, directory.passes()):
         _refuse_other_vllm(plan.arms, content)
-        return _run(plan, directory, outlet=outlet), path
-    outlet.notices.say("all of it is measured already: nothing is started")
-    found = _complete(path)
+    else:
+        outlet.notices.say("everything is measured already: nothing is started")
+        found = _complete(path)
     if found is None:
         return _run(plan, directory, outlet=outlet), path
     with directory:
         return found, path
-
-
-def _refuse_other_arms(plan: BenchPlan, content: dict[str, Any]) -> None:
-    marks = {arm.name: arm.plan.fingerprint for arm in plan.arms if arm.plan is not None}
-    before = {arm["name"]: arm["fingerprint"] for arm in content["arms"] if "fingerprint" in arm}
-    if marks != before:
-        other = next(name for name in {**marks, **before} if marks.get(name) != before.get(name))
-        raise UsageError(
-            f"`{other}` is not what it was when the run began",
-            hint="start over: what was measured cannot be compared with it",
-        )
 
 
 def _refuse_other_vllm(arms: Sequence[Arm], content: dict[str, Any]) -> None:
@@ -219,11 +211,9 @@ def _refuse_other_vllm(arms: Sequence[Arm], content: dict[str, Any]) -> None:
 
 def _complete(path: Path) -> Result | None:
     """The result that is there if it is of everything; None if it must be made again."""
-    if not (path / RESULT_FILE).is_file():
-        return None
     try:
         found = read_result(path)
-    except FactError:  # cut off, or of another version: what was measured is there all the same
+    except FactError:  # none yet, cut off, or of another version: what was measured is there all the same
         return None
     return found if found.is_complete else None
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.driver import Pass, Request, pass_json, read_pass, read_request, request_json
-from specserve.measure.bench.result import Point
+from specserve.measure.bench.driver import Pass, Request
+from specserve.measure.bench.result import Point, from_json
 from specserve.serve.files import append_own, private, read_own, state_folder, write_anew
 
 RUN, PASSES, REQUESTS = "run.json", "passes.jsonl", "requests.jsonl"
 VERSION = 2
+_KEY = ("launch", "block", "arm", "point")
+"""What tells a pass from every other one of a run."""
 _MOST_BYTES = 1 << 30
 
 
@@ -58,19 +60,26 @@ class RunDirectory:
 
     def append(self, done: Pass) -> None:
         """Keep a pass: its requests first, so that a pass is there only if all its requests are."""
-        _append(self.path / REQUESTS, [request_json(request, done=done) for request in done.requests])
-        _append(self.path / PASSES, [pass_json(done)])
+        content = asdict(replace(done, requests=()))
+        place = {name: content[name] for name in _KEY}
+        _append(self.path / REQUESTS, [place | asdict(request) for request in done.requests])
+        _append(self.path / PASSES, [content | {"requests": len(done.requests)}])
 
     def passes(self) -> list[Pass]:
-        """What is there, the last of each that was done again; what was cut off is skipped."""
-        found: dict[str, list[Request]] = {}
-        for line in _lines(self.path / REQUESTS):
-            found.setdefault(_place(line), []).append(read_request(line))
+        """The passes that are complete, the last of each that was measured twice. Raises FactError."""
+        requests: dict[str, list[dict[str, Any]]] = {}
+        for place, line in _lines(self.path / REQUESTS):
+            requests.setdefault(place, []).append(line)
         passes: dict[str, Pass] = {}
-        for line in _lines(self.path / PASSES):
-            requests = found.get(_place(line), [])[-int(line["requests"]) :]
-            if len(requests) == line["requests"]:
-                passes[_place(line)] = read_pass(line, requests=tuple(requests))
+        try:
+            for place, line in _lines(self.path / PASSES):
+                count = line.pop("requests")
+                own = requests.get(place, [])[-count:]
+                if len(own) == count:
+                    sent = tuple(from_json(Request, each) for each in own)
+                    passes[place] = replace(from_json(Pass, {**line, "requests": []}), requests=sent)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FactError(f"`{self.path}` cannot be resumed: its passes are not as written") from error
         return list(passes.values())
 
     def update(self, **fields: Any) -> None:
@@ -109,7 +118,7 @@ def resume(path: Path) -> RunDirectory:
 
 def read_run(path: Path) -> dict[str, Any]:
     """run.json of a run. Raises UsageError if it is none, or of another version."""
-    none = f"`{path}` is no run of `specserve bench` or `tune`"
+    none = f"`{path}` is not a run of `specserve bench` or `tune`"
     try:
         content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
         found = content["version"]
@@ -142,7 +151,8 @@ def _ends_line(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The lines of a file, each with what tells its pass from others; one that was cut off is skipped."""
     try:
         data = read_own(path, most_bytes=_MOST_BYTES)
     except FileNotFoundError:
@@ -155,13 +165,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             content = json.loads(line)
         except ValueError:
             continue
-        if isinstance(content, dict) and "point" in content:
-            found.append(content)
+        if isinstance(content, dict) and content.keys() >= set(_KEY):
+            found.append((json.dumps([content[name] for name in _KEY], sort_keys=True), content))
     return found
-
-
-def _place(line: Mapping[str, Any]) -> str:
-    return json.dumps([line["launch"], line["block"], line["arm"], line["point"]], sort_keys=True)
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:

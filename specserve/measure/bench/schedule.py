@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from specserve.measure.bench.result import Point
 from specserve.measure.workloads.workload import Prompt, Workload
-from specserve.profile.schema import Expectation
 
 PER_SLOT = 3
 """Requests in a block for each that runs at once: its end, where fewer run, must not weigh much."""
-LEAST_BLOCKS = 2
 _LEAST_AT_RATE = 10
 
 
@@ -65,20 +63,6 @@ def points(
     return tuple(
         Point(workload, temperature, most, rate)
         for workload, temperature, (most, rate) in itertools.product(workloads, temperatures, loads)
-    )
-
-
-def promised_points(
-    expect: Sequence[Expectation], *, workload: str, concurrency: int, temperature: float
-) -> tuple[Point, ...]:
-    """The point of each promise, in their order; what it leaves open is what is given here."""
-    return tuple(
-        Point(
-            item.workload or workload,
-            temperature if item.temperature is None else item.temperature,
-            item.concurrency or concurrency,
-        )
-        for item in expect
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver, Pass, Traffic
+from specserve.measure.bench.driver import Driver, Pass, Request, Sent
+from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.counters import Acceptance, since_by_engine
+from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
 from specserve.serve.requests import RequestRefused, endpoint
@@ -64,32 +65,28 @@ class Running:
         ]
         requests = [self._request(item, None) for item in items]
         before = self._client.metrics()
-        sent = driver.send(self._traffic(requests, temperature=temperature, concurrency=concurrency))
+        sent = self._send(driver, requests, Point("", temperature, concurrency))
         self._refuse_silence(sent.requests)
-        if before is not None:
-            self._settled(before, len(sent.requests))
+        self._settled(before, len(sent.requests))
 
     def run(self, driver: Driver, block: Block, *, launch: int) -> Pass:
         """One block. Raises TrafficError if no request was answered."""
         point = block.point
-        salt = f"{_NONCE}.{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
+        # another arm may be at the same URL; a mark is as long for every arm
+        mark = hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
         requests = []
         for index, item in enumerate(block.items):
-            shared = f"{salt}.{item.copy}.{self._mark}" if salt else None
+            salt = f"{_NONCE}.{launch}.{block.number}.{block.seed}.{item.copy}.{mark}"
+            shared = salt if self.abilities.takes_salt else None
             seed = (block.seed + index) % 2**31 if point.temperature > 0 else None
             requests.append(self._request(item, shared, seed=seed))
-        traffic = self._traffic(
-            requests,
-            temperature=point.temperature,
-            concurrency=point.concurrency,
-            request_rate=point.request_rate,
-            seed=block.seed,
-        )
         before = self._client.metrics()
-        sent = driver.send(traffic)
-        self.check()
+        sent = self._send(driver, requests, point, seed=block.seed)
         self._refuse_silence(sent.requests)
-        gained = self._gained(before, len(sent.requests))
+        now = self._settled(before, len(sent.requests))
+        gained = None
+        if before is not None and now is not None and now.speculates:
+            gained = since_by_engine(before.acceptance, now=now.acceptance)
         return Pass(
             launch=launch,
             block=block.number,
@@ -98,13 +95,8 @@ class Running:
             duration_s=sent.duration_s,
             client_cpu=sent.client_cpu,
             requests=sent.requests,
-            acceptance=gained,
+            acceptance=gained if gained and gained.drafts else None,
         )
-
-    @property
-    def _mark(self) -> str:
-        """What tells its requests from those of another arm at the same URL; as long for every arm."""
-        return hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
 
     def _request(self, item: Item, salt: str | None, *, seed: int | None = None) -> dict[str, Any]:
         extra = {"cache_salt": salt, "seed": seed}
@@ -120,27 +112,21 @@ class Running:
             return {"messages": [dict(part) for part in prompt.messages]}
         return {"prompt": prompt.text}
 
-    def _traffic(
-        self,
-        requests: Sequence[dict[str, Any]],
-        *,
-        temperature: float,
-        concurrency: int | None,
-        request_rate: float | None = None,
-        seed: int = 0,
-    ) -> Traffic:
-        return Traffic(
-            url=self.url,
-            model=self.abilities.model,
-            endpoint="chat/completions" if "messages" in requests[0] else "completions",
-            requests=requests,
-            concurrency=concurrency,
-            request_rate=request_rate,
-            seed=seed,
-            extra_body={"temperature": temperature},
-            api_key_env=self.arm.api_key_env,
-            ssl_verify=self.arm.plan is None,
-        )
+    def _send(
+        self, driver: Driver, requests: Sequence[dict[str, Any]], point: Point, *, seed: int = 0
+    ) -> Sent:
+        traffic = {
+            "model": self.abilities.model,
+            "endpoint": "chat/completions" if "messages" in requests[0] else "completions",
+            "requests": requests,
+            "concurrency": point.concurrency,
+            "request_rate": point.request_rate,
+            "seed": seed,
+            "extra_body": {"temperature": point.temperature},
+            "api_key_env": self.arm.api_key_env,
+            "ssl_verify": self.arm.plan is None,  # the certificate of a server of ours is not checked
+        }
+        return driver.send(self.url, traffic)
 
     def count(self, prompt: Prompt) -> int | None:
         """Tokens of a prompt with its template, as the server counts; None if it does not tell."""
@@ -149,33 +135,23 @@ class Running:
         body = self._content(prompt) | {"model": self.abilities.model}
         return self._client.count_tokens(body)
 
-    def _refuse_silence(self, requests: Sequence[Any]) -> None:
+    def _refuse_silence(self, requests: Sequence[Request]) -> None:
+        self.check()
         if any(request.ok for request in requests):
             return
-        self.check()
         why = next((request.error for request in requests if request.error), "no answer")
         raise TrafficError(
             f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
         )
 
-    def _gained(self, before: Metrics | None, requests: int) -> Acceptance | None:
-        """The counters' gain."""
-        if before is None:
-            return None
-        now = self._settled(before, requests)
-        if now is None or not now.speculates:
-            return None
-        gained = since_by_engine(before.acceptance, now=now.acceptance)
-        return gained if gained.drafts else None
-
-    def _settled(self, before: Metrics, requests: int) -> Metrics | None:
+    def _settled(self, before: Metrics | None, requests: int) -> Metrics | None:
         """The counters with so many requests more: they hold one a moment after its last chunk."""
         deadline = time.monotonic() + _COUNTERS_S
-        while (now := self._client.metrics()) is not None:
+        while before is not None and (now := self._client.metrics()) is not None:
             if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
-                break
+                return now
             time.sleep(0.02)
-        return now
+        return None
 
 
 def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:

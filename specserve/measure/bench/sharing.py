@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.result import ArmInfo, Cell, Figures, Point, Result, WorkloadInfo, result_text
+from specserve.measure.bench.result import ArmInfo, Cell, Point, Result, WorkloadInfo
 
 HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
 VERSION_KEYS = ("specserve", "vllm", "torch", "python")
@@ -27,19 +28,14 @@ def refuse_taken(place: str) -> None:
         raise UsageError(f"`{place}` exists already", hint="`--share` writes a new file")
 
 
-def write_shared(result: Result, place: str) -> None:
+def write_shared(text: str, place: str) -> None:
     """Write what may be given to others. Raises UsageError if a file is there, FactError for another reason."""
     refuse_taken(place)
     try:
         with Path(place).open("x", encoding="utf-8") as file:
-            file.write(text(result))
+            file.write(text)
     except (OSError, ValueError) as error:
         raise FactError(f"cannot write `{place}`: {getattr(error, 'strerror', None) or error}") from error
-
-
-def text(result: Result) -> str:
-    """The file's text."""
-    return result_text(redacted(result))
 
 
 def redacted(result: Result) -> Result:
@@ -49,12 +45,14 @@ def redacted(result: Result) -> Result:
     """
     arms, workloads = _arm_names(result.arms), _workload_names(result.workloads)
     day = _DATE.match(result.created)
+    # a run that began with a URL is called after that address
+    is_own = all(arm.url is None for arm in result.arms[:1]) and _NAME.fullmatch(result.name)
 
     def at(point: Point) -> Point:
-        return dataclasses.replace(point, workload=workloads.get(point.workload, "own"))
+        return replace(point, workload=workloads.get(point.workload, "own"))
 
     return Result(
-        name=_name(result),
+        name=result.name if is_own else "unnamed",
         fingerprint=_hex(result.fingerprint),
         created=day[0] if day else "",
         duration_s=result.duration_s,
@@ -64,14 +62,18 @@ def redacted(result: Result) -> Result:
         arms=tuple(_arm(arm, arms[arm.name]) for arm in result.arms),
         workloads=tuple(_workload(item, workloads.get(item.name, "own")) for item in result.workloads),
         cells=tuple(
-            Cell(
-                arms[item.arm], at(item.point), _figures(item), INVALID if item.invalid is not None else None
+            Cell(arms[item.arm], at(item.point), None, INVALID)
+            if item.invalid is not None
+            else Cell(
+                arms[item.arm],
+                at(item.point),
+                item.figures and replace(item.figures, cost_per_million_tokens=None),
             )
             for item in result.cells
             if item.arm in arms
         ),
         comparisons=tuple(
-            dataclasses.replace(
+            replace(
                 item,
                 arm=arms[item.arm],
                 against=arms[item.against],
@@ -86,30 +88,22 @@ def redacted(result: Result) -> Result:
     )
 
 
-def _name(result: Result) -> str:
-    """The profile's; a run that began with a URL is called after that address."""
-    is_own = all(arm.url is None for arm in result.arms[:1])
-    return result.name if is_own and _NAME.fullmatch(result.name) else "unnamed"
-
-
 def _arm_names(arms: tuple[ArmInfo, ...]) -> dict[str, str]:
     """`baseline`, or how the arm speculates; numbered if two would be alike."""
     names: dict[str, str] = {}
+    count: Counter[str] = Counter()
     for arm in arms:
-        count = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
-        method = _plain(arm.method) or SERVER
-        name = "baseline" if arm.is_baseline else f"{method}{count}"
-        taken, number = name, 1
-        while taken in names.values():
-            number += 1
-            taken = f"{name} ({number})"
-        names[arm.name] = taken
+        k = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
+        name = "baseline" if arm.is_baseline else f"{_plain(arm.method) or SERVER}{k}"
+        count[name] += 1
+        names[arm.name] = f"{name} ({count[name]})" if count[name] > 1 else name
     return names
 
 
 def _workload_names(workloads: tuple[WorkloadInfo, ...]) -> dict[str, str]:
+    shipped = [item.name for item in workloads if item.source == _SHIPPED and _plain(item.name)]
     own = [item.name for item in workloads if item.source != _SHIPPED]
-    return {item.name: item.name for item in workloads if item.source == _SHIPPED and _plain(item.name)} | {
+    return dict(zip(shipped, shipped, strict=True)) | {
         name: f"own-{index}" for index, name in enumerate(own, start=1)
     }
 
@@ -129,12 +123,6 @@ def _arm(arm: ArmInfo, name: str) -> ArmInfo:
 def _workload(item: WorkloadInfo, name: str) -> WorkloadInfo:
     source, sha256 = (_SHIPPED, _hex(item.sha256) or "") if item.source == _SHIPPED else ("own", "")
     return WorkloadInfo(name, item.prompts, source, sha256, _plain(item.note))
-
-
-def _figures(cell: Cell) -> Figures | None:
-    if cell.invalid is not None or cell.figures is None:
-        return None
-    return dataclasses.replace(cell.figures, cost_per_million_tokens=None)
 
 
 def _model(model: str | None, *, local: Collection[str]) -> str | None:

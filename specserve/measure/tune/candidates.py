@@ -224,7 +224,7 @@ def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices
 
     `starts`: models, memory and machine too; those of the profile's own were examined before.
     """
-    from specserve.checks.preflight import preflight
+    from specserve.checks.prepare import preflight
     from specserve.checks.run import examined
     from specserve.profile.load import load_profile
 

@@ -11,10 +11,10 @@ from typing import Any
 from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Point, Verdict
 from specserve.measure.tune import schedule
+from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import Candidate
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Objective, Row
 from specserve.measure.tune.schedule import Schedule
-from specserve.measure.tune.steptime import StepModel
 from specserve.profile.schema import Expectation
 
 _GAINED: Mapping[Objective, str] = {

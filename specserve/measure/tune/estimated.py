@@ -257,7 +257,7 @@ def chance_of(text: str | None) -> Chance:
     if form is None or form[2] is None:
         if 0 <= value <= 1:
             return Chance(value)
-        raise UsageError(f"`--acceptance {text}` is no chance from 0 to 1", hint=_FORMS)
+        raise UsageError(f"`--acceptance {text}` is not a probability from 0 to 1", hint=_FORMS)
     tokens = int(form[2])
     if not 1 <= tokens <= LONGEST:
         raise UsageError(f"`--acceptance {text}`: K is a whole number from 1 to {LONGEST}", hint=_FORMS)

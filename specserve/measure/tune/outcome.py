@@ -11,11 +11,11 @@ from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
 from specserve.measure.bench.result import Cell, Point, Verdict
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, at_once, limits_at
+from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Fitted, Wish, in_words
 from specserve.measure.tune.predict import STEP_ERROR_ALONE, key, plain_of, plain_rows_of
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Limit, Row, TuneResult
 from specserve.measure.tune.run import Tune
-from specserve.measure.tune.steptime import StepModel
 
 MOVES = {
     "acceptance": "a draft closer to the target (same family, distilled on this traffic), a lower temperature, or "

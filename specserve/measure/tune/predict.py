@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Interval, Point
-from specserve.measure.tune import steptime
+from specserve.measure.tune import observe
 from specserve.measure.tune.choose import Known, limits_at, share_within
-from specserve.measure.tune.observe import Observed, observed
+from specserve.measure.tune.observe import Observed, StepModel, Timed, observed
 from specserve.measure.tune.plan import AGAIN, BASELINE, EXTRA, Candidate, Wish, small_tokens
 from specserve.measure.tune.result import Row
-from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.walk import Steps, length_interval
 from specserve.profile.schema import Expectation
 
@@ -113,7 +112,7 @@ def _limits(wish: Wish, place: str) -> dict[int, Expectation]:
 
 
 def _others(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch: int) -> Iterator[Timed]:
-    """Step times of the loads between; a K = 0 range is left out: it is no server without speculation."""
+    """Step times of the loads between; a K = 0 range is left out: it is not a server without speculation."""
     for number, who in ((0, None), (launch, candidate)):
         for load, tokens in wish.extras(who).items():
             step_s = _between_s(passes, launch=number, load=load, tokens=tokens)
@@ -172,7 +171,7 @@ class Measured:
         """The step times of the candidate; None if no step could be timed, with speculation or without."""
         plain = [Timed(load, 0, seen.step_s) for load, seen in self.plain.items() if seen.step_s]
         drafted = [Timed(seen.concurrency, seen.tokens, seen.step_s) for seen in self.drafted if seen.step_s]
-        return steptime.fit([*plain, *drafted, *self.others]) if plain and drafted else None
+        return observe.fit([*plain, *drafted, *self.others]) if plain and drafted else None
 
     def rows(self, steps: StepModel) -> Iterator[Row]:
         """Every K up to what was measured, at every load that was measured without speculation."""

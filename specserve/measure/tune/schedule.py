@@ -141,9 +141,7 @@ def _between(low: int, high: int) -> int:
 
     A closed loop's batch may be one smaller for a step, never larger: so the upper load gets the room first.
     """
-    if high - low < 3:
-        return low
-    return min(max(math.isqrt(low * high), low + 1), high - 2)
+    return low if high - low < 3 else math.isqrt(low * high)
 
 
 _LEAST_BESIDE, _MOST_BESIDE = 3, 7

@@ -12,8 +12,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
 from specserve.measure.run import Outlet, spend
 from specserve.measure.tune.plan import TUNED, TuneRequest
-from specserve.measure.tune.prepare import Prepared
-from specserve.measure.tune.rundir import Found, asked_json, open_directory
+from specserve.measure.tune.prepare import Found, Prepared, asked_json, open_directory
 
 if TYPE_CHECKING:
     from specserve.measure.bench.rundir import RunDirectory
@@ -29,7 +28,7 @@ def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
             "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
         )
     if write:
-        from specserve.measure.tune.write import refuse_unwritable
+        from specserve.measure.tune.result import refuse_unwritable
 
         refuse_unwritable(asked.profile, settings=asked.settings)
 
@@ -48,7 +47,7 @@ def run_tune(
         raise UsageError(
             "two launches are needed at least, one without speculation and one with it, which is more than "
             f"{ready.fitted.exceeded}",
-            hint="raise it; `--dry-run` tells what each takes",
+            hint="raise it; `--dry-run` shows how long each takes",
         )
     began, say = time.monotonic(), outlet.notices.say
     directory = open_directory(ready, found, output)

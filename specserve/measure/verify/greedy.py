@@ -15,7 +15,7 @@ from specserve.measure.verify.result import (
     VerifyVerdict,
     WrongToken,
 )
-from specserve.measure.verify.scores import Position, ScoredText
+from specserve.measure.verify.session import Position, ScoredText
 
 TIE_TOLERANCE = 0.25
 """Nats; two steps of bf16 between 16 and 32, where the best logits of large models lie."""

@@ -24,8 +24,7 @@ from specserve.measure.verify.result import (
     VerifyVerdict,
 )
 from specserve.measure.verify.sampled import Collector
-from specserve.measure.verify.scores import ScoredText
-from specserve.measure.verify.session import GREEDY, JobResult, VerifySession, results_of
+from specserve.measure.verify.session import GREEDY, JobResult, ScoredText, VerifySession, results_of
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
@@ -213,7 +212,7 @@ class Verifier:
                 self._add(item, item.answer)
         if not self._requests:
             name, said = next(iter(self._unused.items()), ("", "no prompt"))
-            raise TrafficError(f"the server took none of the prompts; the one of `{name}`: {said}")
+            raise TrafficError(f"the server refused every prompt; it said of `{name}`: {said}")
         return self._elapsed_s - began_s
 
     def _jobs(self) -> Iterator[Callable[[], _Timed]]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from specserve.measure import statistics
 from specserve.measure.verify.result import CONFIDENCE, ErrorInterval, Sampled, Sampling, VerifyVerdict
-from specserve.measure.verify.scores import LEVELS, Position, known
+from specserve.measure.verify.session import LEVELS, Position, known
 
 MARGIN_POINTS = 1.5
 """A deviation of the best token's share, in percentage points: inside it is LOSSLESS, outside LOSSY."""

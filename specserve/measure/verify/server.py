@@ -13,11 +13,12 @@ from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, TrafficError, UsageError
 from specserve.measure.values import refuse_given
+from specserve.measure.workloads import userfile
+from specserve.measure.workloads.workload import Prompt
 
 if TYPE_CHECKING:
     from specserve.measure.verify.result import Sampling, Verification
     from specserve.measure.verify.run import VerifyStatus
-    from specserve.measure.workloads.workload import Prompt
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
     from specserve.serve.events import OnEvent
@@ -98,13 +99,13 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
         return server, api_key_env
     refuse_file(server)
     raise UsageError(
-        f"{server!r} is no detached server and no URL",
+        f"{server!r} is neither a detached server nor a URL",
         hint="`specserve ps` lists the servers; a URL is like http://127.0.0.1:8000",
     )
 
 
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
-    from specserve.checks.preflight import cleared, refuse_exposed
+    from specserve.checks.prepare import cleared, refuse_exposed
     from specserve.serve.detached.observe import room_beside
 
     profile, plan = cleared(
@@ -185,3 +186,16 @@ def verify_url(
             on_tick=tick,
         )
         return verifier.run(other=other)
+
+
+SHIPPED = Path(__file__).with_name("prompts.jsonl")
+MOST_PROMPTS = 64
+
+
+def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
+    """The first 64 prompts of a file (see `userfile`), and how many lie beyond them; without a file, those that ship.
+
+    Raises FactError for what cannot be read.
+    """
+    found, _ = userfile.read(Path(path) if path is not None else SHIPPED, may_mix=True)
+    return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)

@@ -9,8 +9,7 @@ from typing import Any
 from specserve.errors import TrafficError
 from specserve.measure.verify.greedy import TIE_TOLERANCE
 from specserve.measure.verify.result import Outcome, Sampling, ServerSpeculation, Smoke
-from specserve.measure.verify.scores import Position
-from specserve.measure.verify.session import VerifySession, read_text
+from specserve.measure.verify.session import Position, VerifySession, read_text
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.requests import RequestRefused, shown
 

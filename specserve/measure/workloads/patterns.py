@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from specserve.measure.workloads.workload import Draft
-
 T = TypeVar("T")
 
 
@@ -133,11 +131,6 @@ def module_blocks(seed: int) -> list[str]:
     return blocks
 
 
-def many_blocks(seed: int, *, modules: int) -> list[str]:
-    """Several modules as one long text."""
-    return [block for step in range(modules) for block in module_blocks(seed + step * 5)]
-
-
 def _record(thing: str, fields: Sequence[str]) -> list[str]:
     small = thing.lower()
     values = ", ".join(fields)
@@ -174,33 +167,6 @@ def _store(thing: str, plural: str, fields: Sequence[str]) -> list[str]:
         '        with open(path, "w") as file:\n            json.dump(rows, file)\n'
     )
     return [head, add, *finders, save]
-
-
-PROMPTS = 25
-DEFAULT_WORDS = 256
-LARGEST_WORDS = 1_000_000
-NOTE = "random words: its acceptance says nothing about real traffic"
-_SYLLABLES = (
-    "ba", "ko", "ri", "ten", "mu", "sol", "fe", "dar", "li", "on", "gra", "vi", "pe", "uth", "nem", "zo",
-)  # fmt: skip
-
-
-def random_words(count: int, *, as_chat: bool) -> list[Draft]:
-    """Prompts of so many made-up words, the same ones every time."""
-    return [_draft(index, count, as_chat) for index in range(PROMPTS)]
-
-
-def _draft(index: int, count: int, as_chat: bool) -> Draft:
-    words = [
-        "".join(pick(_SYLLABLES, index, word, syllable) for syllable in range(1 + (index + word) % 3))
-        for word in range(count)
-    ]
-
-    def render(kept: int) -> str | tuple[dict[str, str], ...]:
-        text = " ".join(words[:kept])
-        return ({"role": "user", "content": text},) if as_chat else text
-
-    return Draft(f"random-{index + 1:02d}", 256, count, render)
 
 
 _PLACES = ("Norvik waterworks", "Ostra paper mill", "Velden greenhouse", "Karst cable car", "Lindau brewery")

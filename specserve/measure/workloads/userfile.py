@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from specserve.errors import FactError
 from specserve.measure.workloads.workload import Message, Prompt
 from specserve.profile.codes import did_you_mean, quoted
+from specserve.serve.batch import parse_object
 
 LARGEST_BYTES = 512 * 2**20
 _Line = tuple[int, bytes]
@@ -29,40 +29,6 @@ def _lines(path: Path) -> list[_Line]:
         reason = getattr(error, "strerror", None) or str(error)
         raise FactError(f"cannot read `{path}`: {reason}") from error
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises ValueError with the reason in words."""
-    try:
-        body = parsed(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    return body
-
-
-def parsed(text: str) -> Any:
-    """A JSON text's value. Raises ValueError with the reason in words."""
-    try:
-        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        reason = error.msg[:1].lower() + error.msg[1:]
-        raise ValueError(f"invalid JSON at column {error.colno}: {reason}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"`{name}` is no JSON number")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    body = dict(pairs)
-    if len(body) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
-    return body
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -139,7 +105,7 @@ def read(path: Path, *, may_mix: bool = False) -> tuple[tuple[Prompt, ...], tupl
     if not lines:
         raise FactError(f"`{path}` has no lines", hint=_HINT)
     try:
-        is_log = any(key in _object(lines[0][1]) for key in ("model", *_BODIES))
+        is_log = any(key in parse_object(lines[0][1]) for key in ("model", *_BODIES))
     except ValueError:
         is_log = False
     return _of_log(lines, path) if is_log else (_of_prompts(lines, path, may_mix=may_mix), ())
@@ -150,9 +116,9 @@ def _of_prompts(lines: Sequence[_Line], path: Path, *, may_mix: bool) -> tuple[P
     lines_of: dict[str, int] = {}
     for number, line in lines:
         try:
-            prompt = _prompt(_object(line), number)
+            prompt = _prompt(parse_object(line), number)
             if prompt.id in lines_of:
-                raise ValueError(f"the id {quoted(prompt.id)} stands in line {lines_of[prompt.id]} already")
+                raise ValueError(f"the id {quoted(prompt.id)} is already used in line {lines_of[prompt.id]}")
             if not may_mix and prompts and (prompt.messages is None) != (prompts[0].messages is None):
                 raise ValueError("`prompt` and `messages` in one file: a workload has one of them")
         except ValueError as error:
@@ -179,7 +145,7 @@ def _of_log(lines: Sequence[_Line], path: Path) -> tuple[tuple[Prompt, ...], tup
     wrong: list[str] = []
     for number, line in lines:
         try:
-            prompts.append(_logged(_object(line), number))
+            prompts.append(_logged(parse_object(line), number))
         except ValueError as error:
             wrong.append(f"line {number}: {error}")
     if not prompts:
@@ -201,9 +167,9 @@ def _logged(line: Mapping[str, Any], number: int) -> Prompt:
     """What the client sent, and nothing else of the line: no header, no user, no answer is read."""
     body: object = next((line[key] for key in _BODIES if key in line), line)
     if isinstance(body, str):
-        body = parsed(body)
+        body = parse_object(body.encode(errors="surrogatepass"))
     if not isinstance(body, Mapping):
-        raise ValueError("the body of the request is no JSON object")
+        raise ValueError("the body of the request is not a JSON object")
     # clients write null for what they do not set
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
     limit = next((value for value in limits if value is not None), None)

@@ -81,34 +81,19 @@ _LEAST_ANSWER = 16
 """A prompt that leaves less room for its answer is left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Tokens that are left for an answer, at most its `max_tokens`; negative if the prompt is too long."""
-
-    tokens: int
-    is_estimated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How long prompt and answer may be together."""
-
-    max_model_len: int | None
-    count_prompt: CountPrompt | None = None
-
-    def left(self, prompt: Prompt) -> Left:
-        """What is left for the answer."""
-        if self.max_model_len is None:
-            return Left(prompt.max_tokens)
-        around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
-        free = self.max_model_len - around
-        # no tokenizer makes more tokens than bytes
-        if len(prompt.content.encode()) < free - prompt.max_tokens:
-            return Left(prompt.max_tokens)
-        counted = self.count_prompt(prompt) if self.count_prompt is not None else None
-        if counted is not None:
-            return Left(min(prompt.max_tokens, self.max_model_len - counted))
-        return Left(min(prompt.max_tokens, free - estimated_tokens(prompt.content)), is_estimated=True)
+def answer_tokens(
+    prompt: Prompt, *, max_model_len: int | None, count_prompt: CountPrompt | None = None
+) -> tuple[int, bool]:
+    """How many tokens are left for the answer, at most its `max_tokens`, and whether that is estimated."""
+    if max_model_len is None:
+        return prompt.max_tokens, False
+    free = max_model_len - (_SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS)
+    # no tokenizer makes more tokens than bytes
+    if len(prompt.content.encode()) < free - prompt.max_tokens:
+        return prompt.max_tokens, False
+    counted = count_prompt(prompt) if count_prompt is not None else None
+    left = free - estimated_tokens(prompt.content) if counted is None else max_model_len - counted
+    return min(prompt.max_tokens, left), counted is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +116,12 @@ class Draft:
 def fitted(
     drafts: Iterable[Draft], *, max_model_len: int | None
 ) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """The prompts, each as long as it fits with its whole answer (estimated); and what was cut, in words."""
-    room = Room(max_model_len)
+    """The prompts, each as long as it fits with its whole answer (estimated), and remarks on what was cut."""
     prompts: list[Prompt] = []
     shortened = left_out = 0
 
     def is_too_long(draft: Draft, kept: int) -> bool:
-        return room.left(draft.prompt(kept)).tokens < draft.max_tokens
+        return answer_tokens(draft.prompt(kept), max_model_len=max_model_len)[0] < draft.max_tokens
 
     for draft in drafts:
         kept = draft.blocks
@@ -146,50 +130,41 @@ def fitted(
             shortened, left_out = shortened + (kept > 0), left_out + (kept == 0)
         if kept:
             prompts.append(draft.prompt(kept))
-    return tuple(prompts), _remarks(len(prompts), shortened, left_out, room, is_estimated=True)
-
-
-def _remarks(count: int, shortened: int, left_out: int, room: Room, *, is_estimated: bool) -> tuple[str, ...]:
     remarks = []
     if shortened:
         remarks.append(
-            f"{shortened} of {count} prompts were shortened to fit max_model_len {room.max_model_len}"
+            f"{shortened} of {len(prompts)} prompts were shortened to fit max_model_len {max_model_len}"
         )
-    if left_out:
-        remarks.append(
-            f"{left_out} of {count + left_out} prompts were left out: "
-            + (
-                f"they may be longer than max_model_len {room.max_model_len} allows (estimated)"
-                if is_estimated
-                else f"longer than max_model_len {room.max_model_len} allows"
-            )
-        )
-    return tuple(remarks)
+    return tuple(prompts), (*remarks, *_left_out(len(prompts), [True] * left_out, max_model_len))
 
 
-def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are noted."""
+def kept_whole(
+    prompts: Sequence[Prompt], *, max_model_len: int | None, count_prompt: CountPrompt | None = None
+) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are remarked."""
     kept: list[Prompt] = []
-    shorter: list[Left] = []
-    left_out: list[Left] = []
+    shorter: list[bool] = []
+    left_out: list[bool] = []
     for prompt in prompts:
-        left = room.left(prompt)
-        if left.tokens >= prompt.max_tokens:
-            kept.append(prompt)
-        elif left.tokens >= _LEAST_ANSWER:
-            shorter.append(left)
-            kept.append(dataclasses.replace(prompt, max_tokens=left.tokens))
-        else:
-            left_out.append(left)
-    remarks = _remarks(len(kept), 0, len(left_out), room, is_estimated=_any_estimated(left_out))
+        tokens, is_estimated = answer_tokens(prompt, max_model_len=max_model_len, count_prompt=count_prompt)
+        if tokens < min(prompt.max_tokens, _LEAST_ANSWER):
+            left_out.append(is_estimated)
+            continue
+        kept.append(dataclasses.replace(prompt, max_tokens=tokens))
+        if tokens < prompt.max_tokens:
+            shorter.append(is_estimated)
+    remarks = _left_out(len(kept), left_out, max_model_len)
     if shorter:
-        how = " (estimated)" if _any_estimated(shorter) else ""
-        remarks += (
-            f"{len(shorter)} of {len(kept)} answers got fewer max_tokens "
-            f"to fit max_model_len {room.max_model_len}{how}",
-        )
-    return tuple(kept), remarks
+        how = " (estimated)" if any(shorter) else ""
+        fewer = f"{len(shorter)} of {len(kept)} answers got fewer max_tokens"
+        remarks.append(f"{fewer} to fit max_model_len {max_model_len}{how}")
+    return tuple(kept), tuple(remarks)
 
 
-def _any_estimated(found: Iterable[Left]) -> bool:
-    return any(left.is_estimated for left in found)
+def _left_out(kept: int, left_out: Sequence[bool], max_model_len: int | None) -> list[str]:
+    """`left_out`: of each prompt that does not fit, whether its length is estimated."""
+    if not left_out:
+        return []
+    how = f"longer than max_model_len {max_model_len} allows"
+    how = f"they may be {how} (estimated)" if any(left_out) else how
+    return [f"{len(left_out)} of {kept + len(left_out)} prompts were left out: {how}"]

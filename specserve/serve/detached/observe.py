@@ -17,7 +17,8 @@ import psutil
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, LaunchError, SpecserveError
 from specserve.metrics import prometheus
-from specserve.plan.launchplan import Json, LaunchPlan
+from specserve.plan.host import kv_cache_bytes
+from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve import health
 from specserve.serve.detached import registry
@@ -238,7 +239,7 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
             raise LaunchError(
                 f"{what} has no room beside {names}: together they declare {declared:.0%} of its memory",
                 hint="lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), name other devices with "
-                f"`--devices`, or `specserve down {beside[0].name}`; `--no-check` starts it all the same",
+                f"`--devices`, or `specserve down {beside[0].name}`; `--no-check` starts it anyway",
             )
         share = f": {declared:.0%} of its memory is declared" if declared else ""
         notices.warn(f"{what} is shared with {names}{share}")
@@ -254,18 +255,10 @@ def _share(room: DeviceRoom, total_bytes: int | None) -> float:
 def _declared_room(profile: Profile, plan: LaunchPlan) -> DeviceRoom:
     from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
 
-    least_bytes = _integer(plan.engine_kwargs.get("kv_cache_memory_bytes"))
+    least_bytes = kv_cache_bytes(plan.engine_kwargs, plan.env if plan.platform == "cpu" else {})
     utilization = plan.engine_kwargs.get("gpu_memory_utilization")
     share = float(utilization) if isinstance(utilization, int | float) else GPU_MEMORY_UTILIZATION
     return DeviceRoom(_launch_devices(profile, plan), share if least_bytes is None else None, least_bytes)
-
-
-def _integer(value: Json) -> int | None:
-    from specserve.profile.values import human_int
-
-    if isinstance(value, str):
-        return human_int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _launch_devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from specserve.errors import FactError, SpecserveError
+from specserve.errors import FactError, SpecserveError, UsageError
 from specserve.serve.causes import died
 from specserve.serve.detached import registry
 from specserve.serve.detached.registry import NAME, Ended, Record, folder_of
@@ -268,3 +268,14 @@ def main(name: str, run: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:3])
+
+
+def running_command(name: str) -> list[str] | None:
+    """The command of a detached server as its process has it; None if none has that name."""
+    if name not in registry.names():
+        return None
+    record = registry.read(name)
+    if record is None or not Detached(record).is_running() or record.leader is None:
+        raise UsageError(f"the server `{name}` does not run", hint="`specserve ps` lists the servers")
+    words = psutil.Process(record.leader[0]).cmdline()
+    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter

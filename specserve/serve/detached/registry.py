@@ -165,7 +165,7 @@ def _typed(kind: Any, value: Any) -> Any:
     )  # neither NaN nor more than a float holds
     if is_number if kind is float else type(value) is kind:
         return value
-    raise TypeError(f"{value!r} is no {kind}")
+    raise TypeError(f"{value!r} is not {kind}")
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -176,7 +176,8 @@ def folder_of(name: str) -> Path:
     """The folder of one server. Raises UsageError for what cannot be a name: it becomes part of a path."""
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name of a server", hint="lower-case letters, digits and `-`, such as `demo-2`"
+            f"{name!r} is not a valid name of a server",
+            hint="lower-case letters, digits and `-`, such as `demo-2`",
         )
     return state_folder() / "servers" / name
 
@@ -305,10 +306,10 @@ def is_address(text: str) -> bool:
 
 
 def refuse_file(text: str) -> None:
-    """Raises UsageError if a file is named: it is no server."""
+    """Raises UsageError if a file is named: it is not a server."""
     if "://" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
         raise UsageError(
-            f"`{text}` is a file, and a server's name or URL is wanted",
+            f"`{text}` is a file, not a server's name or URL",
             hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
         )
 

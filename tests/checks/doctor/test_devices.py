@@ -7,9 +7,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from specserve.checks.doctor.devices import NvidiaDriver, device_lines, read_driver
+from specserve.checks.doctor.installation import NvidiaDriver, Software, Torch, device_lines, read_driver
 from specserve.checks.doctor.line import Line
-from specserve.checks.doctor.software import Software, Torch
 from specserve.hardware.accelerators import Gpu
 from specserve.vllm.versions import Installed
 

@@ -75,9 +75,9 @@ def test_a_token_that_is_not_sent_is_a_note(home: dict[str, str]) -> None:
         ("http://hub.example", "note", "the token goes there unencrypted"),
         ("http://127.0.0.1:9", "ok", "HF_ENDPOINT=http://127.0.0.1:9"),
         ("http://[::1]:9", "ok", "HF_ENDPOINT=http://[::1]:9"),
-        (f"ftp://{SECRET}", "note", "HF_ENDPOINT is no address"),
-        (f"{SECRET}", "note", "HF_ENDPOINT is no address"),
-        (f"https://h:{SECRET}", "note", "HF_ENDPOINT is no address"),
+        (f"ftp://{SECRET}", "note", "HF_ENDPOINT is not an address"),
+        (f"{SECRET}", "note", "HF_ENDPOINT is not an address"),
+        (f"https://h:{SECRET}", "note", "HF_ENDPOINT is not an address"),
     ],
 )
 def test_another_hub_is_told_without_what_its_address_may_hide(

@@ -15,18 +15,18 @@ from specserve.diagnostics import NoNotices
 from specserve.errors import Interrupted, UsageError
 from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
-from specserve.measure.bench.result import result_text
 from specserve.measure.bench.run import Bench, _infos, _keep, _refuse_other_vllm, new_directory
 from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.schedule import blocks
 from specserve.measure.run import Outlet
 from specserve.measure.workloads.load import load
 from specserve.plan.launchplan import as_json
+from specserve.report.bench import rendered
 from specserve.report.benchplan import BenchView
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import planned, request
 
-OUTLET = Outlet(NoNotices(), BenchView, lambda result: {"result.json": result_text(result)})
+OUTLET = Outlet(NoNotices(), BenchView, lambda result: {"result.json": rendered(result, form="json")})
 NOTE = "`b` does not take `cache_salt`"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from specserve.errors import Interrupted, LaunchError, TrafficError
-from specserve.measure.bench.driver import Driver, Traffic, _environment
+from specserve.measure.bench.driver import Driver, _environment
 
 HEAD = """
 import json, sys
@@ -28,16 +27,8 @@ ANSWER = """{
                     "acceptance_histogram": [0, 1, 1, 0, 0]},
     "text_sha256": "x", "text": "hello",
 }"""
-TRAFFIC = Traffic(
-    url="http://127.0.0.1:1",
-    model="m",
-    endpoint="completions",
-    requests=({"id": "p1", "prompt": "x", "max_tokens": 5, "extra_body": {}},),
-    concurrency=1,
-    request_rate=None,
-    seed=0,
-    extra_body={"temperature": 0.0},
-)
+URL = "http://127.0.0.1:1"
+TRAFFIC = {"requests": [{"id": "p1", "prompt": "x", "max_tokens": 5, "extra_body": {}}]}
 
 
 def driver(folder: Path, body: str, *, on_tick: Callable[[], None] = lambda: None) -> Driver:
@@ -57,7 +48,7 @@ for line in sys.stdin:
 def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
     with driver(tmp_path, GOOD) as generator:
         for _ in range(2):
-            sent = generator.send(TRAFFIC)
+            sent = generator.send(URL, TRAFFIC)
         assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
         (request,) = sent.requests
         assert (request.output_tokens, request.tpot_s, request.finish_reason) == (5, 0.1, "stop")
@@ -70,10 +61,10 @@ def test_before_another_server_has_its_turn_the_last_one_falls_idle(
     rested_s: list[float] = []
     clock = SimpleNamespace(sleep=rested_s.append, monotonic=lambda: 100 + math.fsum(rested_s))
     monkeypatch.setattr("specserve.measure.bench.driver.time", clock)
-    other = replace(TRAFFIC, url="http://127.0.0.1:2")
+    other = "http://127.0.0.1:2"
     with driver(tmp_path, GOOD) as generator:
-        for traffic, wanted_s in ((TRAFFIC, 0.0), (TRAFFIC, 0.0), (other, 1.1), (other, 1.1), (TRAFFIC, 2.2)):
-            generator.send(traffic)
+        for url, wanted_s in ((URL, 0.0), (URL, 0.0), (other, 1.1), (other, 1.1), (URL, 2.2)):
+            generator.send(url, TRAFFIC)
             assert math.fsum(rested_s) == pytest.approx(wanted_s)
 
 
@@ -88,7 +79,7 @@ def test_a_pass_that_cannot_be_sent_is_told_and_the_next_one_can(tmp_path: Path)
             with pytest.raises(
                 TrafficError, match=r"could not send to http://127.0.0.1:1: connection refused"
             ):
-                generator.send(TRAFFIC)
+                generator.send(URL, TRAFFIC)
 
 
 def test_a_generator_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -114,7 +105,7 @@ def test_waiting_can_be_broken_off_and_leaves_no_process(tmp_path: Path) -> None
     generator = driver(tmp_path, "import time; time.sleep(600)", on_tick=stop)
     (child,) = set(psutil.Process().children()) - others
     with pytest.raises(Interrupted), generator:
-        generator.send(TRAFFIC)
+        generator.send(URL, TRAFFIC)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""A result survives its file; what is no result is refused with its place."""
+"""A result survives its file; what is not a result is refused with its place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from specserve.measure.bench.result import (
     Verdict,
     read_result,
     result_from_json,
-    result_json,
-    result_text,
 )
+from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from bench_result import example
@@ -33,7 +32,7 @@ JSON = st.recursive(
 
 
 def content() -> Any:
-    return json.loads(result_text(example()))
+    return json.loads(rendered(example(), form="json"))
 
 
 def at(tree: Any, path: list[str | int], value: Any) -> Any:
@@ -46,17 +45,19 @@ def at(tree: Any, path: list[str | int], value: Any) -> Any:
 
 
 def test_a_result_is_the_same_after_a_file(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(result_text(example()), encoding="utf-8")
+    (tmp_path / "result.json").write_text(rendered(example(), form="json"), encoding="utf-8")
     assert read_result(tmp_path) == read_result(tmp_path / "result.json") == example()
 
 
 def test_the_file_begins_with_its_version_and_names_verdicts() -> None:
-    assert result_text(example()).startswith('{\n  "version": 1,\n')
+    assert rendered(example(), form="json").startswith('{\n  "version": 1,\n')
     assert content()["comparisons"][0]["verdict"] == Verdict.PAYS.value
 
 
 def test_what_is_not_finite_is_null_in_the_file_and_no_number_after_it() -> None:
-    read = result_from_json(result_json(dataclasses.replace(example(), duration_s=float("inf"))))
+    read = result_from_json(
+        json.loads(rendered(dataclasses.replace(example(), duration_s=float("inf")), form="json"))
+    )
     assert read.duration_s != read.duration_s
 
 
@@ -100,7 +101,7 @@ def test_what_is_missing_is_named() -> None:
 def test_a_file_that_holds_no_result_is_an_error_with_its_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "result.json"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(FactError, match=r"result.json` is (not JSON|no result)"):
+    with pytest.raises(FactError, match=r"result.json` is (not JSON|not a result)"):
         read_result(tmp_path)
 
 

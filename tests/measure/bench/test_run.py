@@ -138,6 +138,17 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
     assert again.passes == first.passes and again.workloads == first.workloads
 
 
+def test_sessions_that_share_an_arm_are_each_measured_once(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    arms = (*ARMS, Arm("c", url="http://127.0.0.1:3"))
+    three = replace(plan, arms=arms, sessions=sessions(arms, launches=1, at_once=2))
+    with create(tmp_path / "run", {}) as directory:
+        bench(three, directory).run()
+        bench(three, directory).run()
+    assert len(world.connections) == 4 and len(world.sent) == 12
+
+
 def test_arms_that_are_wanted_no_more_are_left_out_of_a_block(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:

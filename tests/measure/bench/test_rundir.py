@@ -80,7 +80,9 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists already") as caught:
         create(tmp_path / "run", {})
-    assert caught.value.hint == "another `-o` starts a new one"  # it is no run, so nothing can go on with it
+    assert (
+        caught.value.hint == "another `-o` starts a new one"
+    )  # it is not a run, so nothing can go on with it
     with create(tmp_path / "other", {}), pytest.raises(UsageError) as caught:
         create(tmp_path / "other", {})
     assert "--resume" in str(caught.value.hint)
@@ -92,7 +94,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         ("not json", "cannot be read"),
         ("[]", "cannot be read"),
         ('{"version": 99}', "another specserve"),
-        (None, "is no run of"),
+        (None, "is not a run of"),
     ],
 )
 def test_what_is_no_run_is_not_resumed(tmp_path: Path, text: str | None, message: str) -> None:

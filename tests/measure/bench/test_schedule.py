@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm, checked, sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Item, Sizes, arm_order, blocks, deal, points, promised_points
+from specserve.measure.bench.schedule import Item, Sizes, arm_order, blocks, deal, points
 from specserve.measure.workloads.workload import Prompt, Workload
-from specserve.profile.schema import Expectation
 from tests.measure.bench.making import planned, request
 
 from specserve.errors import UsageError  # isort: skip
@@ -90,16 +89,6 @@ def test_points_are_every_combination() -> None:
     found = points(["chat", "code"], concurrency=[1, 4], rates=[2.5], temperatures=[0.0])
     assert len(set(found)) == len(found) == 2 * 3
     assert Point("code", 0.0, None, 2.5) in found
-
-
-def test_a_promise_says_where_it_is_measured_and_defaults_fill_the_rest() -> None:
-    found = promised_points(
-        (Expectation(workload="code", concurrency=16, temperature=0.7), Expectation(min_speedup=1.1)),
-        workload="chat",
-        concurrency=1,
-        temperature=0.0,
-    )
-    assert found == (Point("code", 0.7, 16), Point("chat", 0.0, 1))
 
 
 ARMS = tuple(Arm(name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(("base", "a", "b"), 9001))

@@ -11,7 +11,7 @@ import pytest
 
 from specserve.measure.bench import server
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver, Sent, Traffic
+from specserve.measure.bench.driver import Driver, Sent
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.bench.server import Abilities, Running, connect
@@ -29,18 +29,18 @@ PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in ran
 
 def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
     """Of the requests of one block, as they are sent to an arm."""
-    sent: list[Traffic] = []
+    sent: list[dict[str, Any]] = []
 
-    def send(traffic: Traffic) -> Sent:
-        sent.append(traffic)
-        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests))
+    def send(_url: str, traffic: dict[str, Any]) -> Sent:
+        sent.extend(traffic["requests"])
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic["requests"]))
 
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
     running = Running(Arm(name, url=URL), URL, abilities, lambda: None, _client=client)
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
     running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
-    return [cast(dict[str, Any], item["extra_body"]).get("cache_salt") for item in sent[0].requests]
+    return [item["extra_body"].get("cache_salt") for item in sent]
 
 
 def test_requests_of_a_block_may_share_prefixes() -> None:
@@ -74,10 +74,10 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() 
         finished, late = finished + late, 0
         return told
 
-    def send(traffic: Traffic) -> Sent:
+    def send(_url: str, traffic: dict[str, Any]) -> Sent:
         nonlocal finished, late
-        finished, late = finished + len(traffic.requests) - 1, 1
-        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests))
+        finished, late = finished + len(traffic["requests"]) - 1, 1
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic["requests"]))
 
     client = cast(Client, SimpleNamespace(metrics=metrics))
     abilities = Abilities("m", None, has_chat=False, takes_salt=True)

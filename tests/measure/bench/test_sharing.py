@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.measure.bench.result import ArmInfo, Result, WorkloadInfo, result_from_json
-from specserve.measure.bench.sharing import redacted, text
+from specserve.measure.bench.sharing import redacted
+from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from bench_result import example
@@ -41,7 +42,7 @@ def private() -> Result:
 
 
 def test_nothing_private_is_left() -> None:
-    shared = text(private())
+    shared = rendered(redacted(private()), form="json")
     assert [word for word in SECRETS if word in shared] == []
 
 
@@ -94,7 +95,8 @@ def test_a_run_that_began_with_a_url_gives_away_neither_address_nor_what_is_serv
     shared = redacted(renamed)
     assert shared.name == "unnamed" and shared.arms[0].name == "server"
     assert shared.arms[0].model == "a served model" and first.model in {arm.model for arm in shared.arms}
-    assert name not in text(renamed) and "acme" not in text(renamed)
+    text = rendered(shared, form="json")
+    assert name not in text and "acme" not in text
     assert redacted(shared) == shared
 
 
@@ -119,7 +121,7 @@ def test_an_invalid_cell_loses_its_reason_and_its_figures() -> None:
 def test_done_twice_it_changes_nothing(result: Result) -> None:
     once = redacted(result)
     assert redacted(once) == once
-    assert result_from_json(json.loads(text(result))) == once
+    assert result_from_json(json.loads(rendered(redacted(result), form="json"))) == once
 
 
 def test_a_comparison_with_an_arm_that_the_result_does_not_have_is_left_out() -> None:

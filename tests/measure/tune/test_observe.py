@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.observe import observed, timing
+from specserve.measure.tune.observe import StepModel, observed, timing
 from specserve.measure.tune.plan import ladder_of
 from specserve.measure.tune.predict import known_of
 from specserve.measure.tune.schedule import Situation
-from specserve.measure.tune.steptime import StepModel
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import Machine, measured, prompts, texts, wish

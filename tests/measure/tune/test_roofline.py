@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Pa
     assert model_s(found.target, tokens=tokens, context=0, rates=rates("H100-80GB")) == pytest.approx(
         published_s, rel=0.02
     )
+
+
+def test_each_layer_on_several_gpus_waits_for_two_reductions(tmp_path: Path) -> None:
+    work, by = pair(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
+    alone, shared = (model_s(replace(work, gpus=gpus), tokens=1, context=0, rates=by) for gpus in (1, 4))
+    assert shared - alone == pytest.approx(2 * work.layers * by.all_reduce_s)
 
 
 def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
-from specserve.measure.tune.prepare import Prepared, prepared
-from specserve.measure.tune.rundir import Found, asked_json, open_directory, placed
+from specserve.measure.tune.prepare import Found, Prepared, asked_json, open_directory, placed, prepared
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
@@ -163,7 +162,7 @@ def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest
 def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 2}', encoding="utf-8")
-    with pytest.raises(UsageError, match="no run of `specserve tune`"):
+    with pytest.raises(UsageError, match="not a run of `specserve tune`"):
         found(asked, output=str(tmp_path / "mine"))
 
 

@@ -101,6 +101,8 @@ def test_neighbouring_loads_without_room_between_them_still_get_their_own_k() ->
 def test_a_load_has_room_below_it_before_it_has_room_above() -> None:
     # a closed loop's batch is one smaller for a step, never larger
     assert ranges({2: 5, 4: 1}) == ((1, 2, 5), (3, 4, 1))
+    assert ranges({1: 5, 4: 1}) == ((1, 2, 5), (3, 4, 1))
+    assert ranges({8: 5, 64: 1}) == ((1, 22, 5), (23, 64, 1))  # half-way between them, by the factor
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.tune.steptime import StepModel, Timed, fit
+from specserve.measure.tune.observe import StepModel, Timed, fit
 
 TRUTHS = st.builds(
     StepModel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import sys
@@ -14,12 +15,12 @@ import numpy as np
 import pytest
 
 from specserve.measure.tune.choose import Known, choose, speedups
+from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.outcome import causes, why_none
 from specserve.measure.tune.plan import Wish, cells, ladder_of
 from specserve.measure.tune.predict import known_of
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.schedule import Situation
-from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.walk import geometric
 from specserve.metrics.counters import Acceptance
 
@@ -161,6 +162,21 @@ def test_a_draft_of_which_nothing_is_accepted_is_best_left_out() -> None:
     assert choice.speculation is None
     reason = why_none(found.rows, steps=next(iter(found.models.values())))
     assert reason is not None and "next to nothing is accepted" in reason
+
+
+def test_no_prediction_is_surer_than_a_step_time_can_be_measured() -> None:
+    found, _, _ = known(MEMORY_BOUND, chance=1.0)  # every request of every prompt is accepted alike
+    widths = [math.log(row.speedup.high / row.speedup.low) / 2 for row in found.rows]
+    assert min(widths) == pytest.approx(0.03)  # where the step was timed; elsewhere more
+    assert max(widths) == pytest.approx(0.05)
+
+
+def test_no_single_cause_is_named_where_a_cheap_draft_is_accepted_and_gains_nothing() -> None:
+    found, _, _ = known(COMPUTE_BOUND, chance=0.6)
+    steps = next(iter(found.models.values()))
+    losing = [row for row in found.rows if row.speedup.value < 1.0]
+    assert losing and max(row.mean_length.value for row in losing if row.mean_length) > 1.2
+    assert why_none(losing, steps=steps) is None
 
 
 def test_a_draft_as_large_as_the_target_gains_nothing_though_all_is_accepted() -> None:

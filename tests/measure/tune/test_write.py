@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.tune.write import refuse_unwritable, remark, write_choice
+from specserve.measure.tune.result import refuse_unwritable, remark, write_choice
 from specserve.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -69,13 +69,13 @@ def test_written_twice_it_says_so_already(file: Path) -> None:
 
 
 def test_what_set_says_cannot_be_written(file: Path) -> None:
-    with pytest.raises(UsageError, match="stands over it"):
+    with pytest.raises(UsageError, match="exclude each other"):
         write_choice(str(file), example(), settings=["speculation.num_speculative_tokens=3"])
     assert file.read_text() == PROFILE
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file"):
+    with pytest.raises(UsageError, match="not a file"):
         write_choice(str(tmp_path), example())
 
 

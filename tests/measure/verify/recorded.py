@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specserve.measure.verify.result import Sampled, Sampling
 from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.scores import LEVELS, Position, known
+from specserve.measure.verify.session import LEVELS, Position, known
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99

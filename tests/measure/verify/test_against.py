@@ -8,7 +8,7 @@ import pytest
 
 from specserve.measure.verify.greedy import TextPair, compare, parting
 from specserve.measure.verify.result import Against, Likeness
-from specserve.measure.verify.scores import Position, ScoredText
+from specserve.measure.verify.session import Position, ScoredText
 
 TOKENS = 400
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specserve.measure.verify import greedy
 from specserve.measure.verify.greedy import Suspect, suspects, tokens_for
 from specserve.measure.verify.result import VerifyVerdict
-from specserve.measure.verify.scores import Position, ScoredText
+from specserve.measure.verify.session import Position, ScoredText
 
 BEST = Position(7, -0.1, ((7, -0.1), (8, -2.5)), "a", "a")
 TIE = Position(8, -0.8, ((7, -0.7), (8, -0.8)), "b", "a")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError
-from specserve.measure.verify.prompts import load_prompts
+from specserve.measure.verify.server import load_prompts
 
 
 def test_the_prompts_that_ship_are_of_various_kinds_and_short() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.measure.verify import sampled
 from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, judge, tally
-from specserve.measure.verify.scores import Position
+from specserve.measure.verify.session import Position
 from tests.measure.verify.recorded import answers, draws, pool, request, run
 
 T = Sampling(0.7)

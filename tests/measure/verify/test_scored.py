@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.verify.scores import positions
+from specserve.measure.verify.session import positions
 
 
 def entry(logprob: float, rank: int | None, text: str = "x") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.watch.exporter import GAUGES, LABELS, Exporter
 from specserve.measure.watch.figures import Stretch, collapses, figures
+from specserve.measure.watch.server import GAUGES, LABELS, Exporter
 from specserve.measure.watch.verdict import WatchState, WatchVerdict, judge
 from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import EngineName, Histogram

@@ -60,7 +60,7 @@ def test_messages_make_a_chat_and_parts_of_text_are_joined(tmp_path: Path) -> No
         ("{", "invalid JSON at column 2"),
         ("[]", "not a JSON object"),
         ('{"prompt": "a", "prompt": "b"}', "duplicate key `prompt`"),
-        ('{"prompt": NaN}', "`NaN` is no JSON number"),
+        ('{"prompt": NaN}', "`NaN` is not a JSON number"),
         ("[" * 100_000, "nested too deeply"),
         ({"prompt": ""}, "`prompt` must be text that is not empty"),
         ({"prompt": [1, 2]}, "`prompt` must be text"),
@@ -73,7 +73,7 @@ def test_messages_make_a_chat_and_parts_of_text_are_joined(tmp_path: Path) -> No
         ({"prompt": "a", "max_tokens": 0}, "`max_tokens` must be a whole number above 0"),
         ({"prompt": "a", "max_tokens": True}, "`max_tokens` must be a whole number above 0"),
         ({"prompt": "a", "max_token": 3}, "unknown key `max_token`: did you mean `max_tokens`?"),
-        ({"prompt": "a", "id": "first"}, "the id `first` stands in line 1 already"),
+        ({"prompt": "a", "id": "first"}, "the id `first` is already used in line 1"),
         ({"prompt": "a", "id": [1]}, "`id` must be a string or a whole number"),
         ({"messages": [{"role": "user", "content": "x"}]}, "a workload has one of them"),
         ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
@@ -158,6 +158,13 @@ def test_a_users_prompt_is_never_cut_but_left_out_or_given_less_room(tmp_path: P
     )
     with pytest.raises(UsageError, match="fits max_model_len 16"):
         load(file, max_model_len=16)
+
+
+def test_a_prompt_that_leaves_hardly_an_answer_is_left_out_unless_it_wants_no_more(tmp_path: Path) -> None:
+    """495 tokens (estimated) and 8 around them leave 9 of 512."""
+    file = written(tmp_path, {"prompt": "a"}, {"prompt": "w" * 990}, {"prompt": "v" * 990, "max_tokens": 9})
+    workload = load(file, max_model_len=512)
+    assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [("a", 256), ("v", 9)]
 
 
 def test_what_the_server_counts_is_believed_in_the_place_of_an_estimate(tmp_path: Path) -> None:

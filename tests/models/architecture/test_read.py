@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.models.architecture import read_mtp, read_shape
-from specserve.models.config import UnknownArchitecture, family
+from specserve.models.architecture import as_stored, read_mtp, read_shape
+from specserve.models.config import Fields, UnknownArchitecture, family
 from specserve.models.facts import Tensor
-from specserve.models.quantized import as_stored
 from specserve.models.shape import Attention, Latent, Shape, State
-from specserve.models.tensors import expected_tensors
+from specserve.models.tensors import encoder_tensors, expected_tensors
 
 CONFIGS = Path(__file__).parents[2] / "memory" / "configs"
 
@@ -250,3 +249,11 @@ def test_any_value_at_any_key_gives_a_shape_or_an_error_that_says_what_is_wrong(
                 as_stored(sizes, model="org/model", config=config, online=None)
     except FactError as error:
         assert "org/model" in error.message
+
+
+def test_the_image_encoder_of_gemma_4_has_a_position_for_rows_and_one_for_columns() -> None:
+    tensors = encoder_tensors(Fields("org/model", {}), model_type="gemma4_text", hidden=2560)
+    assert tensors is not None
+    sizes = dict(tensors)
+    assert sizes["vision_tower.patch_embedder.position_embedding_table"] == (2, 10240, 768)
+    assert sizes["vision_tower.patch_embedder.input_proj.weight"] == (768, 3 * 16 * 16)

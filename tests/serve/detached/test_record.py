@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,5 +113,21 @@ def test_no_value_makes_the_reading_fail_in_another_way(value: Any, key: str) ->
 
 @pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
 def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name of a server"):
+    with pytest.raises(UsageError, match="is not a valid name of a server"):
         registry.folder_of(name)
+
+
+@pytest.mark.parametrize("run", ["0" * 31 + "1", "f" * 32])
+def test_a_launch_that_has_lost_its_name_changes_nothing(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+    ours = dataclasses.replace(RECORD, run="a" * 32)
+    assert registry.change(ours, ready_at_s=1.0) is None  # nobody has it
+    with registry.held("demo"):
+        registry.write(dataclasses.replace(RECORD, run=run))
+    assert registry.change(ours, ready_at_s=1.0) is None
+    now = registry.read("demo")
+    assert now is not None and (now.run, now.ready_at_s) == (run, None)
+    changed = registry.change(now, ready_at_s=2.0)
+    assert changed is not None and changed.ready_at_s == 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.memory.defaults import captured_graphs
+from specserve.vllm.batch import captured_graphs
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from specserve.memory.defaults import captured_graphs
         (1024, {}, 51 + 51, 512),
         (1024, {"blackwell": True}, 83 + 83, 1024),
         (1, {}, 2 + 1, 2),
-        (100, {}, 29 + 16, 200),  # 100 is no multiple of 8
+        (100, {}, 29 + 16, 200),  # 100 is not a multiple of 8
         (256, {"whole": False}, 51, 512),
         # 1,024 tokens in a step leave 128 requests of 8 tokens
         (256, {"max_num_batched_tokens": 128}, 19 + 19, 128),

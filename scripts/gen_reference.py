@@ -1,0 +1,267 @@
+"""Writes docs/reference/profile.md and commands.md from the program's own tables; --check: says if they are stale."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specserve.cli.commands import COMMANDS, LazyGroup
+from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, WORDS, Key
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+_WRITTEN = "<!-- Written by scripts/gen_reference.py: change what it reads, then run it. -->"
+_UNITS = {"_s": "seconds", "_ms": "milliseconds", "_tokens": "tokens", "_len": "tokens"}
+EXAMPLES: Mapping[str, str] = {
+    "": """\
+schema: 1
+name: llama70b
+vllm: ">=0.32,<0.34"
+target: {model: meta-llama/Llama-3.1-70B-Instruct}
+speculation: {method: ngram, num_speculative_tokens: 4}
+alternatives:
+  suffix: {method: suffix, num_speculative_tokens: 8}
+engine: {gpu_memory_utilization: 0.90, max_num_seqs: 64}
+frontend: {tool_call_parser: llama3_json, enable_auto_tool_choice: true}
+server: {port: 8001}
+hardware: {accelerator: H100-80GB, count: 4}
+expect:
+  - {workload: chat, concurrency: 16, min_speedup: 1.3}
+env: {VLLM_LOGGING_LEVEL: WARNING}
+""",
+    "extends": """\
+extends: llama70b.yaml
+server: {port: 8002}
+""",
+    "target": """\
+target:
+  model: meta-llama/Llama-3.1-70B-Instruct
+  revision: 1605565b47bb9346c5515c34102e054115b4f98b
+  tokenizer: meta-llama/Llama-3.1-70B-Instruct
+  dtype: bfloat16
+  quantization: fp8
+  tensor_parallel_size: 4
+  pipeline_parallel_size: 1
+  max_model_len: 32K
+""",
+    "server": """\
+target: {model: meta-llama/Llama-3.1-8B-Instruct}
+server:
+  host: 0.0.0.0
+  port: 8000
+  served_model_name: llama
+  api_key_env: LLAMA_KEY
+  stall_timeout_s: 900
+  shutdown_timeout_s: 60
+""",
+    "hardware": """\
+target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 2}
+hardware:
+  accelerator: H100-80GB
+  count: 2
+  nodes: 1
+  devices: [2, 3]
+""",
+    "expect": """\
+target: {model: meta-llama/Llama-3.1-8B-Instruct}
+speculation: {method: ngram, num_speculative_tokens: 4}
+expect:
+  - workload: chat
+    concurrency: 16
+    temperature: 0.7
+    prompt_tokens: {p50: 800, p95: 4000}
+    output_tokens: {p50: 200, p95: 900}
+    min_speedup: 1.3
+    min_mean_acceptance_length: 2.2
+    min_acceptance_rate: 0.4
+    max_ttft_p99_ms: 800
+    max_tpot_p99_ms: 40
+""",
+}
+"""A profile for each section, with all of its keys."""
+_ABOUT = {
+    "target": "The model whose output you want. The keys have vLLM's names and vLLM's meaning.",
+    "server": "Where the server listens, how clients name the model, and how long specserve waits.",
+    "hardware": """\
+The machine that the profile is for. `check`, `plan` and `render` judge and plan for it, even on a laptop; `up` uses
+`devices` on this host. Without this section the machine at hand counts.""",
+    "expect": """\
+A list of promises, each for one operating point. `bench` measures them and exits with 1 if a promise is missed by its
+whole confidence interval; `watch` judges a running server by them; `tune` takes latency limits as its goal.""",
+}
+_PROFILE = f"""\
+# The profile
+
+A profile is one YAML file. `specserve schema` prints the same as a JSON Schema for editors. Numbers of tokens may be
+written `32K` or `1M` (times 1,024 or 1,024²) and `32k` or `1m` (times 1,000 or 1,000²).
+
+{_WRITTEN}
+
+## Sections
+"""
+_EXTENDS = (
+    "`extends` names a parent profile. The values of both are merged key by key; those of the child win:"
+)
+_SPECULATION = """\
+## `speculation` and `alternatives`
+
+One block of vLLM's `speculative_config`. `speculation: null` means no speculation. `alternatives` holds further
+blocks by name; `--alternative NAME` uses one of them instead of `speculation`, and `bench` compares them.
+
+| method | needs | keys of its own |
+|---|---|---|"""
+_REST = """
+## `engine`, `frontend` and `env`
+
+`engine` takes every other argument of vLLM's engine by its name, with `_` or `-`; `frontend` those of vLLM's HTTP
+server. Names are checked against the tables of every vLLM version in the profile's range. An argument that has a key
+of its own (`model`, `host`, `speculative_config`, …) is refused there, and the message names that key. `env` sets
+variables of the server's process; the values are texts. Keys and tokens never belong in a profile:
+`server.api_key_env` names the variable that holds the key.
+
+## Comments that silence a finding
+
+`# specserve: ignore[SD104] reason` on a line of the value, or of its section, hides that finding. A comment that
+hides nothing is a finding itself ([SD100](../rules.md#sd100-unused-ignore))."""
+_COMMANDS = f"""\
+# Commands
+
+`specserve COMMAND --help` says the same on the terminal. `specserve --install-completion` completes names and
+options.
+
+{_WRITTEN}
+
+| command | does |
+|---|---|"""
+
+
+def profile_page() -> str:
+    """The reference of a profile: every key of every section."""
+    lines = [_PROFILE, *_table(TOP), "", *_example(""), "", _EXTENDS, "", *_example("extends")]
+    for name, section in [*SECTIONS.items(), ("expect", Expectation)]:
+        lines += ["", f"## `{name}`", "", _ABOUT[name], "", *_table(keys_of(section)), "", *_example(name)]
+    lines += ["", _SPECULATION]
+    shared = set.intersection(*(set(keys) for keys in METHODS.values()))
+    with_draft = set.intersection(*(set(METHODS[name]) for name in NEEDS_MODEL)) - shared
+    for method, keys in METHODS.items():
+        needs = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
+        own = [name for name in keys if name not in shared | with_draft]
+        if with_draft <= set(keys):
+            own.insert(0, "those of a draft")
+        words = ", ".join(name if " " in name else f"`{name}`" for name in own)
+        lines.append(
+            f"| `{method}` | {', '.join(f'`{name}`' for name in needs) or 'nothing more'} | {words or 'none'} |"
+        )
+    every = {name: key for keys in METHODS.values() for name, key in keys.items()}
+    for title, names in (
+        ("Keys of every method", shared),
+        ("Keys of a draft", with_draft),
+        ("Keys of single methods", set(every) - shared - with_draft),
+    ):
+        lines += ["", f"### {title}", "", *_table({name: every[name] for name in every if name in names})]
+    lines.append(_REST)
+    return "\n".join(lines) + "\n"
+
+
+def _table(keys: Mapping[str, Key]) -> list[str]:
+    rows = ["| key | takes | default | meaning |", "|---|---|---|---|"]
+    for name, key in keys.items():
+        default = (
+            "required" if key.required else "vLLM's" if key.default is None else f"`{_yaml(key.default)}`"
+        )
+        if key.default is None and not key.required and name in _WITHOUT_DEFAULT:
+            default = "none"
+        unit = next((f", in {unit}" for end, unit in _UNITS.items() if name.endswith(end)), "")
+        rows.append(
+            f"| `{name}` | {_takes(key)}{unit if key.kind != 'length' else ''} | {default} | {key.doc} |"
+        )
+    return [row.replace("[[", "\\[\\[") for row in rows]
+
+
+_WITHOUT_DEFAULT = {
+    *TOP, *keys_of(Expectation), "api_key_env", "served_model_name", "accelerator", "devices", "revision", "tokenizer"
+}  # fmt: skip
+
+
+def _takes(key: Key) -> str:
+    words = WORDS[key.kind]
+    if key.items:
+        words = f"a list of: {WORDS[key.items]}"
+    if key.choices:
+        words = " or ".join(f"`{choice}`" for choice in key.choices)
+    bounds = []
+    if key.minimum is not None and key.kind != "length":
+        bounds.append(f"at least {key.minimum:g}")
+    if key.maximum is not None:
+        bounds.append(f"at most {key.maximum:g}")
+    return words + (f" ({', '.join(bounds)})" if bounds else "")
+
+
+def _yaml(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _example(name: str) -> list[str]:
+    return ["```yaml", *EXAMPLES[name].rstrip().split("\n"), "```"]
+
+
+def commands_page() -> str:
+    """The reference of the commands: what each does, takes and returns."""
+    commands = {name: _command(name) for name in COMMANDS}
+    lines = [_COMMANDS]
+    lines += [f"| [`{name}`](#{name}) | {_summary(command)} |" for name, command in commands.items()]
+    for name, command in commands.items():
+        lines += ["", f"## {name}", "", *_about(name, command)]
+    return "\n".join(lines) + "\n"
+
+
+def _command(name: str) -> Any:
+    return LazyGroup().get_command(None, name)
+
+
+def _summary(command: Any) -> str:
+    return _plain(str(command.help).split("\n", 1)[0])
+
+
+def _about(name: str, command: Any) -> Iterator[str]:
+    context = command.make_context(name, [], resilient_parsing=True)
+    text, _, examples = str(command.help).partition("\b")
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from ("```", f"specserve {name} {usage}".rstrip(), "```", "", _plain(text.strip()))
+    if examples.strip():
+        yield from ("", "```", *[line.strip() for line in examples.strip().split("\n")], "```")
+    records = [parameter.get_help_record(context) for parameter in command.params]
+    if any(records):
+        yield from ("", "| | meaning |", "|---|---|")
+    for spelling, words in filter(None, records):
+        yield f"| `{spelling.replace('|', chr(92) + '|')}` | {_plain(words)} |"
+
+
+def _plain(text: str) -> str:
+    """Paragraphs as markdown: `<…>` is no element of a page."""
+    return (
+        re.sub(r"(?<!\n)\n(?!\n)\s*", " ", text).replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+    )
+
+
+PAGES = {"profile.md": profile_page, "commands.md": commands_page}
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Exit code 1 with --check if a page is stale."""
+    stale = []
+    for name, made in PAGES.items():
+        file, text = FOLDER / name, made()
+        if "--check" in arguments:
+            stale += [name] if not file.is_file() or file.read_text(encoding="utf-8") != text else []
+        else:
+            file.write_text(text, encoding="utf-8")
+    print(f"stale: {', '.join(stale)}; run scripts/gen_reference.py" if stale else f"{len(PAGES)} pages")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

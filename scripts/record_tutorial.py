@@ -1,0 +1,185 @@
+"""Writes docs/tutorial.md: runs each of its commands on the demo pair and puts what they print below them.
+
+    python scripts/record_tutorial.py            about a quarter of an hour on two cores; needs `make setup`
+    python scripts/record_tutorial.py --check    runs only what needs no server, and says if the page is stale
+
+Figures are compared without their digits, because times and memory differ from machine to machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "tutorial.md"
+PROGRAM = Path(sys.executable).with_name("specserve")
+LIMIT_S = 1800
+
+
+class Step(NamedTuple):
+    """A piece of the page: what it says, and the command whose output follows."""
+
+    text: str
+    command: str = ""
+    after: str = ""
+    is_static: bool = False
+    """Whether the command needs no server and says the same on every machine."""
+
+
+STEPS = (
+    Step("""\
+# Tutorial: from the demo to a measured profile
+
+You need Linux on x86-64 with Python 3.11, make and git; no GPU. In a clone of the repository, install the CPU engine
+and the demo pair (about two minutes):
+
+```
+make setup
+source .venv/bin/activate
+```
+
+The pair is a small target and a smaller draft model, trained to continue Python code. Everything below is what the
+commands printed on two cores of an AMD EPYC; your times will differ.
+
+## 1. Is the profile right?
+
+`configs/demo.yaml` names target, draft, the number of draft tokens and a few engine arguments. `lint` judges the file
+by itself, in a fraction of a second:""", "specserve lint configs/demo.yaml", is_static=True),
+    Step("""\
+A mistake gets a place and a way out. Try one, without changing the file:""",
+         "specserve lint configs/demo.yaml --set speculation.num_speculative_token=4", """\
+`specserve explain SD005` describes the rule. """, is_static=True),
+    Step("""\
+## 2. Will it start, and does it fit?
+
+`check` also reads the models: do both tokenizers agree, does the draft fit the target, is there enough memory?""",
+         "specserve check configs/demo.yaml"),
+    Step("""\
+## 3. Start it
+
+`up` checks again, starts vLLM and reports the server ready after it has answered a request. `--detach` leaves it
+running:""", "specserve up configs/demo.yaml --detach"),
+    Step("""\
+Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
+the target accepted:""",
+         "specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0"),
+    Step("`ps` lists detached servers, with their acceptance of the last minute:", "specserve ps"),
+    Step("""\
+## 4. Is the text still the target's own?
+
+Speculation must not change the text. `verify` finds out from outside, in about a minute: the server writes text with
+speculation, then scores the same text without it.""", "specserve verify demo", """\
+`NO FAULT FOUND` comes with its bound: the smallest fault that this run would have found. More time makes it smaller.
+[How verify decides](verify.md) explains the figures."""),
+    Step("Stop the server. Requests that run may finish first:", "specserve down demo"),
+    Step("""\
+## 5. Does speculation pay here?
+
+`bench` starts the profile and the same server without speculation, sends both the same prompts in short blocks that
+take turns, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
+The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench.md) explains the rest."""),
+    Step("""\
+## 6. How many draft tokens are best?
+
+`tune` launches the server once without speculation and once with the most draft tokens, and predicts every number
+between. The best number falls as the load grows, so name the loads that you serve:""",
+         "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
+`--write` puts the choice into the profile; its comments stay. [How tune predicts](tune.md) explains the model."""),
+    Step("""\
+## 7. Deploy it
+
+`render` writes the same launch for production, without specserve inside:""",
+         "specserve render configs/demo.yaml --to systemd", """\
+## Where to go next
+
+- [Convert an old command](how-to/convert.md) that starts vLLM.
+- [Profiles in CI](ci.md): lint every pull request.
+- [A first 70B on four GPUs](how-to/first-70b.md).
+- [The profile](reference/profile.md): every key."""),
+)  # fmt: skip
+
+
+def output_of(command: str, *, state: Path) -> str:
+    """What a command prints on both streams, as a pipe sees it; home and scratch folders by short names."""
+    env = {
+        **os.environ,
+        "SPECSERVE_STATE_DIR": str(state),
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    words = [str(PROGRAM), *shlex.split(command)[1:]]
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    text = done.stdout.replace(str(state), "~/.local/state/specserve").replace(f"{ROOT}/", "")
+    return text.replace(str(ROOT), ".").replace(str(Path.home()), "~").rstrip()
+
+
+def page(outputs: dict[str, str]) -> str:
+    """The tutorial with these outputs."""
+    parts = []
+    for step in STEPS:
+        parts.append(step.text)
+        if step.command:
+            parts.append(f"```\n$ {step.command}\n{outputs[step.command]}\n```")
+        if step.after:
+            parts.append(step.after.strip())
+    note = "<!-- Written by scripts/record_tutorial.py: change its steps, then run it. -->"
+    return "\n\n".join([parts[0].replace("\n\n", f"\n\n{note}\n\n", 1), *parts[1:]]) + "\n"
+
+
+def without_figures(text: str) -> str:
+    """The same without digits and the width of columns."""
+    return re.sub(r"\s+", " ", re.sub(r"[0-9a-f]{12,}|\d[\d.,]*", "#", text))
+
+
+def recorded(text: str) -> dict[str, str]:
+    """The outputs on a page, by command."""
+    return dict(re.findall(r"^```\n\$ (.*)\n((?:.*\n)*?)```$", text, flags=re.M))
+
+
+def main() -> int:
+    """Exit code 1 with --check if the page is stale."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    commands = [step for step in STEPS if step.command and (step.is_static or not args.check)]
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = {}
+        for step in commands:
+            print(f"$ {step.command}", file=sys.stderr, flush=True)
+            outputs[step.command] = output_of(step.command, state=Path(folder))
+    if not args.check:
+        PAGE.write_text(page(outputs), encoding="utf-8")
+        return 0
+    text = PAGE.read_text(encoding="utf-8")
+    known = recorded(text)
+    stale = [
+        c for c, now in outputs.items() if without_figures(known.get(c, "")) != without_figures(now + "\n")
+    ]
+    if page({**{step.command: "" for step in STEPS}, **{c: o.rstrip() for c, o in known.items()}}) != text:
+        stale.append("the words of the page")
+    print(f"stale: {'; '.join(stale)}" if stale else "docs/tutorial.md is up to date")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

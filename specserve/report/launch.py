@@ -1,0 +1,186 @@
+"""A launch in words: its plan as a command, its files, its lock, and the profile that it was converted to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from specserve.errors import FactError, UsageError
+from specserve.report.console import clean, in_one_line, out, say, styled
+
+if TYPE_CHECKING:
+    from specserve.convert.convert import Converted
+    from specserve.convert.given import EngineStart
+    from specserve.deploy.deployment import Artifact
+    from specserve.diagnostics import Finding
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.plan.locking import Locked
+    from specserve.profile.schema import Profile
+
+LockState = Literal["holds", "missing", "stale"]
+
+
+def _origins_text(plan: LaunchPlan) -> str:
+    """Where each value was written, one a line."""
+    from specserve.plan.launchplan import origins
+
+    rows = origins(plan)
+    width = max(len(key) for key, _, _ in rows)
+    return "\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows)
+
+
+def _plans_json(plans: Sequence[LaunchPlan], *, with_origins: bool) -> str:
+    """The plan; if it has several nodes, the command of each; on request, where each value was written."""
+    from specserve.plan.launchplan import as_json, origins
+
+    content: dict[str, Any] = as_json(plans[0])
+    if len(plans) > 1:
+        content["nodes"] = [{"argv": list(one.argv)} for one in plans]
+    if with_origins:
+        rows = origins(plans[0])
+        content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
+    return json.dumps(content, indent=2)
+
+
+def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: bool) -> None:
+    """The command, or one for each node, to stdout, or where its values were written; what specserve adds to stderr."""
+    from specserve.plan.launchplan import shell
+
+    if as_json or with_origins:
+        out(_plans_json(plans, with_origins=with_origins) if as_json else _origins_text(plans[0]))
+        return
+    for rank, plan in enumerate(plans):
+        out(f"# node {rank}\n{shell(plan)}" if len(plans) > 1 else shell(plan))
+    made = plans[0]
+    say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))
+    for item in made.added:
+        say(f"# added {item.key}: {item.why}")
+
+
+def _files_json(artifacts: Sequence[Artifact], *, target: str) -> str:
+    """Rendered files with their paths."""
+    files = [{"path": one.path, "text": one.text} for one in artifacts]
+    return json.dumps({"version": 1, "target": target, "files": files}, indent=2, ensure_ascii=False)
+
+
+def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) -> None:
+    """Rendered files to stdout. Raises UsageError if none of them is of use alone."""
+    if as_json:
+        out(_files_json(artifacts, target=target))
+        return
+    alone = [one for one in artifacts if one.alone]
+    if not alone:
+        names = ", ".join(one.path for one in artifacts)
+        raise UsageError(
+            f"`--to {target}` makes several files: {names}",
+            hint="`-o DIR` writes them, `--format json` prints them",
+        )
+    between = "" if target == "systemd" else "---\n"
+    out(between.join(one.text for one in alone).rstrip("\n"))
+    if len(alone) < len(artifacts):
+        say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
+
+
+def say_written(artifacts: Sequence[Artifact], folder: Path, *, changed: int) -> None:
+    """The paths of files that were written to stdout; how many of them changed to stderr."""
+    for one in artifacts:
+        out(clean(str(folder / one.path)))
+    say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
+
+
+def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, count: int, again: str) -> int:
+    """Which of `count` files are not up to date, as (path, state); returns 1 if any is not, else 0.
+
+    `again`: the command that renders them.
+    """
+    for path, state in found:
+        out(f"{state}: {clean(str(folder / path))}")
+    if not found:
+        say(f"up to date: {_files(count)}")
+        return 0
+    say(f"stale: {len(found)} of {_files(count)}")
+    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
+    return 1
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
+def say_converted(
+    result: Converted, findings: Sequence[Finding], *, target: str | None, others: Sequence[EngineStart]
+) -> bool:
+    """The changes, what is still to be done, and what else was in the text, on stderr. Returns True for errors."""
+    from specserve.diagnostics import Severity
+    from specserve.report.findings import render
+
+    for note in result.notes:
+        place = f"line {note.line}: " if note.line > 1 else ""
+        about = f"`{note.path}`: " if note.path else ""
+        say(f"note: {clean(f'{place}{about}{note.text}')}")
+    for other in others:
+        say(f"note: line {other.place.line}: {clean(other.what)} starts another engine, which is left out")
+    if findings:
+        say(render(findings))
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    what = f"`{clean(target)}`" if target else "the profile"
+    still = f": {errors} error{'s' if errors > 1 else ''} left to cure" if errors else " lints"
+    say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
+    return bool(errors)
+
+
+def locks_text(states: Sequence[LockState]) -> str:
+    """Returns how many locks do not hold, and how to cure it."""
+    bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
+    if not bad:
+        return f"all locks hold: {len(states)}"
+    counted = " and ".join(f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in bad.items())
+    of = f"{len(states)} lock{'s' if len(states) > 1 else ''}:"
+    return f"{of} {counted}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
+
+
+def say_locked(done: Locked, profile: Profile) -> None:
+    """What a lock holds now to stderr, its file to stdout."""
+    from specserve.report.findings import readable
+
+    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
+    for facts in done.models:
+        revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
+        say(f"  {clean(facts.model)}{revision} {facts.commit[:12] if facts.commit else 'by its files'}")
+        for note in facts.notes:
+            say(f"    note: {readable(note)}")
+    out(_from_here(done.file))
+
+
+def lock_state(profile: Profile, *, offline: bool) -> LockState:
+    """Whether the lock of a profile is there and still right; prints what is not. A branch that moved is a note."""
+    from specserve.plan.locking import drifts_from, lock_of, unused
+    from specserve.report.findings import readable
+
+    try:
+        found = lock_of(profile)
+    except FactError as error:
+        out(f"{profile.file}: {readable(error.message)}")
+        return "stale"
+    if found is None:
+        out(f"{profile.file}: there is no lock")
+        return "missing"
+    words = {"unlocked": "is not in the lock", "changed": "has changed", "moved": "has moved on the Hub"}
+    holds = True
+    for drift in drifts_from(profile, found, ask_hub=not offline):
+        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
+        note = "note: " if drift.kind == "moved" else ""
+        out(readable(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
+        holds = holds and drift.kind == "moved"
+    for model in unused(profile, found):
+        out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))
+        holds = False
+    return "holds" if holds else "stale"
+
+
+def _from_here(file: Path) -> str:
+    """Relative to the current folder, if it lies in it."""
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)

@@ -1,0 +1,44 @@
+"""The reference pages: up to date with the program, and every key has an example that the program takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve.checks.run import lint
+from specserve.diagnostics import Severity
+from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from gen_reference import EXAMPLES
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"": set(TOP) - {"extends"}, **{name: set(keys_of(section)) for name, section in SECTIONS.items()}}
+
+
+def test_the_pages_are_those_of_the_program() -> None:
+    script = ROOT / "scripts" / "gen_reference.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "2 pages\n")
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_an_example_is_a_profile_without_errors(section: str, write: Callable[..., Path]) -> None:
+    write(EXAMPLES[""], "llama70b.yaml")
+    report = lint([str(write(EXAMPLES[section], "example.yaml"))])
+    assert [item.message for item in report.findings if item.severity is Severity.ERROR] == []
+
+
+def test_every_key_of_a_section_has_an_example() -> None:
+    for section, keys in KEYS.items():
+        content = yaml.safe_load(EXAMPLES[section])
+        assert set(content if not section else content[section]) == keys
+    (promise,) = yaml.safe_load(EXAMPLES["expect"])["expect"]
+    assert set(promise) == set(keys_of(Expectation))
