@@ -22,10 +22,10 @@ ENVIRONMENT = {
 }
 
 
-def child(script: str, text: str) -> list[dict[str, Any]]:
+def child(script: str, *options: str, text: str) -> list[dict[str, Any]]:
     """The lines that a child answers with."""
     ran = subprocess.run(
-        [sys.executable, str(HERE / script)],
+        [sys.executable, str(HERE / script), *options],
         input=text,
         capture_output=True,
         text=True,
@@ -44,7 +44,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     for case in (*REFUSED, *FAILS_LOADING, *SOUND):
         case.lay_out(folder)
         lines.append(json.dumps({"name": case.name, "kwargs": case.kwargs(folder)}))
-    return {answer["name"]: answer["refused"] for answer in child("configure.py", "\n".join(lines) + "\n")}
+    answers = child("configure.py", "--one-process", text="\n".join(lines) + "\n")
+    return {answer["name"]: answer["refused"] for answer in answers}
 
 
 @pytest.mark.vllm
@@ -63,7 +64,7 @@ def test_vllm_configures_the_rest(case: Case, refusals: Mapping[str, str | None]
 @pytest.mark.parametrize("case", FAILS_LOADING[:2], ids=lambda case: case.name)
 def test_vllm_finds_a_mistake_only_after_loading(case: Case, tmp_path: Path) -> None:
     case.lay_out(tmp_path)
-    (answer,) = child("load.py", json.dumps({"kwargs": case.kwargs(tmp_path)}))
+    (answer,) = child("load.py", text=json.dumps({"kwargs": case.kwargs(tmp_path)}))
     assert answer["refused"] is not None
 
 
@@ -71,5 +72,5 @@ def test_vllm_finds_a_mistake_only_after_loading(case: Case, tmp_path: Path) -> 
 def test_vllm_loads_and_runs_a_head_of_the_catalogue(tmp_path: Path) -> None:
     (case,) = [case for case in SOUND if case.name == "an EAGLE-3 head"]
     case.lay_out(tmp_path)
-    (answer,) = child("load.py", json.dumps({"kwargs": case.kwargs(tmp_path)}))
+    (answer,) = child("load.py", text=json.dumps({"kwargs": case.kwargs(tmp_path)}))
     assert answer["refused"] is None

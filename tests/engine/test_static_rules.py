@@ -77,7 +77,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     for item in CASES:
         item.lay_out(folder)
     lines = [json.dumps({"name": item.name, "kwargs": item.kwargs(folder)}) for item in CASES]
-    return {answer["name"]: answer["refused"] for answer in child("configure.py", "\n".join(lines) + "\n")}
+    answers = child("configure.py", "--one-process", text="\n".join(lines) + "\n")
+    return {answer["name"]: answer["refused"] for answer in answers}
 
 
 @pytest.mark.parametrize("item", CASES, ids=lambda item: item.name)
