@@ -1,7 +1,7 @@
 """Builds vLLM's configuration for each line of stdin, and says on stdout what it says: a child of the matrix.
 
-A line in: `{"name", "kwargs"}`; a line out: `{"name", "refused": text or null, "elapsed_s"}`. vLLM looks at each model's class
-in a new process, 7 s each time on an empty cache; with `--one-process` it does so in this one.
+A line in: `{"name", "kwargs"}`; a line out: `{"name", "refused": text or null, "elapsed_s"}`. vLLM looks at each class
+of models in a new process, 7 s each on an empty cache; with `--one-process` it does so in this one.
 """
 
 from __future__ import annotations
