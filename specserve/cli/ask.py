@@ -18,36 +18,51 @@ if TYPE_CHECKING:
 def ask(
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT|-", show_default=False, help="The text; `-` or none: stdin."),
+        typer.Argument(
+            metavar="PROMPT|-", show_default=False, help="The prompt; `-` or nothing reads stdin."
+        ),
     ] = None,
     *,
     url: Annotated[
-        str | None, text_option("URL", "Default: the only detached server, else port 8000 here.")
+        str | None,
+        text_option(
+            "URL", "Address of the server (default: the only detached server, else port 8000 on this host)."
+        ),
     ] = None,
-    name: Annotated[str | None, text_option("NAME", "A detached server, by its name.")] = None,
+    name: Annotated[str | None, text_option("NAME", "Name of a detached server.")] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--completion",
             show_default=False,
-            help="Chat, or continue the text. Default: chat, where the model has a template for it.",
+            help=(
+                "Send a chat message, or let the model continue the text (default: chat if the model has a "
+                "chat template)."
+            ),
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(show_default=False, help="Default: the first one served.")
+        str | None, typer.Option(show_default=False, help="Ask this served model (default: the first one).")
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 256,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, show_default=False, help="Default: the model's; 0 is greedy.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            show_default=False,
+            help="Sample at this temperature; 0 is greedy (default: the model's own).",
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(show_default=False, help="For a repeatable answer.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(show_default=False, help="Seed for a repeatable answer.")
+    ] = None,
     api_key_env: ApiKeyEnv = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
-    """Ask a running server: the answer, and what it cost.
+    """Send one prompt to a running server, and show what the answer cost.
 
-    The text goes to stdout as it comes; the time to the first token, tokens/s and the acceptance of this
-    request go to stderr.
+    The text goes to stdout as it arrives. The time to first token, tokens/s and the acceptance rate of this request go
+    to stderr.
 
     \b
     specserve ask --completion "def __len__(self):" --max-tokens 48

@@ -42,14 +42,16 @@ class BenchFormat(StrEnum):
 
 Blocks = Annotated[
     int | None,
-    typer.Option(min=2, max=1000, show_default=False, help="Measure each point this often (default 8)."),
+    typer.Option(
+        min=2, max=1000, show_default=False, help="Measure each point this many times (default: 8)."
+    ),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
         show_default=False,
-        help="Longest answer, in tokens (default: the workload's own, 64 on a CPU).",
+        help="Stop each answer after this many tokens (default: the workload's own limit; 64 on a CPU).",
     ),
 ]
 
@@ -58,25 +60,31 @@ def bench(
     context: typer.Context,
     profile: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PROFILE|URL|NAME", show_default=False, help="A profile, or a running server."
-        ),
+        typer.Argument(metavar="PROFILE|URL|NAME", show_default=False, help="A profile or a running server."),
     ] = None,
     *,
     quick: Annotated[bool, flag("--quick", "Give a first answer in minutes.")] = False,
     workload: Workloads = None,
     concurrency: Concurrency = None,
-    request_rate: Annotated[str | None, text_option("LIST", "Requests/s that arrive at random.")] = None,
+    request_rate: Annotated[
+        str | None, text_option("LIST", "Send requests at random times, at these average rates per second.")
+    ] = None,
     temperature: Temperature = None,
     alternative: Annotated[
         list[str] | None,
         text_option(
-            "NAME", "Measure only this one of the `alternatives` (default: all); repeatable, or `none`."
+            "NAME",
+            (
+                "Compare only this one of the profile's `alternatives`; repeatable; `none` for none (default: "
+                "all)."
+            ),
         ),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        text_option("[ARM=]PROFILE|URL|NAME", "Add a profile or a running server; repeatable.", "--with"),
+        text_option(
+            "[ARM=]PROFILE|URL|NAME", "Also compare this profile or running server; repeatable.", "--with"
+        ),
     ] = None,
     blocks: Blocks = None,
     budget: Budget = None,
@@ -84,25 +92,29 @@ def bench(
     output: Output = None,
     resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.")] = None,
     show: Annotated[
-        list[str] | None, text_option("RUN", "Print the report of an earlier run; twice: two side by side.")
+        list[str] | None,
+        text_option("RUN", "Print the report of an earlier run; given twice, compare two runs."),
     ] = None,
     share: Annotated[
         str | None, text_option("FILE", "Also write a copy of the result with private data removed.")
     ] = None,
     dry_run: DryRun = False,
-    strict: Annotated[bool, flag("--strict", "Exit with 1 for what is undecided, too.")] = False,
-    format: Annotated[BenchFormat, typer.Option(help="Format of stdout.")] = BenchFormat.TEXT,
+    strict: Annotated[bool, flag("--strict", "Also exit with 1 if the result is undecided.")] = False,
+    format: Annotated[
+        BenchFormat, typer.Option(help="Output format; json is for scripts.")
+    ] = BenchFormat.TEXT,
     settings: Settings = None,
     api_key_env: ApiKeyEnv = None,
     no_check: NoCheck = False,
 ) -> None:
     """Measure whether speculation pays here, and by how much.
 
-    Compare the profile with the same server without speculation: every arm gets the same prompts, in short blocks
-    that take turns. PAYS: the 95 % interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE:
-    between; else INCONCLUSIVE, and what more is needed. vLLM's own load generator sends the requests, so figures
-    compare with those of `vllm bench serve`. Exit code 1: a promise of `expect` is missed by its whole interval; 2:
-    it could not be done; 130: interrupted, and --resume goes on.
+    bench sends the same prompts to the profile's server and to the same server without speculation, in short blocks
+    that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03, COSTS if it
+    lies below 0.97, NO DIFFERENCE if it lies between, else INCONCLUSIVE. The load generator is that of vLLM.
+
+    Exit codes: 1 if a promise of `expect` is missed by its whole interval; 2 if nothing could be measured; 130 if it
+    was interrupted, and --resume continues.
 
     \b
     specserve bench configs/demo.yaml --quick

@@ -27,16 +27,19 @@ def check(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROFILE…", help="Profiles, folders of them, `-` for stdin; or -- and a vLLM command."
+            metavar="PROFILE…",
+            help="Profile files or folders of them, `-` for stdin, or `--` followed by a vLLM command.",
         ),
     ],
     *,
     assume: Assume = None,
-    offline: Annotated[bool, flag("--offline", "Cache, directories and lock only.")] = False,
-    locked: Annotated[bool, flag("--locked", "Profile and lock, nothing else.")] = False,
+    offline: Annotated[bool, flag("--offline", "Read only directories, the Hub cache and locks.")] = False,
+    locked: Annotated[bool, flag("--locked", "Judge from the profile and its lock alone.")] = False,
     no_lock: NoLock = False,
-    strict: Annotated[bool, flag("--strict", "Warnings and skipped groups fail too.")] = False,
-    vllm: Annotated[str | None, text_option("VERSION", "What this vLLM would refuse or change.")] = None,
+    strict: Annotated[bool, flag("--strict", "Also fail for warnings and skipped checks.")] = False,
+    vllm: Annotated[
+        str | None, text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.")
+    ] = None,
     ask_vllm: Annotated[
         bool,
         flag(
@@ -48,24 +51,26 @@ def check(
         Path | None,
         text_option(
             "WHEEL|DIR",
-            "The same by the vLLM in a wheel, or in a folder with its files; nothing is installed.",
+            "Like --ask-vllm, with the vLLM in this wheel or unpacked folder; nothing is installed.",
         ),
     ] = None,
     format: Annotated[
         Format | None,
         typer.Option(
             show_default=False,
-            help="How findings are written; default: text, and github in a job of GitHub Actions.",
+            help="Output format (default: text; in GitHub Actions: github).",
         ),
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Prove before the launch that the pair agrees and fits.
+    """Prove before the launch that target and draft agree and fit in memory.
 
-    Judged are the profile, tokenizers, models, memory, hardware and this host. Models are read from
-    directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never a weight. What
-    did not run is said, and is never ok. Exit code 1: errors were found; 2: a model is not there or not
-    shown, or the Hub does not answer. With --offline what is not cached is skipped: only --strict fails.
+    check judges the profile, tokenizers, models, memory, hardware and this host. It reads configurations, tokenizer
+    files and tensor headers from directories, the Hub cache or the Hub, but no weights. What it could not check is
+    listed as skipped and never counts as ok.
+
+    Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer.
+    With --offline, a model that is not cached is skipped, which fails only with --strict.
 
     \b
     specserve check configs/demo.yaml

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,33 +13,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from specserve.cli.options import OPTION_GROUPS
 from specserve.errors import UsageError
 
-COMMANDS: Mapping[str, str] = {
-    "up": "specserve.cli.up:up",
-    "check": "specserve.cli.check:check",
-    "lint": "specserve.cli.lint:lint",
-    "explain": "specserve.cli.explain:explain",
-    "rules": "specserve.cli.rules:rules",
-    "plan": "specserve.cli.plan:plan",
-    "diff": "specserve.cli.diff:diff",
-    "convert": "specserve.cli.convert:convert",
-    "lock": "specserve.cli.lock:lock",
-    "pull": "specserve.cli.pull:pull",
-    "render": "specserve.cli.render:render",
-    "generate": "specserve.cli.generate:generate",
-    "ask": "specserve.cli.ask:ask",
-    "watch": "specserve.cli.watch:watch",
-    "verify": "specserve.cli.verify:verify",
-    "bench": "specserve.cli.bench:bench",
-    "tune": "specserve.cli.tune:tune",
-    "ps": "specserve.cli.ps:ps",
-    "logs": "specserve.cli.logs:logs",
-    "down": "specserve.cli.down:down",
-    "gpus": "specserve.cli.gpus:gpus",
-    "doctor": "specserve.cli.doctor:doctor",
-    "schema": "specserve.cli.schema:schema",
+COMMAND_GROUPS: Mapping[str, str] = {
+    "Profiles": "lint check convert plan diff lock pull explain rules schema",
+    "Serving": "up ask generate ps logs down render",
+    "Measuring": "verify bench tune watch",
+    "This host": "doctor gpus",
 }
+COMMANDS: Mapping[str, str] = {
+    name: f"specserve.cli.{name}:{name}" for names in COMMAND_GROUPS.values() for name in names.split()
+}
+"""The commands in the order of the help, each with its module and function."""
 
 _TAKE_ONE = ("lint", "check", "plan", "up", "verify", "render")
 """Commands that take a vLLM command behind `--` in the place of a profile."""
@@ -64,6 +51,18 @@ class LazyGroup(TyperGroup):
         single.command(cmd_name, no_args_is_help=False)(getattr(importlib.import_module(module), function))
         return _plain(typer.main.get_command(single))
 
+    def get_help(self, ctx: Any) -> str:
+        """What specserve does, its commands by group, and its options."""
+        from specserve.report.help import format_help
+
+        rows = {
+            title: [(name, self.get_command(ctx, name).get_short_help_str(200)) for name in names.split()]
+            for title, names in COMMAND_GROUPS.items()
+        }
+        columns = shutil.get_terminal_size().columns
+        usage = f"{ctx.command_path} COMMAND [OPTIONS]"
+        return format_help(usage, self.help or "", rows | help_rows(self, ctx), columns=columns)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of these arguments; a misspelt one is answered with the nearest."""
         name = args[0] if args else ""
@@ -77,23 +76,45 @@ class LazyGroup(TyperGroup):
 
 
 def _plain(command: Any) -> Any:
-    """The command with its arguments named as they were: `PROFILE`, `[B]`, without braces and types of Python."""
+    """The command with the help of specserve, and its arguments named as they were: `PROFILE`, `[B]`."""
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             name = parameter.metavar or parameter.name.upper()
             pieces = [name if parameter.required else f"[{name}]"]
             parameter.get_usage_pieces = lambda _ctx, pieces=pieces: pieces
-            parameter.get_help_record = partial(_record, parameter.get_help_record, name)
-        else:
-            parameter.get_help_record = partial(_record, parameter.get_help_record, None)
+    command.get_help = partial(_help, command)
     return command
 
 
-def _record(
-    original: Callable[[Any], tuple[str, str] | None], name: str | None, ctx: Any
-) -> tuple[str, str] | None:
-    found = original(ctx)
-    return found and (name or _TYPE.sub(lambda match: _LETTERS[match[1]], found[0]), found[1])
+def _help(command: Any, ctx: Any) -> str:
+    from specserve.report.help import format_help
+
+    usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
+    columns = shutil.get_terminal_size().columns
+    return format_help(usage, command.help, help_rows(command, ctx), columns=columns)
+
+
+def help_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """What a command takes, as names and meanings, by group."""
+    from specserve.report.help import with_limits
+
+    groups = OPTION_GROUPS.get(command.name, {})
+    titles = {name: title for title, names in groups.items() for name in names.split()}
+    last = list(groups or ["Options"])[-1]
+    rows: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *groups, "Options")}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is None:
+            continue
+        is_argument = parameter.param_type_name == "argument"
+        title = "Arguments" if is_argument else titles.get(parameter.name, last)
+        name = (parameter.metavar or parameter.name.upper()) if is_argument else _spelling(record[0])
+        rows[title].append((name, with_limits(record[1])))
+    return {title: each for title, each in rows.items() if each}
+
+
+def _spelling(text: str) -> str:
+    return _TYPE.sub(lambda match: _LETTERS[match[1]], text).replace("<", "").replace(">", "")
 
 
 app = typer.Typer(

@@ -15,20 +15,23 @@ from specserve.errors import FactError, UsageError, system_reason
 def convert(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="FILE", help="A script, compose file or Python; `-` is stdin; or -- COMMAND…"),
+        typer.Argument(
+            metavar="FILE",
+            help="A script, compose file or Python program, `-` for stdin, or `--` followed by a command.",
+        ),
     ],
     *,
     output: Annotated[
-        str | None, text_option("PROFILE", "Where to write; default: stdout.", "--output", "-o")
+        str | None, text_option("PROFILE", "Write here (default: stdout).", "--output", "-o")
     ] = None,
-    force: Annotated[bool, flag("--force", "Overwrite the profile.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite an existing file.")] = False,
 ) -> None:
-    """Make a profile of an old launch: a command, script or program.
+    """Turn an old launch (a command, script or program) into a profile.
 
-    Read are `vllm serve`, api_server, `docker run`, compose, `LLM(…)` and SGLang's flags. What vLLM has no
-    more is translated or left out, and each change is said: in the profile as a comment, on stderr as a
-    list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the source does not
-    say a value, which is left out, or the profile has errors that no conversion could cure.
+    convert reads `vllm serve`, api_server, `docker run`, compose files, `LLM(…)` calls and SGLang's flags. It
+    translates or leaves out what vLLM no longer has, and reports each change as a comment in the profile and on stderr.
+    It never executes the source and never writes a secret from it. Exit code 1: the source does not contain a value,
+    which is left out, or the profile has errors that convert could not fix.
 
     \b
     specserve convert serve.sh -o my.yaml

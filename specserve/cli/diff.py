@@ -15,39 +15,55 @@ def diff(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="A profile, PROFILE@REVISION of git, NAME.lock.json, a server of `ps`."
+            metavar="A",
+            help=(
+                "A profile, PROFILE@REVISION from git, a NAME.lock.json, or the name of a detached server."
+            ),
         ),
     ],
     b: Annotated[
         list[str] | None,
-        typer.Argument(metavar="B", show_default=False, help="Another one; or -- and a vLLM command."),
+        typer.Argument(
+            metavar="B",
+            show_default=False,
+            help="What to compare with, or `--` followed by a vLLM command.",
+        ),
     ] = None,
     *,
-    alternative: Annotated[str | None, text_option("NAME", "B is this alternative of A.")] = None,
-    baseline: Annotated[bool, flag("--baseline", "B is A without speculation.")] = False,
+    alternative: Annotated[
+        str | None, text_option("NAME", "Compare A with this one of its `alternatives`.")
+    ] = None,
+    baseline: Annotated[bool, flag("--baseline", "Compare A with A without speculation.")] = False,
     models: Annotated[
-        bool, typer.Option("--models/--no-models", help="Models and memory too, if they can be read here.")
+        bool,
+        typer.Option(
+            "--models/--no-models", help="Also compare models and memory, if they can be read here."
+        ),
     ] = True,
     vllm: Annotated[
-        str | None, text_option("VERSION", "For this vLLM; default: the newest that both are for.")
+        str | None,
+        text_option("VERSION", "Compare for this vLLM version (default: the newest that both allow)."),
     ] = None,
     vllm_source: Annotated[
         list[Path] | None,
         text_option(
             "WHEEL|DIR",
-            "B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
+            (
+                "Compare an upgrade: B on this vLLM, A on the installed one. Given twice: A on the first, B on "
+                "the second."
+            ),
         ),
     ] = None,
     format: Format = TextOrJson.TEXT,
-    exit_code: Annotated[bool, flag("--exit-code", "Exit code 1 if there is a difference.")] = False,
+    exit_code: Annotated[bool, flag("--exit-code", "Exit with 1 if there is a difference.")] = False,
     settings: Settings = None,
 ) -> None:
-    """Compare two launches, each value with its place.
+    """Compare two launches, and show where each value comes from.
 
-    Arguments and environment, what a profile says besides, models and memory; models are read from
-    directories, the Hub cache and locks only. With --vllm-source the code of both vLLMs makes its configuration
-    of the launch: what an upgrade changes, defaults included. Exit code 0, as with `git diff`; --exit-code makes it
-    1 where there is a difference.
+    diff compares arguments, environment, the other sections of the profiles, models and memory. It reads models from
+    directories, the Hub cache and locks only. With --vllm-source, the code of both vLLM versions computes its
+    configuration, so that you see what an upgrade changes, defaults included. The exit code is 0, as with `git diff`;
+    with --exit-code it is 1 if there is a difference.
 
     \b
     specserve diff configs/qwen3-8b-draft.yaml configs/qwen3-8b-dflash.yaml

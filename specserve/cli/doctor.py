@@ -13,19 +13,20 @@ def doctor(
     *,
     format: Format = TextOrJson.TEXT,
     leftovers: Annotated[
-        bool, flag("--leftovers", "Only the files of killed servers that no process holds, one a line.")
+        bool,
+        flag("--leftovers", "Print only files that killed servers left and no process uses, one per line."),
     ] = False,
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
 
-    What killed servers left is listed too. bad: breaks a launch, or what it serves is wrong; the exit code
-    is 1 then. note: worth acting on. No network is asked, no file that it names is removed, and of a Hub
-    token only the place is told.
+    doctor also lists what killed servers left behind. `bad` means that a launch would fail or serve wrong output; the
+    exit code is then 1. `note` means that something is worth fixing. doctor uses no network and removes no file. It
+    says where a Hub token is, but never shows it.
 
     \b
     specserve doctor
     specserve doctor --format json
-    specserve doctor --leftovers | xargs -d '\\n' rm
+    specserve doctor --leftovers | xargs -d '\n' rm
     """
     from specserve.checks.doctor.host import host_lines, remains
     from specserve.checks.doctor.leftovers import find_leftovers

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 def down(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME…", show_default=False, help="As `specserve ps` lists them."),
+        typer.Argument(metavar="NAME…", show_default=False, help="Names from `specserve ps`."),
     ] = None,
     *,
-    all_: Annotated[bool, flag("--all", "Every server of this user on this host.")] = False,
+    all_: Annotated[bool, flag("--all", "Stop every server of this user on this host.")] = False,
 ) -> None:
-    """Stop detached servers: let requests finish, then end them.
+    """Stop detached servers after their running requests.
 
-    A server gets SIGTERM and may finish what runs for `server.shutdown_timeout_s`; new requests are refused meanwhile
-    (vLLM 0.32 answers them with 500, while /health stays 200). What is left then gets SIGKILL, and the shared memory
-    and sockets that it held are removed. A dead server is cleared. Ctrl-C twice ends the waiting at once.
+    A server gets SIGTERM and has `server.shutdown_timeout_s` seconds to finish its running requests. It refuses new
+    ones during that time (vLLM 0.32 answers them with 500, although /health still answers 200). Processes that are left
+    then get SIGKILL, and their shared memory and sockets are removed. A dead server is removed from the list. Press
+    Ctrl-C twice to stop waiting.
 
     \b
     specserve down demo

@@ -12,9 +12,10 @@ def explain(
         list[str], typer.Argument(metavar="CODE…", help="Codes such as SD104, or names such as split-draft.")
     ],
 ) -> None:
-    """Show a finding's page: what it means, and what to do.
+    """Explain a finding: what it means and what to do.
 
-    Why it matters, an example that is found, what to use instead, its source, and how to silence it.
+    The page says why the finding matters, shows an example and what to write instead, names the source, and says how to
+    silence the finding.
 
     \b
     specserve explain SD104

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 def generate(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile; `-` is stdin.")],
-    source: Annotated[str, typer.Argument(metavar="IN.jsonl", help="One request a line; `-` is stdin.")],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN.jsonl", help="Input with one request per line, or `-` for stdin.")
+    ],
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The answers; `-` is stdout.")
+        str,
+        typer.Option("--output", "-o", metavar="OUT.jsonl", help="Write the answers here; `-` is stdout."),
     ] = "-",
     locked: Locked = False,
     no_lock: NoLock = False,
@@ -34,20 +37,21 @@ def generate(
         bool,
         typer.Option("--resume/--no-resume", help="Resume an interrupted run, or drop it and start over."),
     ] = True,
-    overwrite: Annotated[bool, flag("--overwrite", "Replace a complete output.")] = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Overwrite a complete output file.")] = False,
 ) -> None:
     """Generate offline: JSON lines in, JSON lines out, no server.
 
-    Answers keep the order of the lines. A line is {"prompt": "…"} or {"messages": […]}, an optional "id",
-    and sampling parameters by vLLM's names (max_tokens, temperature, top_p, seed, stop, …). What a line
-    leaves out comes from the model's generation config, then from vLLM; without max_tokens a prompt gets 16
-    tokens and a chat the rest of the context, as from the server.
+    An input line is {"prompt": "…"} or {"messages": […]}, with an optional "id" and sampling parameters by vLLM's names
+    (max_tokens, temperature, top_p, seed, stop, …). A parameter that the line leaves out comes from the model's
+    generation config, then from vLLM. Without max_tokens, a prompt gets 16 tokens and a chat the rest of the context,
+    as from the server.
 
-    An answer is {"id", "index", "text", "finish_reason", "prompt_tokens", "completion_tokens"}; a line that
-    cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1.
+    Answers keep the order of the input. An answer is {"id", "index", "text", "finish_reason", "prompt_tokens",
+    "completion_tokens"}. A line that fails becomes {"id", "index", "error"}; it is listed at the end and makes the exit
+    code 1.
 
-    Each finished line is appended at once to OUT.jsonl.partial, errors included. After an interruption or
-    `kill -9` the same command computes only the missing lines, unless the profile or the input has changed.
+    Each finished line is appended at once to OUT.jsonl.partial. After an interruption, `kill -9` included, the same
+    command computes only the missing lines, unless the profile or the input has changed.
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl

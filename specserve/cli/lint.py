@@ -14,34 +14,34 @@ def lint(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH…", help="Profiles, folders of them, globs in quotes; `-` is stdin; or -- COMMAND."
+            metavar="PATH…",
+            help="Profile files, folders, quoted globs, `-` for stdin, or `--` followed by a vLLM command.",
         ),
     ],
     *,
     format: Annotated[
         FindingsFormat | None,
         typer.Option(
-            help="How findings are written; default: text, and github in a job of GitHub Actions.",
+            help="Output format (default: text; in GitHub Actions: github).",
             show_default=False,
         ),
     ] = None,
-    strict: Annotated[bool, flag("--strict", "Warnings fail too.")] = False,
+    strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
     exit_zero: Annotated[
-        bool, flag("--exit-zero", "Findings do not fail, such as before an upload.")
+        bool, flag("--exit-zero", "Exit with 0 even if there are findings, for example before an upload.")
     ] = False,
-    pick: Annotated[
-        bool, flag("--pick", "Pass over named files that are no profiles, as in folders.")
-    ] = False,
+    pick: Annotated[bool, flag("--pick", "Skip named files that are not profiles, as in folders.")] = False,
     stdin_filename: Annotated[
-        str | None, text_option("FILE", "What `-` is called, and where its paths begin.")
+        str | None,
+        text_option("FILE", "Name to show for stdin; relative paths in the profile start from its folder."),
     ] = None,
     settings: Settings = None,
 ) -> None:
-    """Judge profiles by themselves: no network, no GPU, no vLLM. For CI and before every launch.
+    """Judge profiles on their own: no network, no GPU, no vLLM.
 
-    In a folder, every *.yaml and *.yml with a top-level `target` or `extends` is a profile; a name that
-    starts with `_` marks a base, judged through the profiles that extend it. A file that is named is one in
-    any case, unless --pick is given. Exit code 1: errors were found.
+    lint is fast enough for CI and for every commit. In a folder, every *.yaml and *.yml file with a top-level `target`
+    or `extends` is a profile. A file whose name starts with `_` is a base: it is judged through the profiles that
+    extend it. A file that you name always counts as a profile, unless you give --pick. Exit code 1: errors were found.
 
     \b
     specserve lint configs/

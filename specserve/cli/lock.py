@@ -11,19 +11,21 @@ from specserve.errors import NotCached
 
 
 def lock(
-    profiles: Annotated[list[str], typer.Argument(metavar="PROFILE…", help="Profiles, or folders of them.")],
+    profiles: Annotated[
+        list[str], typer.Argument(metavar="PROFILE…", help="Profile files, or folders of them.")
+    ],
     *,
     check: Annotated[
-        bool, flag("--check", "Write nothing; exit code 1 if a lock is missing or stale.")
+        bool, flag("--check", "Write nothing; exit with 1 if a lock is missing or stale.")
     ] = False,
-    offline: Annotated[bool, flag("--offline", "Directories and the Hub cache only.")] = False,
+    offline: Annotated[bool, flag("--offline", "Read only directories and the Hub cache.")] = False,
 ) -> None:
-    """Record which commits of which models a profile is for.
+    """Record the exact commits of a profile's models.
 
-    The lock is NAME.lock.json beside NAME.yaml. With the commits it holds configurations, tensor shapes,
-    hashes and how the tokenizers compare: `up`, `plan` and `generate` then serve exactly these, and `check
-    --locked` needs nothing else. Weights in a directory are known by their size and header. A lock that
-    says the same already is left as it is.
+    The lock is the file NAME.lock.json beside NAME.yaml. It holds the commits, configurations, tensor shapes and hashes
+    of the models, and how their tokenizers compare. `up`, `plan` and `generate` then use exactly these files, and
+    `check --locked` needs nothing else. For weights in a directory, the lock records size and header. A lock that is up
+    to date is not rewritten.
 
     \b
     specserve lock configs/llama70b-8b.yaml

@@ -13,19 +13,25 @@ _LOOK_S = 0.2
 
 def logs(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", show_default=False, help="Default: the only one.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", show_default=False, help="Name of a detached server (default: the only one)."
+        ),
     ] = None,
     *,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Print new lines until it ends, or Ctrl-C.")
+        bool,
+        typer.Option(
+            "-f", "--follow", help="Keep printing new lines until the server ends or you press Ctrl-C."
+        ),
     ] = False,
     lines: Annotated[
-        int, typer.Option("-n", "--lines", min=0, help="How many of the last lines; 0: all.")
+        int, typer.Option("-n", "--lines", min=0, help="Print this many of the last lines; 0 prints all.")
     ] = 100,
 ) -> None:
     """Print a detached server's log, or follow it.
 
-    Control characters are made visible: a log holds text from outside.
+    Control characters are shown as escapes, because a log contains text from outside.
 
     \b
     specserve logs demo

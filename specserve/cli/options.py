@@ -2,10 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "up": {
+        "What to start": "alternative baseline settings port devices node_rank master_addr",
+        "How to start it": "detach name exec_ dry_run",
+        "Checks": "verify no_warm_up no_check insecure locked no_lock",
+        "Output": "format log_format",
+    },
+    "check": {
+        "What to judge by": "assume vllm ask_vllm vllm_source settings",
+        "Where models come from": "offline locked no_lock",
+        "Output": "strict format",
+    },
+    "plan": {
+        "What to plan": "alternative baseline settings port devices node_rank master_addr no_lock",
+        "For which vLLM and machine": "vllm assume",
+        "Output": "effective origin format",
+    },
+    "diff": {
+        "What to compare": "alternative baseline models settings",
+        "For which vLLM": "vllm vllm_source",
+        "Output": "format exit_code",
+    },
+    "render": {
+        "What to write": "to image vllm alternative baseline settings no_lock",
+        "Output": "output check force no_check format",
+    },
+    "generate": {
+        "What to run": "alternative baseline settings devices locked no_lock no_check",
+        "Output": "output resume overwrite",
+    },
+    "ask": {
+        "Which server": "url name model api_key_env",
+        "How to sample": "chat max_tokens temperature seed",
+        "Output": "format",
+    },
+    "watch": {
+        "What to watch": "profile model api_key_env",
+        "How long": "once for_time window interval",
+        "Output": "exporter strict format",
+    },
+    "verify": {
+        "What to verify": "model temperature top_p top_k prompts smoke against",
+        "How long": "seconds",
+        "Server": "alternative settings no_check api_key_env",
+        "Output": "strict format",
+    },
+    "bench": {
+        "What to measure": "workload concurrency request_rate temperature alternative with_ settings",
+        "How long": "quick blocks budget max_tokens",
+        "Run": "dry_run output resume no_check api_key_env",
+        "Output": "show share strict format",
+    },
+    "tune": {
+        "What to measure": "workload concurrency temperature candidate k_max objective settings",
+        "How long": "budget max_tokens no_confirm",
+        "Without measuring": "estimate acceptance",
+        "Run": "dry_run output",
+        "Output": "write format",
+    },
+}
+"""The groups of a command's options in its help: their parameters by title. Other commands have one group."""
 
 
 class TextOrJson(StrEnum):
@@ -40,59 +103,87 @@ def flag(name: str, help: str) -> Any:
 
 
 ProfileOrCommand = Annotated[
-    str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
+    str,
+    typer.Argument(
+        metavar="PROFILE", help="Profile file, `-` for stdin, or `--` followed by a vLLM command."
+    ),
 ]
-Format = Annotated[TextOrJson, typer.Option("--format", help="How it is written; json: for programs.")]
-Settings = Annotated[list[str] | None, text_option("KEY=VALUE", "Override a value; repeatable.", "--set")]
-Alternative = Annotated[str | None, text_option("NAME", "One of the profile's `alternatives`.")]
-Baseline = Annotated[bool, flag("--baseline", "Without speculation.")]
-Offline = Annotated[bool, flag("--offline", "Cache, directories and locks only.")]
-Locked = Annotated[bool, flag("--locked", "Exactly what the lock says, without the Hub; else not at all.")]
-NoLock = Annotated[bool, flag("--no-lock", "Pass over the lock beside the profile.")]
+Format = Annotated[TextOrJson, typer.Option("--format", help="Output format; json is for scripts.")]
+Settings = Annotated[
+    list[str] | None, text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set")
+]
+Alternative = Annotated[str | None, text_option("NAME", "Use this one of the profile's `alternatives`.")]
+Baseline = Annotated[bool, flag("--baseline", "Leave speculation out.")]
+Offline = Annotated[bool, flag("--offline", "Read only directories, the Hub cache and locks.")]
+Locked = Annotated[
+    bool, flag("--locked", "Use exactly the files that the lock names, without the Hub, or fail.")
+]
+NoLock = Annotated[bool, flag("--no-lock", "Ignore the lock beside the profile.")]
 Port = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
+    typer.Option(
+        min=0,
+        max=65535,
+        show_default=False,
+        help="Listen on this port instead of `server.port`; 0 takes a free one.",
+    ),
 ]
-Assume = Annotated[str | None, text_option("[NODESx]COUNTxNAME", "Assume this machine, such as 4xH100-80GB.")]
-Effective = Annotated[
-    bool, flag("--effective", "Show what vLLM makes of the launch (about 10 s, then cached).")
+Assume = Annotated[
+    str | None,
+    text_option("[NODESx]COUNTxNAME", "Assume this machine instead of the one at hand, such as 4xH100-80GB."),
 ]
+Effective = Annotated[bool, flag("--effective", "Show what vLLM will really run (about 10 s, then cached).")]
 NodeRank = Annotated[
     int | None,
     typer.Option(
-        min=0, metavar="N", show_default=False, help="Which of `hardware.nodes` this is; the first: 0."
+        min=0,
+        metavar="N",
+        show_default=False,
+        help="Number of this node among `hardware.nodes`; the first is 0.",
     ),
 ]
-MasterAddr = Annotated[str | None, text_option("ADDRESS", "Where the nodes find node 0, as ADDRESS[:PORT].")]
-Devices = Annotated[str | None, text_option("LIST", "Instead of `hardware.devices`: `0,1` or UUIDs.")]
+MasterAddr = Annotated[str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].")]
+Devices = Annotated[
+    str | None, text_option("LIST", "Use these GPUs instead of `hardware.devices`, such as 0,1 or UUIDs.")
+]
 
-NoCheck = Annotated[bool, flag("--no-check", "Start even if the rules object.")]
+NoCheck = Annotated[bool, flag("--no-check", "Start even if the check finds errors.")]
 Workloads = Annotated[
     list[str] | None,
     text_option(
         "NAME|FILE",
-        "chat, code, summarise, json, creative, long, random, or your prompts or request log as JSON lines; "
-        "repeatable. Default: chat and code, or what `expect` promises.",
+        (
+            "Prompts to send: chat, code, summarise, json, creative, long, random, or a file with your "
+            "prompts or request log as JSON lines; repeatable (default: those of `expect`, else chat and "
+            "code)."
+        ),
         "--workload",
         "-w",
     ),
 ]
 Concurrency = Annotated[
-    str | None, text_option("LIST", "Concurrent requests, such as 1,4,16.", "--concurrency", "-c")
+    str | None,
+    text_option(
+        "LIST", "Measure with these numbers of concurrent requests, such as 1,4,16.", "--concurrency", "-c"
+    ),
 ]
 Temperature = Annotated[
-    str | None, text_option("LIST", "Temperatures, such as 0,0.7; default: 0.", "--temperature", "-t")
+    str | None,
+    text_option("LIST", "Measure at these temperatures, such as 0,0.7 (default: 0).", "--temperature", "-t"),
 ]
 Output = Annotated[
     str | None,
-    text_option("DIR", "The run's directory; default: one in the state folder.", "--output", "-o"),
+    text_option(
+        "DIR", "Write the run to this directory (default: one in the state folder).", "--output", "-o"
+    ),
 ]
 Budget = Annotated[
-    str | None, text_option("TIME", "Stop measuring after this long, launches aside (default 30m).")
+    str | None, text_option("TIME", "Stop measuring after this long, not counting launches (default: 30m).")
 ]
 DryRun = Annotated[
     bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
 ]
 ApiKeyEnv = Annotated[
-    str | None, text_option("NAME", "Environment variable that holds the server's key; no other is read.")
+    str | None,
+    text_option("NAME", "Read the server's key from this environment variable, and from no other."),
 ]

@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 def plan(
     profile: ProfileOrCommand,
     *,
-    format: Annotated[PlanFormat, typer.Option(help="A command to paste, or JSON.")] = PlanFormat.SHELL,
-    origin: Annotated[bool, flag("--origin", "Show where each value was written.")] = False,
+    format: Annotated[
+        PlanFormat, typer.Option(help="Output format: a command to paste, or JSON.")
+    ] = PlanFormat.SHELL,
+    origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Effective = False,
     baseline: Baseline = False,
     alternative: Alternative = None,
-    vllm: Annotated[str | None, text_option("VERSION", "For this vLLM; default: the installed one.")] = None,
+    vllm: Annotated[
+        str | None, text_option("VERSION", "Plan for this vLLM version (default: the installed one).")
+    ] = None,
     assume: Assume = None,
     no_lock: NoLock = False,
     settings: Settings = None,
@@ -50,11 +54,11 @@ def plan(
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
-    What specserve adds is said, and why. If a vLLM is installed, the plan is for this machine and starts the
-    same server as `up` when pasted into a shell. With --vllm, without a vLLM, or if the profile's `hardware`
-    or --assume names accelerators that the installed vLLM does not run on, it is the launch that all such
-    machines share. A profile for several nodes gives a command for each. With --effective vLLM's own code
-    says what it runs instead of what is asked for, why, and what speculation changes.
+    The plan says what specserve adds to the profile, and why. If vLLM is installed, the plan is for this machine:
+    pasted into a shell, it starts the same server as `up`. With --vllm, without an installed vLLM, or if the profile or
+    --assume names accelerators that the installed vLLM does not support, the plan leaves out what depends on the
+    machine. A profile for several nodes gives one command for each node. With --effective, vLLM's own code says what it
+    will run instead of what the profile asks for, why, and what of that speculation causes.
 
     \b
     specserve plan configs/demo.yaml

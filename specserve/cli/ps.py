@@ -11,9 +11,9 @@ def ps(
 ) -> None:
     """List detached servers: state, port, acceptance.
 
-    States: starting, ready, silent (does not answer), hung (answers, and no token comes), stopping, dead (ended by
-    itself: the cause is shown), gone (the host was restarted; shown once), lost (runs, its state on disk is gone).
-    ACCEPTED is the share of drafted tokens that the target accepted in the last minute.
+    States: starting, ready, silent (does not answer), hung (answers, but no token comes), stopping, dead (ended by
+    itself; the cause is shown), gone (the host was restarted; shown once), lost (runs, but its state on disk is gone).
+    ACCEPTED is the share of draft tokens that the target accepted in the last minute.
 
     \b
     specserve ps

@@ -13,18 +13,20 @@ from specserve.report.console import clean, out, say
 
 
 def pull(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")],
     *,
     alternative: Alternative = None,
-    everything: Annotated[bool, flag("--all", "Every alternative too.")] = False,
-    no_lock: Annotated[bool, flag("--no-lock", "As the models are today, not as they are locked.")] = False,
+    everything: Annotated[bool, flag("--all", "Also download the models of every alternative.")] = False,
+    no_lock: Annotated[
+        bool, flag("--no-lock", "Download the newest commits instead of the locked ones.")
+    ] = False,
     settings: Settings = None,
 ) -> None:
     """Download the models of a profile into the Hub cache.
 
-    They are fetched at the commits of the lock, if there is one. Only what vLLM reads is fetched:
-    safetensors rather than other weights, no originals, no GGUF. The disk is looked at first; what was cut
-    off continues where it stopped. Snapshots go to stdout, progress to stderr.
+    pull downloads the commits that the lock names, if there is a lock, and only the files that vLLM reads: safetensors
+    rather than other weights, no originals, no GGUF. It checks the free disk space first, and continues a download that
+    was interrupted. The paths of the snapshots go to stdout, the progress to stderr.
 
     \b
     specserve pull configs/llama70b-8b.yaml

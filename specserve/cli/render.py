@@ -22,7 +22,7 @@ from specserve.errors import UsageError
 
 
 class RenderTarget(StrEnum):
-    """What the files are for."""
+    "What to deploy with."
 
     COMPOSE = "compose"
     KUBERNETES = "kubernetes"
@@ -34,34 +34,37 @@ class RenderTarget(StrEnum):
 def render(
     profile: ProfileOrCommand,
     *,
-    to: Annotated[RenderTarget, typer.Option("--to", help="What the files are for.", show_default=False)],
+    to: Annotated[RenderTarget, typer.Option("--to", help="What to deploy with.", show_default=False)],
     output: Annotated[
-        Path | None, text_option("DIR", "Where to write; default: stdout.", "--output", "-o")
+        Path | None, text_option("DIR", "Write here (default: stdout).", "--output", "-o")
     ] = None,
     check: Annotated[
-        bool, flag("--check", "Write nothing; exit code 1 if the files in DIR are stale.")
+        bool, flag("--check", "Write nothing; exit with 1 if the files in DIR are stale.")
     ] = False,
     force: Annotated[bool, flag("--force", "Overwrite files that specserve did not write.")] = False,
     image: Annotated[
-        str | None, text_option("IMAGE", "Instead of vLLM's official one; by digest, to pin it.")
+        str | None,
+        text_option("IMAGE", "Use this image instead of vLLM's official one; name it by digest to pin it."),
     ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
-        str | None, text_option("VERSION", "Default: the newest that the profile is for.")
+        str | None,
+        text_option("VERSION", "Write for this vLLM version (default: the newest that the profile allows)."),
     ] = None,
-    no_check: Annotated[bool, flag("--no-check", "Write even if the rules object.")] = False,
+    no_check: Annotated[bool, flag("--no-check", "Write even if the rules find errors.")] = False,
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
-        TextOrJson, typer.Option(help="Without DIR: the text, or JSON of all files.")
+        TextOrJson, typer.Option(help="Output format without -o: the text, or JSON of all files.")
     ] = TextOrJson.TEXT,
 ) -> None:
-    """Write a profile's launch for production, as files.
+    """Write the files that deploy a profile in production.
 
-    For compose, Kubernetes, systemd or Ray: the exact command, no specserve inside.
-    The same profile gives the same bytes on every machine, so the files can be committed and --check holds
-    them in CI. Keys and tokens are named, never written. docs/render.md says what is in which file.
+    render writes the exact launch for Docker Compose, Kubernetes, systemd or Ray, or the files for monitoring.
+    specserve does not run in the deployment. The same profile gives the same bytes on every machine, so that you can
+    commit the files and check them in CI with --check. The files name keys and tokens, and never contain them.
+    docs/render.md says what is in which file.
 
     \b
     specserve render configs/demo.yaml --to compose -o deploy/demo

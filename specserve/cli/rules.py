@@ -13,23 +13,27 @@ from specserve.diagnostics import Severity
 def rules(
     prefixes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CODE…", show_default=False, help="Only these: SD104, or SD1 for a group."),
+        typer.Argument(
+            metavar="CODE…",
+            show_default=False,
+            help="List only these codes, such as SD104, or groups, such as SD1.",
+        ),
     ] = None,
     *,
     needs: Annotated[
         Literal["nothing", "models", "hardware", "host"] | None,
-        typer.Option(show_default=False, help="Only those that need this besides the profile."),
+        typer.Option(show_default=False, help="List only rules that need this besides the profile."),
     ] = None,
     severity: Annotated[
-        Severity | None, typer.Option(show_default=False, help="Only those of this severity.")
+        Severity | None, typer.Option(show_default=False, help="List only rules of this severity.")
     ] = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
-    """List all that lint and check can find.
+    """List everything that lint and check can find.
 
-    Every code with its severity, what it needs, its name and what it finds. SD0 is about the file itself, SD1
-    about the profile alone, SD2 about models and tokenizers, SD3 about memory and hardware, SD4 about this
-    host and vLLM's versions.
+    Each rule is listed with its code, its severity, its name, and what it needs besides the profile. SD0 rules are
+    about the file itself, SD1 about the profile, SD2 about models and tokenizers, SD3 about memory and hardware, SD4
+    about this host and vLLM's versions.
 
     \b
     specserve rules

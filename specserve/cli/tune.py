@@ -20,16 +20,14 @@ _option = partial(typer.Option, show_default=False)
 
 def tune(
     context: typer.Context,
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile.")],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file.")],
     *,
     workload: Workloads = None,
     concurrency: Concurrency = None,
     temperature: Temperature = None,
     objective: Annotated[
         Literal["tpot", "throughput", "goodput"] | None,
-        _option(
-            help="What is to be best; default: goodput if `expect` limits TTFT or TPOT, else throughput."
-        ),
+        _option(help="What to optimise (default: goodput if `expect` limits TTFT or TPOT, else throughput)."),
     ] = None,
     candidate: Annotated[
         list[str] | None,
@@ -39,53 +37,65 @@ def tune(
         ),
     ] = None,
     k_max: Annotated[
-        int | None, _option(min=1, max=64, help="Most draft tokens; default: 8, or the head's block.")
+        int | None,
+        _option(
+            min=1,
+            max=64,
+            help="Try up to this many draft tokens (default: 8, or the block size of the draft head).",
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, _option(min=8, help="Most tokens of an answer; default: 256, 64 on a CPU.")
+        int | None,
+        _option(min=8, help="Stop each answer after this many tokens (default: 256; 64 on a CPU)."),
     ] = None,
     budget: Annotated[
         str | None,
-        _option(metavar="TIME", help="Take about this long (20m): fewer prompts, then fewer candidates."),
+        _option(
+            metavar="TIME",
+            help="Finish in about this time, such as 20m, with fewer prompts, then with fewer candidates.",
+        ),
     ] = None,
     no_confirm: Annotated[
-        bool, _option("--no-confirm", help="Do not measure the choice on other prompts.")
+        bool, _option("--no-confirm", help="Do not confirm the choice on other prompts.")
     ] = False,
     write: Annotated[
-        bool, _option("--write", help="Put the choice into the profile; its comments stay.")
+        bool, _option("--write", help="Write the choice into the profile; its comments stay.")
     ] = False,
     dry_run: Annotated[
-        bool, _option("--dry-run", help="Show what would be launched and sent, and stop.")
+        bool, _option("--dry-run", help="Print what would be launched and sent, and exit.")
     ] = False,
     output: Output = None,
     estimate: Annotated[
         str | None,
         _option(
             metavar="[COUNTx]NAME",
-            help="Measure nothing: estimate for this accelerator, a name of `specserve gpus`.",
+            help="Measure nothing; estimate for this accelerator (`specserve gpus` lists the names).",
         ),
     ] = None,
     acceptance: Annotated[
         str | None,
         _option(
             metavar="CHANCE|LENGTH@K",
-            help="With --estimate: chance of each draft token, given the one before; or the mean acceptance "
-            "length that a server shows, with its K, such as 3.6@4.",
+            help=(
+                "With --estimate: probability that a draft token is accepted if the one before it was, such as "
+                "0.7; or a measured mean acceptance length with its K, such as 3.6@4."
+            ),
         ),
     ] = None,
-    format: Annotated[Literal["text", "json"], typer.Option(help="What goes to stdout.")] = "text",
+    format: Annotated[
+        Literal["text", "json"], typer.Option(help="Output format; json is for scripts.")
+    ] = "text",
     settings: Settings = None,
 ) -> None:
     """Find how many draft tokens are best here, at each load.
 
-    Or that none is best. One launch without speculation and one with K_max tell how long a step takes
-    and, step by step, what was accepted: from that every smaller K is predicted.
-    If vLLM follows a schedule by batch size, several K are measured in one
-    launch. The choice is then confirmed on prompts that it was not made with. The same command
-    resumes a tune that was interrupted; `-o` with another folder starts over.
+    The answer can also be that speculation does not pay. tune launches the server twice, without speculation and with
+    the largest K. It measures how long a step takes and how many draft tokens are accepted, and predicts every smaller
+    K from that. If vLLM follows a schedule by batch size, one launch measures several K. Other prompts then confirm the
+    choice. The same command resumes a tune that was interrupted; `-o` with another folder starts over.
 
-    With --estimate nothing is launched, and no vLLM needed: step times come from the models' sizes
-    and the accelerator's bandwidth and FLOP/s; the chance of a draft token is yours to say.
+    With --estimate, tune launches nothing and needs no vLLM. It computes step times from the models' sizes and the
+    accelerator's bandwidth and FLOP/s; you supply the acceptance with --acceptance.
 
     \b
     specserve tune configs/demo.yaml -w code -c 1,2,4,8

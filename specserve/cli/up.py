@@ -40,27 +40,43 @@ if TYPE_CHECKING:
 def up(
     profile: ProfileOrCommand,
     *,
-    dry_run: Annotated[bool, flag("--dry-run", "Print the launch and stop, without checking it.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Print the launch and exit, without any check.")] = False,
     format: Annotated[
-        PlanFormat | None, typer.Option(show_default=False, help="How --dry-run prints it; default: shell.")
+        PlanFormat | None,
+        typer.Option(show_default=False, help="Output format of --dry-run (default: shell)."),
     ] = None,
     exec_: Annotated[
-        bool, flag("--exec", "Become vLLM: for containers. Nothing is watched or explained then.")
+        bool,
+        flag(
+            "--exec",
+            (
+                "Replace this process with vLLM, for containers; nothing then watches the server or explains a "
+                "failure."
+            ),
+        ),
     ] = False,
     detach: Annotated[
-        bool, flag("--detach", "Return when it answers, and leave it: see ps, logs, down.")
+        bool,
+        flag(
+            "--detach", "Return when the server is ready and leave it running; see `ps`, `logs` and `down`."
+        ),
     ] = False,
-    name: Annotated[str | None, text_option("NAME", "Of a detached server; default: the profile's.")] = None,
+    name: Annotated[
+        str | None, text_option("NAME", "Name the detached server (default: the profile's name).")
+    ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
     verify: Annotated[
-        bool, flag("--verify", "Then verify it, for about a minute; the port is open by then. See `verify`.")
+        bool,
+        flag("--verify", "Verify the server before reporting it ready (about one minute); see `verify`."),
     ] = False,
     no_warm_up: Annotated[
         bool, flag("--no-warm-up", "Report the server ready before it has answered a first request.")
     ] = False,
     no_check: NoCheck = False,
-    insecure: Annotated[bool, flag("--insecure", "Listen beyond this host without a key.")] = False,
+    insecure: Annotated[
+        bool, flag("--insecure", "Allow a server without API key to listen beyond this host.")
+    ] = False,
     locked: Locked = False,
     no_lock: NoLock = False,
     settings: Settings = None,
@@ -69,18 +85,18 @@ def up(
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
     log_format: Annotated[
-        TextOrJson, typer.Option(help="json: one object per line, on both streams.")
+        TextOrJson, typer.Option(help="Format of messages; json is one object per line on both streams.")
     ] = TextOrJson.TEXT,
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
-    Ready means that the server has answered one short request: the first one is slow. Ctrl-C stops it. The address
-    and a request to try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a
-    signal after it was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died;
-    130 or 143: stopped before it was ready. systemd is notified after --verify.
+    The server is ready when it has answered one short request, because the first request is slow; systemd is then
+    notified. stdout gets the address and a request to try, stderr the progress, a file vLLM's own log.
+
+    Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors or --verify failed; 2 if the
+    server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops it.
 
     \b
-    specserve up configs/demo.yaml
     specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
     specserve up configs/demo.yaml --detach

@@ -31,19 +31,27 @@ def verify(
     *,
     temperature: Annotated[
         list[float] | None,
-        _option("Verify at this temperature; repeatable. Default: 0 and 0.7.", "--temperature", "-t", most=2),
+        _option(
+            "Verify at this temperature; repeatable (default: 0 and 0.7).", "--temperature", "-t", most=2
+        ),
     ] = None,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Top-p at temperatures above 0.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, max=20, help="Top-k, likewise; 0: all tokens.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(min=0, max=20, help="Top-k at temperatures above 0; 0 means all tokens.")
+    ] = 0,
     against: Annotated[
         str | None, _option("Also compare the greedy text with this server (URL or name).")
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke/--no-smoke", help="Also test JSON schemas, tool calls, stop strings, …")
+        bool,
+        typer.Option("--smoke/--no-smoke", help="Also test JSON schemas, tool calls, stop strings and more."),
     ] = True,
     prompts: Annotated[
         str | None,
-        _option("File with up to 64 lines `{prompt}` or `{messages}`. Default: 28 prompts that ship."),
+        _option(
+            "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 prompts "
+            "that ship with specserve)."
+        ),
     ] = None,
     seconds: Annotated[
         float,
@@ -51,7 +59,7 @@ def verify(
             min=1, max=86400, help="Stop measuring after this long; more time excludes smaller faults."
         ),
     ] = 60.0,
-    model: Annotated[str | None, _option("Verify this served model. Default: the first.")] = None,
+    model: Annotated[str | None, _option("Verify this served model (default: the first one).")] = None,
     api_key_env: ApiKeyEnv = None,
     alternative: Alternative = None,
     settings: Settings = None,
@@ -61,16 +69,18 @@ def verify(
     ] = False,
     format: Format = TextOrJson.TEXT,
 ) -> None:
-    """Verify that a server's text is still its target's own.
+    """Verify that a server's output is still that of its target model.
 
-    It takes one server, no restart and about a minute. The server writes text with speculation, then scores the same
-    text by a plain prefill, without speculation and without a cache. At temperature 0 every token must be the
-    target's most likely one (near-ties pass). Above 0, tokens must be sampled as often as their probabilities say.
+    verify needs one server, no restart and about one minute. The server writes text with speculation, then scores the
+    same text with a plain prefill, without speculation and without a cache. At temperature 0, every token must be the
+    target's most likely one; near-ties pass. Above 0, tokens must be sampled as often as their probabilities say.
 
-    LOSSY: a fault was found. NO FAULT FOUND: none, and the report says how large a fault the run excludes at 99 %
-    confidence. LOSSLESS: the same, and even a temperature wrong by 5 % is excluded. INCONCLUSIVE: nothing could be
-    measured. The smoke tests send requests that speculation breaks in practice. Exit code
-    1: LOSSY, a smoke test that is not ok, or other text --against; 2: the server could not be verified; else 0.
+    LOSSY: a fault was found. NO FAULT FOUND: the report says how large a fault the run excludes at 99 % confidence.
+    LOSSLESS: no fault was found, and even a temperature that is wrong by 5 % is excluded. INCONCLUSIVE: nothing could
+    be measured. The smoke tests send requests that are known to break under speculation.
+
+    Exit codes: 1 if the verdict is LOSSY, if a smoke test fails, or if the text differs with --against; 2 if the server
+    could not be verified; otherwise 0.
 
     \b
     specserve verify http://127.0.0.1:8000

@@ -25,7 +25,7 @@ def watch(
         str | None,
         text_option(
             "PROFILE",
-            "Judge by the promises (`expect`) of this profile. Default: that of the detached server.",
+            "Judge by the promises (`expect`) of this profile (default: the detached server's own).",
         ),
     ] = None,
     once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
@@ -33,7 +33,9 @@ def watch(
         str | None,
         text_option("TIME", "Stop after this long (60s, 10m, 1h) with a report of the whole time.", "--for"),
     ] = None,
-    window: Annotated[str, typer.Option(metavar="TIME", help="Measure over this much of the past.")] = "60s",
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="Length of the window that is measured.")
+    ] = "60s",
     interval: Annotated[
         str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
     ] = "5s",
@@ -53,13 +55,13 @@ def watch(
 ) -> int:
     """Watch a running server: acceptance, verdict, advice.
 
-    It sends no requests: the figures are what vLLM's metrics gained over a window of traffic by others. A verdict is
-    given as soon as the 95 % interval of the acceptance is clear of what decides it: a promise of the profile, or the
-    mean acceptance length under which the draft is dead. Until then the state is UNDECIDED. If the server is missing
-    or restarts, `watch` waits for it.
+    watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a window. It gives a
+    verdict as soon as the 95 % confidence interval of the acceptance lies wholly above or below the limit: a promise of
+    the profile, or the mean acceptance length below which the draft is dead. Until then the state is UNDECIDED. If the
+    server is missing or restarts, watch waits for it.
 
-    With --once or --for the exit code is 1 if the draft is dead or if a promise of the profile is missed with its
-    whole interval, 2 if no server answered.
+    Exit codes with --once or --for: 1 if the draft is dead, or if a promise of the profile is missed by its whole
+    interval; 2 if no server answered.
 
     \b
     specserve watch                       live, until Ctrl-C
