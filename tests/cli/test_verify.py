@@ -342,6 +342,7 @@ def test_ctrl_c_ends_it_while_the_server_does_not_even_tell_its_models() -> None
         ) as process,
     ):
         connection, _ = silent.accept()
+        time.sleep(0.5)  # a signal in the few instructions before Python waits is seen only after the wait
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         connection.close()

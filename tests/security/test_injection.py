@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable
@@ -30,7 +31,7 @@ NASTY = [
     "'; touch PWNED; '", '"; touch PWNED; "', "a\nb", "a\n--help", "a\0b", "a\rb", "\x1b[2J", "a\u2028b",
     "a\u2029--help",
     "a\x85b", "\u202egnp", "${HOME}", "a b", "a=b", "--a=--b", "*", "~", "\\", "ü", "🙂", "#", "!", "{", "[", "%s",
-    "None",
+    "None", ".", "..", "../x", "~/x",
 ]  # fmt: skip
 TEXTS = st.one_of(st.sampled_from(NASTY), st.text(min_size=1, max_size=12))
 PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -85,6 +86,12 @@ def words_read(argv: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     return read
 
 
+def seen_from(folder: Path, text: str) -> str:
+    """The text, or the path that it is by its look, made absolute."""
+    is_path = re.match(r"~/|\.{1,2}(/|\Z)", text)
+    return os.path.normpath(folder / os.path.expanduser(text)) if is_path else text  # noqa: PTH111
+
+
 def texts_in(value: object) -> list[str]:
     if isinstance(value, dict):
         return [text for pair in value.items() for item in pair for text in texts_in(item)]
@@ -112,7 +119,7 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
     assert not any("\0" in word for word in plan.argv)
     assert not any("\0" in str(value) or "=" in name for name, value in plan.env.items())
     if place == "target.model":
-        assert read[0][1] == [text]
+        assert read[0][1] == [seen_from(tmp_path, text)]
     elif place in (
         "target.tokenizer",
         "server.served_model_name",
@@ -120,9 +127,11 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
         "engine.download_dir",
     ):
         option = "--" + place.partition(".")[2].replace("_", "-")
-        assert dict(read)[option] == [text]
+        shown = text if place.startswith("server") else seen_from(tmp_path, text)
+        assert dict(read)[option] == [shown]
     elif place == "engine.hf_overrides":
-        assert texts_in(json.loads(dict(read)["--hf-overrides"][0])) == [text, text]
+        shown = seen_from(tmp_path, text)
+        assert texts_in(json.loads(dict(read)["--hf-overrides"][0])) == [text, shown]
     elif place == "env.value":
         assert plan.env["VLLM_CACHE_ROOT"] == text
 
