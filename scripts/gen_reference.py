@@ -1,7 +1,8 @@
-"""Writes docs/reference/profile.md and commands.md from the program's own tables; --check: says if they are stale."""
+"""Writes docs/reference/{profile,commands,json}.md from the program's own tables; --check: says if they are stale."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -247,7 +248,73 @@ def _plain(text: str) -> str:
     )
 
 
-PAGES = {"profile.md": profile_page, "commands.md": commands_page}
+_JSON = f"""\
+# JSON output
+
+With `--format json`, a command prints one JSON object; `watch` prints one per line. Each has a `version`, which
+changes only if a key goes away or changes its meaning; new keys may come at any time. These tables are made from real
+outputs.
+
+`[]` stands for each item of a list, `{{}}` for each value of an object whose keys are names. Any value may be null, if
+it is not known. `specserve schema` prints the JSON Schema of a profile, which is the only file that you write.
+
+{_WRITTEN}
+"""
+_GOLDEN = FOLDER.parents[1] / "tests" / "golden"
+_OUTPUTS: Mapping[str, str] = {
+    "`lint` and `check`": "report/three.json",
+    "`plan`": "plan/llama8b-eagle3-0.33.json",
+    "`diff`": "report/diff.json",
+    "`verify`": "report/verify-right.json",
+    "`bench`, and its `result.json`": "report/bench.json",
+}
+_BY_NAME = {
+    "engine_kwargs",
+    "env",
+    "versions",
+    "settings",
+    "environment",
+    "speculative_config",
+    "arguments",
+    "launch",
+    "promises",
+}
+"""Objects whose keys are names, not fields."""
+
+
+def json_page() -> str:
+    """The reference of what commands print as JSON: every key of a real output with its type."""
+    lines = [_JSON]
+    for title, file in _OUTPUTS.items():
+        rows: dict[str, set[str]] = {}
+        for path, kind in _fields(json.loads((_GOLDEN / file).read_text(encoding="utf-8"))):
+            rows.setdefault(path, set()).add(kind)
+        lines += [f"## {title}", "", "| key | type |", "|---|---|"]
+        for path, kinds in rows.items():
+            words = " or ".join(sorted(kinds - {""})) or "null here"
+            lines += [f"| `{path}` | {words} |"] if words != "object" or not path.endswith("[]") else []
+        lines.append("")
+    return "\n".join(lines)
+
+
+_KINDS = {bool: "boolean", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each place in a JSON value with its type; the items of a list are one place."""
+    if path and value is not None:
+        yield path, _KINDS[type(value)]
+    if isinstance(value, dict):
+        by_name = path.rpartition(".")[2] in _BY_NAME
+        for name, child in value.items():
+            yield from _fields(child, f"{path}.{{}}" if by_name else f"{path}.{name}".lstrip("."))
+    for child in value if isinstance(value, list) else ():
+        yield from _fields(child, f"{path}[]")
+    if value is None:
+        yield path, ""
+
+
+PAGES = {"profile.md": profile_page, "commands.md": commands_page, "json.md": json_page}
 
 
 def main(arguments: Iterable[str]) -> int:

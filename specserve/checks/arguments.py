@@ -140,7 +140,7 @@ def deprecated_argument(ctx: Context) -> Iterator[Hit]:
                     f"vLLM {found[-1]} calls `{name}` deprecated",
                     notes=(f"vLLM: {said[found[-1]]}",),
                     versions=found,
-                    help="leave it out, or write what vLLM names instead",
+                    help="leave it out, or use the replacement that vLLM names",
                     at_key=True,
                 )
 
@@ -226,4 +226,4 @@ def misread_variable(ctx: Context) -> Iterator[Hit]:
         text = (
             "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"
         )
-        yield Hit("env.VLLM_HOST_IP", text, help="write `server.host` for the latter")
+        yield Hit("env.VLLM_HOST_IP", text, help="set `server.host` to choose where the server listens")

@@ -147,7 +147,7 @@ def _on_this_machine(
     if machine is not None and machine.basis == "assumed":
         return None, None, "judged for another machine (`--assume`)"
     if found is None:
-        return None, None, "no vLLM is installed beside specserve"
+        return None, None, "vLLM is not installed in specserve's environment"
     if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
         why = f"the vLLM of this machine is for {found.platform}, and the profile is for another platform"
         return None, None, why

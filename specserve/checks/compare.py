@@ -83,10 +83,12 @@ def both_sides(
     if not alternative and not baseline:
         if not second and not is_alone:
             hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
-            raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
+            raise UsageError("`specserve diff` takes two launches; found one", hint=hint)
         return a, side(second) if second else a
     if second:
-        raise UsageError("`--alternative` and `--baseline` make B out of A; found a second side")
+        raise UsageError(
+            "`--alternative` and `--baseline` derive B from A, so a second launch cannot be given"
+        )
     arm = f"alternative {alternative}" if alternative else "baseline"
     return a, Compared(
         f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
@@ -104,7 +106,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     if is_command(words):
         return words, []
     raise UsageError(
-        f"`specserve diff` takes two sides; found {len(words)}", hint="write a vLLM command after `--`"
+        f"`specserve diff` takes two launches; found {len(words)} arguments",
+        hint="write a vLLM command after `--`",
     )
 
 
@@ -120,7 +123,9 @@ def compare_sides(
         versions = [vllm_to_ask(source).version for source in both]
         if vllm and table(vllm).minor != table(versions[0]).minor:
             hint = "name its wheel by a first `--vllm-source`"
-            raise UsageError(f"`--vllm {vllm}`: A would run on vLLM {versions[0]}", hint=hint)
+            raise UsageError(
+                f"`--vllm {vllm}` does not match the vLLM of A, which is {versions[0]}", hint=hint
+            )
         sides = launches(*taken, versions=versions)
         a, b = (
             effective(item.profile, source=source, offline=True)
@@ -144,7 +149,7 @@ def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:
     name = words[0]
     if name.startswith(("http://", "https://")):
         hint = "write the server's command line after `--`"
-        raise UsageError(f"{quoted(name)} is not a profile: `specserve diff` reads files", hint=hint)
+        raise UsageError(f"{quoted(name)} is a URL, which `specserve diff` does not accept", hint=hint)
     if name.endswith(_LOCK):
         return _beside_lock(name, settings)
     place = at_revision(name)
@@ -170,7 +175,7 @@ def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
         error.hint = "write `specserve diff A -- vllm serve MODEL …`"
         raise
     if profile is None or any(finding.code.startswith("SD0") for finding in findings):
-        raise ProfileError("the command is not one that specserve can plan", findings=tuple(findings))
+        raise ProfileError("specserve cannot plan this command", findings=tuple(findings))
     return Compared(profile.file, profile)
 
 

@@ -69,7 +69,7 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             "target.max_model_len",
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
-            label=f"`{length.key}` of config.json says {length.most}",
+            label=f"`{length.key}` in config.json is {length.most}",
             related=(("target.model", "the model"),),
             versions=found,
             help=f"write `max_model_len: {length.most}` or less",
@@ -109,7 +109,7 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
             text,
             related=_LIMIT,
             versions=lowered,
-            help=f"write `max_model_len: {own}` under `target`, or take a draft with a longer context",
+            help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
             severity=Severity.ERROR if lowered and asked(ctx) is not None else Severity.WARNING,
         )
 
@@ -181,5 +181,5 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
             f"the head was made for {own} tokens; the server takes {limit}",
             related=_LIMIT,
             notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
-            help="watch acceptance by context length, or lower `max_model_len`",
+            help="watch the acceptance rate by context length, or lower `max_model_len`",
         )

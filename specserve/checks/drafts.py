@@ -61,7 +61,10 @@ def oversized_draft(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 f"the draft has {own / limit:.0%} of the target's bytes",
                 related=(("target.model", "the target"),),
-                help="drafts that pay have 2 to 15 %; measure whether this one does: `specserve bench`",
+                help=(
+                    "drafts that pay off have 2 to 15 % of the target's bytes; measure whether this one does: "
+                    "`specserve bench`"
+                ),
             )
 
 
@@ -99,7 +102,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 "the draft sees no image or sound that the target is sent",
                 related=(("target.model", "takes more than text"),),
-                help="measure such requests apart, with prompts of your own",
+                help="measure such requests separately, with your own prompts",
             )
 
 
@@ -145,7 +148,9 @@ def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
             text = f"the checkpoint is not quantised; `{asked}` needs weights that were prepared for it"
         else:
             continue
-        yield Hit(path, text, help="leave `quantization` out, or take the build that has it")
+        yield Hit(
+            path, text, help="leave `quantization` out, or use a checkpoint that was quantised that way"
+        )
 
 
 def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
@@ -353,7 +358,7 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
             continue
         if not any("d2t" in name or "draft_id_to_target_id" in name for name in tensors):
             text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` to tell which"
-            yield Hit(f"{arm.path}.model", text, help="take a complete checkpoint of the head")
+            yield Hit(f"{arm.path}.model", text, help="use a complete checkpoint of the head")
 
 
 @rule("SD257", "quantized-block-head", Severity.ERROR, needs="models")
@@ -373,4 +378,4 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
     for arm, config in head_arms(ctx) if found else ():
         if arm.speculation.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
             text = f"vLLM {', '.join(found)} takes no DFlash head that is quantised"
-            yield Hit(f"{arm.path}.model", text, versions=found, help="take the head that is not quantised")
+            yield Hit(f"{arm.path}.model", text, versions=found, help="use a head that is not quantised")

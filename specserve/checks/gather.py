@@ -192,7 +192,7 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
         return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
     if lock is None:
         if wanted.locked:
-            raise FactError(f"`{profile.file}` has no lock beside it", hint="`specserve lock` writes it")
+            raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
         return None, ()
     ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
     found = []

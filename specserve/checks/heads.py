@@ -209,7 +209,7 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
     for arm in ctx.arms if not is_staged else ():
         if arm.speculation.method == "dspark" and not arm.speculation.model:
             text, related = "the target has no DSpark stages of its own", (("target.model", "the target"),)
-            yield Hit(f"{arm.path}.method", text, related=related, help="name the head under `model`")
+            yield Hit(f"{arm.path}.method", text, related=related, help="set `model` to a DSpark head")
 
 
 @rule("SD244", "partial-block", Severity.ERROR, needs="models")

@@ -217,7 +217,9 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
                 "engine.max_num_seqs",
                 f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "
                 f"`max_num_seqs` is {wanted}",
-                help="fine for shorter requests; else a smaller `max_model_len` holds more of them",
+                help=(
+                    "this is fine if requests are shorter; otherwise lower `max_model_len` to fit more of them"
+                ),
             )
             return
 

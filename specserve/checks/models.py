@@ -58,7 +58,7 @@ def unknown_architecture(ctx: Context) -> Iterator[Hit]:
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
                 notes=tuple(gone),
                 versions=found,
-                help="take a model that it supports; if a plug-in brings the class, silence this finding",
+                help="use a model that it supports; if a plug-in provides the class, silence this finding",
             )
 
 

@@ -113,7 +113,7 @@ def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.method",
                 "the checkpoint holds no tensor of a layer that predicts further tokens",
                 related=(("target.model", f"config.json promises {own}"),),
-                help="copy those tensors from the model it was made of, or use another method",
+                help="copy those tensors from the model that it was made from, or use another method",
             )
 
 
@@ -181,7 +181,7 @@ def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.method",
                 f"`{module}` is not packed, and `quantization_config.ignore` leaves it in",
                 related=(("target.model", "the checkpoint"),),
-                help="take a build that lists the layers as ignored, or one that quantised them",
+                help="use a checkpoint that lists these layers as ignored, or one that quantised them",
             )
 
 

@@ -36,7 +36,9 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
             "engine.decode_context_parallel_size",
             f"{contexts} context-parallel ranks do not divide {tensor} tensor-parallel ones",
             related=(("target.tensor_parallel_size", "tensor-parallel ranks"),),
-            help=f"one of {', '.join(str(size) for size in range(1, tensor + 1) if tensor % size == 0)}",
+            help=(
+                f"use one of {', '.join(str(size) for size in range(1, tensor + 1) if tensor % size == 0)}"
+            ),
         )
     here = count(engine.get("data_parallel_size_local"))
     if here is not None and here > ranks:
@@ -76,7 +78,7 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
             "hardware.nodes",
             f"{ranks} rank{'s do' if ranks > 1 else ' does'} not divide into {nodes} nodes",
             related=(("target.tensor_parallel_size", "ranks that share each layer"),),
-            help=f"`pipeline_parallel_size: {nodes}` puts a stage on each",
+            help=f"set `pipeline_parallel_size: {nodes}` to put one stage on each node",
         )
 
 
@@ -141,7 +143,7 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
             f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
             label=machine_words(machine) if machine else "",
             related=(("hardware.count", "counted here"),) * counted,
-            help="split it over fewer, or use a machine with more",
+            help="split the model over fewer accelerators, or use a machine with more",
         )
 
 

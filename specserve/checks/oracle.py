@@ -54,13 +54,15 @@ def vllm_to_ask(source: Path | None) -> Vllm:
         found = installed()
         if found is None:
             hint = "`--vllm-source` takes a wheel of vLLM, or a folder with its files; nothing is installed"
-            raise FactError("no vLLM is installed beside specserve to be asked", hint=hint)
+            raise FactError(
+                "vLLM is not installed in specserve's environment, so it cannot be asked", hint=hint
+            )
         return Vllm(found.version)
     folder = _unpacked(source) if source.is_file() else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         hint = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
-        raise FactError(f"{source} does not hold a vLLM", hint=hint)
+        raise FactError(f"{source} does not contain vLLM", hint=hint)
     lines = metadata[0].read_text(encoding="utf-8", errors="replace").splitlines()
     version = next((line.partition(":")[2].strip() for line in lines if line.startswith("Version:")), "")
     return Vllm(version, folder.resolve())
@@ -72,7 +74,7 @@ def _unpacked(wheel: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             items = [item for item in archive.infolist() if item.filename.endswith(_KEPT)]
             if sum(item.file_size for item in items) > _MOST_BYTES:
-                raise FactError(f"{wheel} holds more than {_MOST_BYTES >> 30} GiB of Python files")
+                raise FactError(f"{wheel} contains more than {_MOST_BYTES >> 30} GiB of Python files")
             digest = hashlib.sha256(repr([(item.filename, item.CRC) for item in items]).encode())
             folder = fact_cache() / "wheels" / f"{wheel.stem}-{digest.hexdigest()[:12]}"
             if not folder.is_dir():
@@ -85,7 +87,7 @@ def _unpacked(wheel: Path) -> Path:
                     shutil.rmtree(part, ignore_errors=True)
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
         hint = "name a wheel (.whl) of vLLM, or a folder with its files"
-        raise FactError(f"{wheel} is not a wheel that can be read: {error}", hint=hint) from error
+        raise FactError(f"cannot read {wheel} as a wheel: {error}", hint=hint) from error
     return folder
 
 
@@ -133,7 +135,7 @@ def ask(
     try:
         return tuple(_read(answer or {}) for answer in found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FactError(f"the answer of vLLM {vllm.version} does not make sense") from error
+        raise FactError(f"specserve cannot read the answer of vLLM {vllm.version}") from error
 
 
 def judgements(
@@ -226,7 +228,7 @@ def _gpu(machine: Machine) -> dict[str, Any] | None:
         return None
     kind = machine.accelerator
     if kind.vendor != "nvidia" or kind.compute_capability is None:
-        raise FactError(f"vLLM can be asked about NVIDIA's GPUs and the CPU, not about {kind.name}")
+        raise FactError(f"specserve can ask vLLM about NVIDIA GPUs and the CPU, but not about {kind.name}")
     return {
         "name": f"NVIDIA {kind.name}",
         "capability": list(kind.compute_capability),

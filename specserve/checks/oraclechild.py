@@ -58,7 +58,7 @@ class OracleChild:
                 self.close()
                 if isinstance(error, FactError):
                     raise
-                raise FactError(f"vLLM could not be asked: {error}") from error
+                raise FactError(f"asking vLLM failed: {error}") from error
 
     def _answer(self, line: bytes, *, limit_s: float) -> bytes:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -71,7 +71,7 @@ class OracleChild:
                 raise FactError(f"vLLM did not answer within {limit_s:g} s")
             more = os.read(stream, 1 << 20)
             if not more:
-                raise FactError(f"vLLM could not be asked: {self._last_words()}")
+                raise FactError(f"asking vLLM failed: {self._last_words()}")
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\n")
         return line

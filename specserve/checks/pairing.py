@@ -65,7 +65,7 @@ def too_long_draft(ctx: Context) -> Iterator[Hit]:
                 f"{path}.max_model_len",
                 f"the draft's context of {own} tokens is longer than the target's",
                 related=(("target.max_model_len", f"{longest} tokens"),),
-                help="leave it out: vLLM takes the shorter of the two models",
+                help="leave it out: vLLM uses the shorter context of the two models",
             )
 
 
@@ -119,7 +119,9 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
                 f"{path}.method",
                 f"drafts will run on the MoE kernels {quoted(str(backend))} too",
                 related=(("engine.moe_backend", "chosen for the target"),),
-                help="write `moe_backend: triton` in the block if the draft's experts are not quantized alike",
+                help=(
+                    "write `moe_backend: triton` in the block if the draft's experts are quantized differently"
+                ),
             )
 
 
@@ -143,7 +145,7 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
                 f"{path}.model",
                 f"the draft will be loaded in its own type, not in `{method}`",
                 related=(("target.quantization", "the target's alone"),),
-                help=f"write `quantization: {method}` in the block to quantize it too",
+                help=f"write `quantization: {method}` in the block to quantize the draft too",
             )
 
 
@@ -218,7 +220,9 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
                 f"{path}.method",
                 f"the drafter's KV cache will be {quoted(dtype)} too",
                 related=(("engine.kv_cache_dtype", "chosen for the target"),),
-                help="write `kv_cache_dtype: bfloat16` in the block if no backend is found",
+                help=(
+                    "if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` in the block"
+                ),
             )
 
 
@@ -257,7 +261,7 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
                 f"{path}.model",
                 f"the tokenizers probably differ: the target is a {families[0]} model, the draft is {families[1]}",
                 related=(("target.model", "the target"),),
-                help="`specserve check` compares them; take a draft of the target's family",
+                help="run `specserve check` to compare them, or use a draft of the target's family",
             )
 
 
@@ -324,5 +328,5 @@ def unshared_overrides(ctx: Context) -> Iterator[Hit]:
                 "engine.hf_overrides",
                 f"`{found[0]}` does not reach the layers that draft for `mtp`",
                 related=((f"{path}.method", "drafts with the target's own layers"),),
-                help="change config.json of the checkpoint instead, in a copy of it",
+                help="change config.json in a copy of the checkpoint instead",
             )

@@ -164,7 +164,7 @@ def on_devices(profile: Profile, text: str) -> Profile:
     parts = filter(None, text.replace(" ", "").split(","))
     devices = tuple(int(part) if part.isdigit() else part for part in parts)
     if not devices:
-        raise UsageError("`--devices` names no device", hint="write it like `--devices 0,1`")
+        raise UsageError("`--devices` lists no device", hint="write it like `--devices 0,1`")
     return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
 
 
@@ -185,13 +185,14 @@ def _installed(profile: Profile, *, needed: bool) -> Installed | None:
     if found is None:
         if needed:
             hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
-            raise FactError("no vLLM is installed beside specserve", hint=hint)
+            raise FactError("vLLM is not installed in specserve's environment", hint=hint)
         return None
     if profile.vllm and not contains(profile.vllm, found.version):
         if needed:
             text = f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
             raise FactError(
-                f"{profile.span('vllm')}: {text}", hint="install another vLLM, or widen the range"
+                f"{profile.span('vllm')}: {text}",
+                hint="install a vLLM version in this range, or widen the range",
             )
         return None
     # a plan to look at may be for another kind of accelerator
@@ -353,6 +354,8 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
         return
     raise CheckFailed(
         f"{profile.span('server.host')}: {text}",
-        hint="name a variable in `server.api_key_env` (a key guards /v1 and its like; /metrics, /health and "
-        "/invocations stay open), or say `--insecure`",
+        hint=(
+            "set `server.api_key_env` to the name of a variable (a key guards /v1 and similar paths; "
+            "/metrics, /health and /invocations stay open), or pass `--insecure`"
+        ),
     )

@@ -119,7 +119,7 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
                 ("engine.trust_remote_code", "code is trusted here"),
                 *((f"{place}.model", "not pinned to a commit either") for _, place in others),
             ),
-            help=f"write the commit that was read as `{section}.revision`, or run `specserve lock`",
+            help=f"set `{section}.revision` to the commit that was read, or run `specserve lock`",
             severity=Severity.INFO if quiet else None,
         )
 
@@ -144,7 +144,7 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
             f"{section}.model",
             f"`{model}` is not pinned to a commit{more}",
             related=tuple((f"{place}.model", "not pinned either") for _, place in others),
-            help="`specserve lock` records the commits; `revision` names one by hand",
+            help="run `specserve lock` to record the commits, or set `revision` by hand",
         )
 
 

@@ -87,7 +87,7 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
                 f"vLLM refuses asynchronous scheduling with {what}",
                 related=((place, "which stands here"),),
                 versions=versions,
-                help="leave it out: vLLM switches it on where it can",
+                help="leave it out: vLLM enables it if it can",
             )
 
 

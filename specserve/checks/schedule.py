@@ -101,7 +101,7 @@ def clamped_schedule(ctx: Context) -> Iterator[Hit]:
                 f"{path}[{index}]",
                 f"the schedule asks for {k} tokens; {ceiling} will be drafted",
                 related=((place, f"the ceiling is {ceiling}"),),
-                help=f"write `num_speculative_tokens: {k}`, or lower the row",
+                help=f"write `num_speculative_tokens: {k}`, or lower the value in this row",
             )
 
 
@@ -198,7 +198,10 @@ def refused_model_default(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             "target.model",
             f"every request would ask for min_p = {value:g}, which vLLM refuses with speculation",
-            label="its generation_config.json says so",
+            label="set in its generation_config.json",
             related=((f"{ctx.arms[0].path}.method", "speculation"),),
-            help="`engine: {override_generation_config: {min_p: 0.0}}` serves; the model's authors meant it to be used",
+            help=(
+                "write `engine: {override_generation_config: {min_p: 0.0}}` to serve it; the model's authors "
+                "meant min_p to be used"
+            ),
         )

@@ -82,7 +82,7 @@ def default_min_p(ctx: Context) -> Iterator[Hit]:
             "engine.override_generation_config.min_p",
             f"vLLM will refuse every request: it has no `min_p` with speculation; found {value:g}",
             related=_speculates(ctx, f"`{ctx.blocks[0][1].method}` speculates"),
-            help="write `min_p: 0`, and `top_p` for what it was meant to do",
+            help="write `min_p: 0`, and use `top_p` for the same purpose",
         )
 
 
@@ -103,7 +103,7 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
             "engine.structured_outputs_config.backend",
             "`lm-format-enforcer` fails every request with a schema while the server speculates",
             related=speculates,
-            help="leave it out: vLLM picks `xgrammar` or `guidance`, which can",
+            help="leave it out: vLLM picks `xgrammar` or `guidance`, which work with speculation",
         )
 
 
@@ -149,7 +149,9 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
     engine, frontend = ctx.profile.engine, ctx.profile.frontend
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
         text = "`enable_auto_tool_choice` needs a `tool_call_parser`"
-        yield Hit("frontend.enable_auto_tool_choice", text, help="name the parser of the model: `hermes`, …")
+        yield Hit(
+            "frontend.enable_auto_tool_choice", text, help="set the parser for this model, such as `hermes`"
+        )
     if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
         text, help_ = "`lora_modules` needs `enable_lora`", "write `enable_lora: true` under `engine`"
         yield Hit("frontend.lora_modules", text, help=help_)
@@ -183,7 +185,7 @@ def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
             "server.api_key_env",
             "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it",
             related=(("server.host", "open to the network"),),
-            help="let a proxy in front pass /v1 alone",
+            help="put a proxy in front that passes only /v1",
         )
 
 

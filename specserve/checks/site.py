@@ -65,7 +65,7 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
         "vllm",
         f"no vLLM that this specserve knows is in `{spec}`",
         notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
-        help=f"it knows {', '.join(known_versions())}",
+        help=f"this specserve knows vLLM {', '.join(known_versions())}",
         severity=Severity.INFO if newer else None,
     )
 
@@ -110,7 +110,7 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     yield Hit(
         f"target.{split}_parallel_size" if ranks > 1 else "target",
         f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
-        help="give the container more: `docker run --shm-size 8g`, or `--ipc host`",
+        help="give the container more shared memory: `docker run --shm-size 8g`, or `--ipc host`",
         severity=Severity.ERROR if size < QUEUE_BYTES else None,
     )
 
@@ -128,7 +128,7 @@ def full_disk(ctx: Context) -> Iterator[Hit]:
     for path, missing in _downloads(ctx) if cache else ():
         if cache and missing > cache.free_bytes:
             text = f"{gib(missing)} are still to be downloaded, and `{cache.path}` has {gib(cache.free_bytes)} free"
-            yield Hit(path, text, help="make room, or set `HF_HOME` to a folder on a larger disk")
+            yield Hit(path, text, help="free some space, or set `HF_HOME` to a folder on a larger disk")
 
 
 @rule("SD406", "read-only-cache", Severity.ERROR, needs="host")
@@ -181,7 +181,7 @@ def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
     block = ctx.profile.speculation
     if block and block.method == "suffix" and ctx.host.arctic_inference is None:
         text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
-        yield Hit("speculation.method", text, help=f"`pip install arctic-inference=={_ARCTIC_INFERENCE}`")
+        yield Hit("speculation.method", text, help=f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`")
 
 
 @rule("SD408", "untabled-vllm", Severity.INFO, needs="host")

@@ -165,7 +165,9 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
                     (SEQUENCES, f"{requests} requests"),
                     (f"{path}.num_speculative_tokens", f"of {k + 1} tokens each"),
                 ),
-                help=f"write `max_num_batched_tokens: {requests * (k + 1)}`, or lower one of the others",
+                help=(
+                    f"write `max_num_batched_tokens: {requests * (k + 1)}`, or lower one of the other two values"
+                ),
             )
 
 
@@ -228,7 +230,7 @@ def _overfilled_default(ctx: Context) -> Iterator[Hit]:
                 f"{path}.num_speculative_tokens",
                 f"drafts of {block.num_speculative_tokens} tokens leave no token of vLLM's default step to schedule",
                 versions=found,
-                help="write `max_num_batched_tokens` and a smaller `max_num_seqs`",
+                help="set `max_num_batched_tokens`, and a smaller `max_num_seqs`",
             )
 
 
@@ -302,7 +304,7 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
             yield Hit(f"{path}.num_speculative_tokens", default, help="write `max_num_batched_tokens: 8192`")
     if budget is not None and budget < 8192:
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below 8192"
-        yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, where the memory allows it")
+        yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, if the memory allows it")
 
 
 def _default_step(ctx: Context, k: int) -> str | None:

@@ -35,7 +35,9 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
                 f"{path}.model" if block.model else "target.model",
                 f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
                 related=((f"{path}.method", f"the profile says `{block.method}`"),),
-                help=f"move or rename the directory, or write `method: {change[0]}` if it is such a head",
+                help=(
+                    f"move or rename the directory, or write `method: {change[0]}` if it is that kind of head"
+                ),
             )
 
 
@@ -94,7 +96,7 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{path}.num_speculative_tokens",
                 f"{k} tokens are drafted and verified in every step" if on_v2 else text,
-                help="3 to 8 is usual; `ngram` and `suffix` go to 32",
+                help="3 to 8 is usual; `ngram` and `suffix` go up to 32",
                 severity=Severity.WARNING if on_v2 else None,
             )
 
@@ -189,7 +191,10 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
                 f"{path}.method",
                 f"adapters are not applied to the drafts of `{block.method}`",
                 related=(("engine.enable_lora", "adapters are served"),),
-                help="watch acceptance per adapter; `ngram` and `suffix` draft from the text itself",
+                help=(
+                    "watch the acceptance rate of each adapter, or use `ngram` or `suffix`, which draft from the "
+                    "text itself"
+                ),
             )
 
 

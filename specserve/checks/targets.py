@@ -118,7 +118,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
         "engine.decode_context_parallel_size",
         f"{text}: the context cannot be cut in {parts}",
         related=(("target.tensor_parallel_size", f"{size} ranks, {groups} KV heads"),),
-        help="raise `tensor_parallel_size`, or leave it out",
+        help="raise `tensor_parallel_size`, or leave this setting out",
     )
 
 
@@ -185,5 +185,5 @@ def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
             f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
             related=(("target.model", "the target"),),
             versions=found,
-            help="serve it without speculation, or with a vLLM that knows it",
+            help="serve it without speculation, or use a vLLM version that supports it",
         )

@@ -106,7 +106,7 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
                 label=_here(found.first_difference),
                 related=_there(found.first_difference),
                 notes=(*_template(found.template_ids), *found.reasons[2:]),
-                help="take a draft that was trained with the target's tokenizer",
+                help="use a draft that was trained with the target's tokenizer",
                 severity=_by_share(share),
             )
 
@@ -136,7 +136,7 @@ def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
             label=_here(first),
             related=_there(first),
             notes=_template(found.template_ids),
-            help="take a draft of the target's family and kind (base, chat, reasoning), or measure it",
+            help="use a draft of the target's family and kind (base, chat, reasoning), or measure this one",
             severity=Severity.WARNING if found.template_ids else Severity.INFO,
         )
 
@@ -208,7 +208,7 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
                 "the tokenizers of draft and target could not be compared",
                 related=(("target.model", "its token ids go to the draft"),),
                 notes=found.reasons,
-                help="the acceptance that `specserve ask` shows will say if the pair agrees",
+                help="the acceptance rate that `specserve ask` shows will tell you whether the pair agrees",
             )
 
 
@@ -259,9 +259,9 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             f"{arm.path}.model",
             f"the vocabularies share {shared:,} tokens: the draft can propose {kept:.0%} of a sample text",
-            label=f"{found.overlap or 0:.0%} of its tokens are the target's",
+            label=f"{found.overlap or 0:.0%} of its tokens are in the target's vocabulary",
             related=((f"{arm.path}.{KEY}", "keeps the shared tokens only"),),
-            help="take a draft nearer to the target, or a method without a draft, such as `ngram`",
+            help="use a draft that is closer to the target, or a method without a draft, such as `ngram`",
         )
 
 

@@ -37,7 +37,9 @@ def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{path}.rejection_sample_method",
                 "`synthetic` accepts drafts at a fixed rate: the server's text is made up",
-                help="leave it out; `# specserve: ignore[SD127] reason` where it is a test of the engine",
+                help=(
+                    "leave it out, or write `# specserve: ignore[SD127] reason` if this is a test of the engine"
+                ),
             )
 
 
@@ -152,7 +154,7 @@ def greedy_drafts(ctx: Context) -> Iterator[Hit]:
                 f"{path}.method",
                 f"`{block.method}` will draft greedily, and a temperature above 0 is promised",
                 related=((f"expect[{index}].temperature", "promised here"),),
-                help="bench `draft_sample_method: probabilistic` as an alternative",
+                help="benchmark `draft_sample_method: probabilistic` as an alternative",
             )
 
 

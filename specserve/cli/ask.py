@@ -100,7 +100,7 @@ def ask(
         return
     if mode is None and answer.mode == "completion":
         served = in_one_line(answer.model)
-        say(f"`{served}` has no chat template: the text was continued instead (`--completion`)")
+        say(f"`{served}` has no chat template, so the text was continued instead (`--completion`)")
     for line in figures(answer):
         say(line)
 
@@ -113,12 +113,16 @@ def _prompt(prompt: str | None) -> str:
     from specserve.errors import UsageError
 
     if prompt is None and sys.stdin.isatty():
-        raise UsageError("there is no prompt", hint='`specserve ask "…"`, or the prompt on stdin')
+        raise UsageError(
+            "there is no prompt", hint=('write `specserve ask "…"`, or pass the prompt on stdin')
+        )
     try:
         text = sys.stdin.buffer.read().decode() if prompt in {None, "-"} else str(prompt)
         text.encode()
     except UnicodeError:
         raise UsageError("the prompt is not UTF-8") from None
     if not text:
-        raise UsageError("the prompt is empty", hint='`specserve ask "…"`, or the prompt on stdin')
+        raise UsageError(
+            "the prompt is empty", hint=('write `specserve ask "…"`, or pass the prompt on stdin')
+        )
     return text

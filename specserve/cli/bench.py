@@ -113,14 +113,13 @@ def bench(
     that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03, COSTS if it
     lies below 0.97, NO DIFFERENCE if it lies between, else INCONCLUSIVE. The load generator is that of vLLM.
 
-    Exit codes: 1 if a promise of `expect` is missed by its whole interval; 2 if nothing could be measured; 130 if it
-    was interrupted, and --resume continues.
+    Exit codes: 1 if a promise of `expect` is missed by its whole interval; 2 if nothing could be measured; 130 if
+    interrupted (--resume continues).
 
     \b
     specserve bench configs/demo.yaml --quick
     specserve bench big.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
     specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
-    specserve bench --resume RUN --budget 1h
     specserve bench --show OLD --show NEW
     """
     from specserve.measure.bench.plan import BenchRequest
@@ -129,9 +128,9 @@ def bench(
         _show(context, show, share=share, format=format)
         return
     if resume is None and profile is None:
-        raise UsageError("no profile is given", hint="`specserve bench configs/demo.yaml --quick`")
+        raise UsageError("no profile is given", hint="try `specserve bench configs/demo.yaml --quick`")
     if resume is not None and (output is not None or dry_run):
-        raise UsageError("`--resume` goes with neither `--output` nor `--dry-run`", hint="leave them out")
+        raise UsageError("`--resume` cannot be combined with `--output` or `--dry-run`")
     request = BenchRequest(
         profile=profile,
         quick=quick,
@@ -197,7 +196,8 @@ def _print(result: Result, *, share: str | None, format: BenchFormat) -> None:
     if share is not None:
         write_shared(rendered(redacted(result), form="json"), share)
         say(
-            f"`{share}`: figures, versions and machine, no prompts, paths or addresses; read it before sharing"
+            f"`{share}` has figures, versions and the machine, but no prompts, paths or addresses; read it "
+            "before you share it"
         )
     out(rendered(result, form=format.value))
 

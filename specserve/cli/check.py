@@ -154,5 +154,8 @@ def _minor(version: str) -> str:
 
     known = table(version)
     if not known.exact:
-        say(f"vLLM {clean(version)} is newer than all that specserve knows: judged as {known.minor}")
+        say(
+            f"vLLM {clean(version)} is newer than every version that specserve knows, so it is judged as "
+            f"{known.minor}"
+        )
     return known.minor

@@ -129,7 +129,7 @@ app = typer.Typer(
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
     ] = False,
 ) -> None:
     """One YAML profile to a vLLM server with speculative decoding.
@@ -196,4 +196,6 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
     if guesses:
         message = message.partition(" (")[0]
         return UsageError(message[:1].lower() + message[1:], hint=f"did you mean `{guesses[0]}`?")
-    return UsageError(message[:1].lower() + message[1:], hint=f"`{command} --help` shows what it takes")
+    return UsageError(
+        message[:1].lower() + message[1:], hint=f"`{command} --help` lists its arguments and options"
+    )

@@ -46,7 +46,7 @@ def convert(
 
     target = None if output in (None, "-") else output
     if target and not force and os.path.lexists(target):
-        raise UsageError(f"`{target}` is there already", hint="`--force` overwrites it")
+        raise UsageError(f"`{target}` already exists", hint="`--force` overwrites it")
     given, origin, others = read_source(source)
     result = converted(given, origin=origin)
     if target:

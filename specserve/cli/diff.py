@@ -80,7 +80,7 @@ def diff(
 
     sources = vllm_source or []
     if len(sources) > 2:
-        raise UsageError(f"`--vllm-source` is named at most twice; found {len(sources)}")
+        raise UsageError(f"`--vllm-source` can be given at most twice; found {len(sources)}")
     words = [a, *(b or [])]
     taken = both_sides(
         words, alternative, baseline, settings or (), is_alone=bool(sources), running=running_command

@@ -96,4 +96,4 @@ def _show(name: str, event: Event) -> None:
             say(f"{name}: sent {event.signal}; running requests may finish for up to {grace}")
         case events.Stopped():
             how = " by SIGKILL" if event.killed else ""
-            say(f"{name}: stopped in {duration(event.took_s)}{how}, nothing is left")
+            say(f"{name}: stopped in {duration(event.took_s)}{how}; nothing is left running")

@@ -79,7 +79,7 @@ def generate(
         notices=StderrNotices(),
     )
     if loaded.frontend:
-        say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
+        say(f"`frontend` applies only to a server and is ignored here: {', '.join(sorted(loaded.frontend))}")
     data = _read_input(source)
     if generate_file(plan, data=data, path=destination, resume=resume, overwrite=overwrite):
         raise typer.Exit(1)
@@ -108,7 +108,7 @@ def generate_file(
         if not total:
             say("nothing to do: the input has no lines")
         if done:
-            say(f"resuming: {done} of {total} lines are there already")
+            say(f"resuming: {done} of {total} lines are already done")
         with GenerationProgress(total=total, done=done) as progress:
             found = run(plan, data=data, output=output, progress=progress, say=say)
     say_generated(found)

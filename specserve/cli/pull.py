@@ -35,7 +35,7 @@ def pull(
     from specserve.profile.load import load_profile, with_alternative
 
     if everything and alternative:
-        raise UsageError("`--all` and `--alternative` exclude each other")
+        raise UsageError("`--all` and `--alternative` cannot be combined")
     loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative, baseline=False)
     try:
         fetch(loaded if no_lock else at_lock(loaded), everything=everything)
@@ -67,7 +67,7 @@ def fetch(profile: Profile, *, everything: bool = False) -> None:
     cache = cache_of(profile)
     wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))
     if not wanted:
-        say(f"nothing to do: every model of `{clean(profile.name)}` is a directory")
+        say(f"nothing to download: every model of `{clean(profile.name)}` is a local directory")
     refuse_full_disk(wanted, cache=cache)
     for download in wanted:
         name = f"{clean(download.model)} at {download.commit[:12]}"

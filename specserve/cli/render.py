@@ -113,6 +113,8 @@ def render(
 
 def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: TextOrJson) -> None:
     if (check or force) and output is None:
-        raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
+        raise UsageError(
+            f"`--{'check' if check else 'force'}` applies to the files in a folder, so it needs `-o DIR`"
+        )
     if format is TextOrJson.JSON and output is not None:
-        raise UsageError("`--format` and `-o` exclude each other: with `-o` the files go to a folder")
+        raise UsageError("`--format` and `-o` cannot be combined: with `-o` the files go to a folder")

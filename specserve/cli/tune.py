@@ -126,8 +126,8 @@ def tune(
         return
     if acceptance is not None:
         raise UsageError(
-            "only `--estimate` takes `--acceptance`",
-            hint="add `--estimate NAME`, or leave it out: a tune measures what is here",
+            "`--acceptance` needs `--estimate`",
+            hint="add `--estimate NAME`, or leave it out: a tune measures the acceptance itself",
         )
     run(asked, output=output, dry_run=dry_run, write=write, as_json=as_json)
 
@@ -143,8 +143,9 @@ def _estimate(
         context, "profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format"
     )
     if useless:
+        named = ", ".join(f"`{each}`" for each in useless)
         raise UsageError(
-            f"`--estimate` measures nothing, and has no use for {', '.join(f'`{each}`' for each in useless)}",
+            f"`--estimate` measures nothing, so it cannot be combined with {named}",
             hint=f"leave {'them' if len(useless) > 1 else 'it'} out, or measure without `--estimate`",
         )
     name, found = estimate_request(asked, accelerator=accelerator, acceptance=acceptance)

@@ -162,11 +162,11 @@ def _refuse_contradictions(
     if name is not None and not detach:
         raise UsageError("`--name` needs `--detach`: it names a detached server")
     if detach and exec_:
-        raise UsageError("`--detach` and `--exec` exclude each other")
+        raise UsageError("`--detach` and `--exec` cannot be combined")
     if verify and exec_:
         hint = "`specserve verify URL` verifies the server from another terminal"
         raise UsageError(
-            "`--exec` and `--verify` exclude each other: after `--exec` specserve is gone", hint=hint
+            "`--exec` and `--verify` cannot be combined: with `--exec`, vLLM replaces specserve", hint=hint
         )
     if format is not None:
         hint = "`--log-format json` reports the start as JSON"
@@ -181,9 +181,9 @@ def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: 
         return None
     if is_left:
         hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
-        raise UsageError("`--node-rank` and `--detach` exclude each other", hint=hint)
+        raise UsageError("`--node-rank` and `--detach` cannot be combined", hint=hint)
     if is_verified and rank:
-        raise UsageError("only node 0 takes `--verify`: the others answer no requests")
+        raise UsageError("`--verify` works only on node 0: the other nodes answer no requests")
     return node_at(rank, address)
 
 

@@ -56,7 +56,9 @@ def verify(
     seconds: Annotated[
         float,
         typer.Option(
-            min=1, max=86400, help="Stop measuring after this long; more time excludes smaller faults."
+            min=1,
+            max=86400,
+            help="Stop measuring after this long; a longer run can rule out smaller faults.",
         ),
     ] = 60.0,
     model: Annotated[str | None, _option("Verify this served model (default: the first one).")] = None,
@@ -95,12 +97,12 @@ def verify(
 
     temperatures = [0.0, 0.7] if temperature is None else temperature
     if (top_p, top_k) != (1.0, 0) and not any(temperatures):
-        raise UsageError(_NO_EFFECT, hint="`--temperature 0.7` adds one")
+        raise UsageError(_NO_EFFECT, hint="add a temperature above 0, such as `--temperature 0.7`")
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
     loaded, beyond = load_prompts(prompts)
     if beyond:
-        say(f"{prompts}: the first {len(loaded)} prompts are used, {beyond} are not")
+        say(f"{prompts}: the first {len(loaded)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
         samplings=tuple(Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures)),
         prompts=loaded,

@@ -75,7 +75,10 @@ def watch(
     from specserve.report.watch import WatchPrinter
 
     if once and for_time is not None:
-        raise UsageError("`--once` and `--for` both say when it ends", hint="`--once` ends after one window")
+        raise UsageError(
+            "`--once` and `--for` cannot be combined: both set when the command ends",
+            hint="`--once` ends after one window",
+        )
     window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)
     for_s = None if for_time is None else seconds(for_time, option="--for", least_s=1.0)
     request = WatchRequest(

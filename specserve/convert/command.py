@@ -71,7 +71,7 @@ def _started(argv: Sequence[Word]) -> EngineStart:
     if start.engine != "vllm":
         raise UsageError(
             "this command starts SGLang, which specserve does not run",
-            hint="`specserve convert -- …` makes a profile for vLLM of it",
+            hint="run `specserve convert -- …` to turn it into a profile for vLLM",
         )
     if not start.start.columns:  # of a script: its places are those of the whole text
         whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
@@ -145,8 +145,8 @@ def remember(words: Sequence[str], *, asked: str = "check") -> str:
     words = list(words)
     if asked in _LAUNCH and starts_worker(words):
         raise UsageError(
-            f"this command starts a worker that answers no requests; `{asked}` is for a server that answers",
-            hint="give the first node's command; `specserve check -- …` judges this one",
+            f"this command starts a worker that answers no requests; `{asked}` needs a server that answers",
+            hint="use the first node's command; `specserve check -- …` can check this one",
         )
     _REMEMBERED[COMMAND] = words
 

@@ -62,7 +62,7 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
     """
     if "model" not in given.settings and "model_path" not in given.settings and not given.unresolved:
         hint = "vLLM would serve its default, Qwen3-0.6B"
-        raise UsageError(f"{given.what} in {origin} names no model", hint=hint)
+        raise UsageError(f"{given.what} in {origin} does not specify a model", hint=hint)
     notes: list[Note] = []
     known, versions = _image_table(given, notes)
     given = translated(given, table=known)

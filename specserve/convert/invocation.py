@@ -171,10 +171,14 @@ def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> 
     notes = []
     if folders:
         notes.append(
-            Note("", f"the volumes {shown[0]} are left out: vLLM sees the paths of its own machine", line)
+            Note(
+                "",
+                f"the volumes {shown[0]} are left out: a profile has the paths of the machine that vLLM runs on",
+                line,
+            )
         )
     if other:
-        notes.append(Note("", f"what the container says of itself is left out: {shown[1]}", line))
+        notes.append(Note("", f"the container's own settings are left out: {shown[1]}", line))
     return notes
 
 

@@ -48,7 +48,7 @@ def containers(text: str, *, file: str) -> list[EngineStart]:
     ):
         hint = "render the chart with `helm template`, and convert the manifest that it prints"
         raise UsageError(
-            f"`{file}` holds values or templates of Helm, which specserve does not read", hint=hint
+            f"`{file}` contains Helm values or templates, which specserve cannot read", hint=hint
         )
     found: list[EngineStart] = []
     for root in documents:
@@ -67,7 +67,7 @@ def _documents(text: str, *, file: str) -> list[Any]:
     except (yaml.YAMLError, RecursionError, ValueError, Stop) as error:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
     if reason:
-        raise UsageError(f"`{file}` is not YAML that specserve reads: {reason}")
+        raise UsageError(f"specserve cannot read `{file}` as YAML: {reason}")
     return [_plain(root, text.split("\n")) for root in roots]
 
 
@@ -215,7 +215,7 @@ def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
     hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
     if STARTS.search(text):
         hint = "a command in a here-document, a ConfigMap or a text for another program is not read: convert it alone"
-    raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
+    raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
 def read_source(source: list[str]) -> tuple[EngineStart, str, list[EngineStart]]:
@@ -252,7 +252,9 @@ def _text(name: str) -> str:
             hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
         raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"`{name}` is larger than {MAX_BYTES:,} bytes, which no launch script is")
+        raise UsageError(
+            f"`{name}` is larger than {MAX_BYTES:,} bytes, which is too large for a launch script"
+        )
     return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")
 
 

@@ -121,7 +121,7 @@ class _Shell:
         self.steps = 0
 
     def error(self, what: str) -> UsageError:
-        return UsageError(f"`{self.file}` is not shell text: {what}")
+        return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
 
     def assume(self, said: str, row: int = 0) -> None:
         self.assumed[Note("", said, self.line + row)] = None

@@ -36,8 +36,11 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     """
     if made.nodes > 1:
         raise UsageError(
-            f"{made.profile.span('hardware.nodes')}: compose runs on one host, and this takes {made.nodes}",
-            hint="`--to kubernetes`, or `--to systemd` for a unit on each host",
+            (
+                f"{made.profile.span('hardware.nodes')}: Docker Compose runs on one host, but this profile "
+                f"needs {made.nodes}"
+            ),
+            hint="use `--to kubernetes`, or `--to systemd` for a unit on each host",
         )
     stage = {"stage": _stage(made)} if made.downloads else {}
     services = {**stage, "vllm": _server(made, folder=folder), **_monitoring()}

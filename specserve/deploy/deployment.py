@@ -97,7 +97,7 @@ def official(version: str, *, platform: str, reference: str | None = None) -> Im
     """
     if reference is not None and not _REFERENCE.fullmatch(reference):
         hint = f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
-        raise UsageError(f"`{reference}` is not an image", hint=hint)
+        raise UsageError(f"`{reference}` is not a valid image reference", hint=hint)
     if platform == "cpu":
         name = reference or f"vllm/vllm-openai-cpu:v{release(version)}"
         return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
@@ -108,7 +108,7 @@ def release(version: str) -> str:
     """Returns the number that an image's tag has: `0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`."""
     match = _VERSION.match(version)
     if match is None:
-        raise UsageError(f"`{version}` is not a version of vLLM")
+        raise UsageError(f"`{version}` is not a vLLM version")
     return match[1] + (match[2] or ".0").partition("+")[0]
 
 
@@ -259,8 +259,13 @@ def deployment(
     accelerator = next((one for one in catalogue() if wanted and one.name == wanted.accelerator), None)
     if accelerator and accelerator.vendor != "nvidia":
         raise UsageError(
-            f"{profile.span('hardware.accelerator')}: containers for {accelerator.name} are not written yet",
-            hint="NVIDIA's accelerators and processors are; `specserve plan` gives the command for any",
+            (
+                f"{profile.span('hardware.accelerator')}: specserve cannot write containers for "
+                f"{accelerator.name} yet"
+            ),
+            hint=(
+                "NVIDIA GPUs and CPUs are supported; `specserve plan` gives the command for any accelerator"
+            ),
         )
     inside, mounts = contained(profile)
     server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104

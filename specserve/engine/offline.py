@@ -72,7 +72,7 @@ def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat:
         if name == "n" and value == 1:
             continue
         if name in _NOT_PER_LINE:
-            raise ValueError(f"`{name}` has no meaning here: one line gives one text")
+            raise ValueError(f"`{name}` cannot be used here: each line produces one text")
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, n=1)
             raise ValueError(

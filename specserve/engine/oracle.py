@@ -66,7 +66,9 @@ def _make_arg_parser() -> Any:
     for module in ("common", "launchers", "openai"):
         with contextlib.suppress(ImportError, AttributeError):
             return __import__(f"vllm.entrypoints.{module}.cli_args", fromlist=["x"]).make_arg_parser
-    raise ImportError("vLLM's `make_arg_parser` is in none of the modules that are known to hold it")
+    raise ImportError(
+        "vLLM's `make_arg_parser` was not found in any of the modules that are known to have it"
+    )
 
 
 def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:
@@ -147,7 +149,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--gpu", help="JSON: name, capability, total_bytes, multiprocessors")
     options.add_argument("--count", type=int, default=8)
-    options.add_argument("--source", help="a folder that holds a `vllm` package")
+    options.add_argument("--source", help="a folder that contains a `vllm` package")
     options.add_argument("--cache", default="vllm-cache", help="vLLM's own cache folder")
     given = options.parse_args()
     lines = JsonLines()  # before anything of vLLM, which prints to stdout

@@ -114,7 +114,7 @@ def accelerator(name: str) -> Accelerator:
     for known in catalogue():
         if _plain(known.name) == wanted:
             return known
-    raise UsageError(f"no accelerator is called `{_shown(name)}`", hint=_nearest(wanted))
+    raise UsageError(f"there is no accelerator named `{_shown(name)}`", hint=_nearest(wanted))
 
 
 def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Machine:
@@ -125,7 +125,7 @@ def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Ma
     match = _MACHINE.fullmatch(text.strip())
     hint = "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"
     if not match:
-        raise UsageError(f"`{_shown(text)}` names no machine", hint=hint)
+        raise UsageError(f"`{_shown(text)}` is not a valid machine", hint=hint)
     nodes, count = int(match[1] or 1), int(match[2] or 1)
     if not (nodes and count):
         raise UsageError(f"`{_shown(text)}` has no accelerator", hint=hint)

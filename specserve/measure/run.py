@@ -214,8 +214,11 @@ class Measurement:
         before = self.versions.get(GENERATOR)
         if self.passes and before not in (None, found):
             raise UsageError(
-                f"the load generator is that of {found}, and the run began with that of {before}",
-                hint=f"install {before} again, or start over: their figures cannot be compared",
+                f"the load generator is the one of {found}, but the run began with that of {before}",
+                hint=(
+                    f"install {before} again, or start over: measurements with two load generators cannot be "
+                    "compared"
+                ),
             )
         self.versions[GENERATOR] = found
         self.directory.update(load_generator=found)
@@ -270,8 +273,8 @@ class Measurement:
             known = self.directory.content.get("sha256", {}).get(name)
             if known not in (None, workload.sha256):
                 raise SpecserveError(
-                    f"the prompts of `{name}` are not those that the run began with",
-                    hint="start over: what was measured cannot be compared with them",
+                    f"the prompts of `{name}` have changed since the run began",
+                    hint="start over: the earlier measurements cannot be compared with them",
                 )
             self.workloads[name] = workload
             for remark in workload.remarks:

@@ -30,7 +30,7 @@ def scipy(module: str) -> Any:
     try:
         return import_module(f"scipy.{module}")
     except ImportError as error:
-        raise FactError("scipy is not installed", hint="pip install 'specserve[measure]'") from error
+        raise FactError("scipy is not installed", hint="run `pip install 'specserve[measure]'`") from error
 
 
 CONFIDENCE = 0.95

@@ -20,7 +20,7 @@ def numbers(text: str | None, option: str, *, least: float, most: float) -> tupl
             f"`{option}` is not a list of numbers: {text!r}", hint=f"such as {example}"
         ) from None
     if not all(least <= value <= most for value in found):
-        raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
+        raise UsageError(f"`{option}` is {text}, but each value must be {least:g} to {most:g}")
     return tuple(dict.fromkeys(found))
 
 
@@ -51,5 +51,5 @@ def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 864
     value = float(found[1]) * _UNITS[found[2]]
     if not least_s <= value <= most_s:
         most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"
-        raise UsageError(f"`{option}` is {text}, and must be {least_s:g} s to {most}")
+        raise UsageError(f"`{option}` is {text}, but it must be {least_s:g} s to {most}")
     return value

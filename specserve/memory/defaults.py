@@ -234,8 +234,8 @@ def kv_token_bytes(dtype: str, *, heads: int, head_dim: int, head_dim_v: int, we
         return heads * (head_dim + head_dim_v) * weight_bytes
     if dtype not in _KV_BYTES:
         raise FactError(
-            f"the bytes of a KV cache of type `{dtype}` are not known",
-            hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
+            f"the size of a KV cache of type `{dtype}` is not known",
+            hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
         )
     return heads * (head_dim + head_dim_v) * _KV_BYTES[dtype]
 

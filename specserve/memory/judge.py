@@ -215,7 +215,7 @@ def _state(told: Mapping[str, Any], elements: tuple[int, int] | None) -> int:
 def _layer(told: Mapping[str, Any], *, elements: tuple[int, int] | None) -> LayerKv:
     kind = _KINDS.get(told["kind"])
     if kind is None:
-        raise FactError(f"vLLM's KV cache layers of kind `{told['kind']}` are not known")
+        raise FactError(f"vLLM reported KV cache layers of an unknown kind, `{told['kind']}`")
     if kind == "state":
         blocks = int(told["state_blocks"])
         return LayerKv(kind, int(told["block_size"]), state_bytes=_state(told, elements), state_blocks=blocks)

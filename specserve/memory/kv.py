@@ -144,7 +144,7 @@ def state_page_bytes(mixer: State, cache: KvFormat) -> int:
         groups = tp  # vLLM repeats groups so that each GPU has those of its heads
     channels = mixer.conv_dim + groups * mixer.group_dim
     if channels % tp or (mixer.recurrent and mixer.recurrent[0] % tp):
-        raise FactError(f"a recurrent state of {channels} channels cannot be divided over {tp} GPUs")
+        raise FactError(f"a recurrent state of {channels} channels cannot be divided evenly among {tp} GPUs")
     columns = mixer.conv_kernel - 1 + (cache.draft_tokens if mixer.grows_with_drafts else 0)
     total = channels // tp * columns * element
     if mixer.recurrent:

@@ -84,8 +84,11 @@ def _unknown(facts: ModelFacts, *, online: str | None) -> FactError:
     method = quantization_of(facts.config).get("quant_method") or online
     what = f" quantised by `{method}`" if method and method != "auto" else ""
     return FactError(
-        f"the weights of `{facts.model}`{what} are not known: no safetensors headers, and no formula",
-        hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
+        (
+            f"the size of the weights of `{facts.model}`{what} is not known: there are no safetensors "
+            "headers, and no formula"
+        ),
+        hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
     )
 
 

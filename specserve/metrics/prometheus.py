@@ -198,7 +198,7 @@ class _Tally:
 
 
 def _wrong(why: str) -> FactError:
-    return FactError(f"the metrics cannot be right: {why}")
+    return FactError(f"the metrics are invalid: {why}")
 
 
 def _bound(name: str, labels: Mapping[str, str]) -> float:
@@ -222,9 +222,9 @@ def read(text: str) -> Metrics:
         engine = EngineName(labels.get("model_name", ""), labels.get("engine", ""))
         tallies[engine].add(name.removesuffix("_total"), labels, value)
         if len(tallies) > MOST_ENGINES:
-            raise FactError(f"the metrics hold more than {MOST_ENGINES} engines")
+            raise FactError(f"the metrics contain more than {MOST_ENGINES} engines")
     if not tallies:
-        raise FactError("the metrics are not vLLM's", hint="a URL is the root of a vLLM server")
+        raise FactError("the metrics are not vLLM's", hint="give the root URL of a vLLM server")
     return Metrics({engine: tallies[engine].engine(started_s) for engine in sorted(tallies)})
 
 
@@ -249,7 +249,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         # without their types, each line is a family of its own to the parser, which keeps none of them
         for count, family in enumerate(text_fd_to_metric_families(lines)):
             if count == MOST_SAMPLES:
-                raise FactError(f"the metrics hold more than {MOST_SAMPLES:,} samples of vLLM")
+                raise FactError(f"the metrics contain more than {MOST_SAMPLES:,} vLLM samples")
             for sample in family.samples:
                 yield sample.name, sample.labels, float(sample.value)
     except (ValueError, LookupError, OverflowError) as error:
@@ -263,7 +263,7 @@ def _lines(text: str) -> Iterator[str]:
         length = found.end() - found.start()
         characters += length
         if length > _LONGEST_LINE or text.count('="', found.start(), found.end()) > _MOST_LABELS:
-            raise FactError(f"the metrics hold a line of {length:,} characters, such as vLLM never writes")
+            raise FactError(f"the metrics contain a line of {length:,} characters, which vLLM never writes")
         if characters > _MOST_CHARACTERS:
-            raise FactError(f"the metrics hold more than {_MOST_CHARACTERS >> 20} MiB of vLLM")
+            raise FactError(f"the metrics contain more than {_MOST_CHARACTERS >> 20} MiB of vLLM's data")
         yield found[0]

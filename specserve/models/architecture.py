@@ -262,5 +262,5 @@ def read_mtp(model: str, config: Mapping[str, Any]) -> tuple[Mixer, ...]:
         default=1 if model_type in GATED_DELTA else 0, least=0,
     )  # fmt: skip
     if count == 0:
-        raise FactError(f"config.json of `{model}` names no multi-token prediction layers")
+        raise FactError(f"config.json of `{model}` has no multi-token prediction layers")
     return (attention(fields, model_type=model_type),) * count

@@ -181,7 +181,7 @@ def _numbers(ranges: str) -> list[int]:
 def _tensor(text: object) -> Tensor:
     match = _TENSOR.fullmatch(text) if isinstance(text, str) else None
     if not match or match[1] not in BITS:
-        raise FactError("a tensor is written like `BF16 4096x4096`")
+        raise FactError("a tensor must be written like `BF16 4096x4096`")
     shape = () if match[2] == "scalar" else tuple(int(size) for size in match[2].split("x"))
     if math.prod(shape) > _MAX_DIMENSION:
         raise FactError("a tensor has more elements than a disk has bytes")
@@ -228,7 +228,7 @@ def from_record(record: object, *, origin: Origin) -> ModelFacts:
     generation, revision = values.get("generation_config"), values.get("revision")
     form = values.get("config_format", "hf")
     if form not in ("hf", "mistral"):
-        raise FactError("`config_format` is neither `hf` nor `mistral`")
+        raise FactError("`config_format` must be `hf` or `mistral`")
     if commit is not None and not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
         raise FactError("`commit` is not a commit")
     broken = _as(dict, values.get("broken", {}), "broken")
@@ -264,10 +264,10 @@ def _file(name: object, record: object) -> tuple[str, ModelFile]:
     values = _as(dict, record, f"files.{text[:80]}")
     size, sha256, header = (values.get(key) for key in _FILE_KEYS)
     if size is not None and (type(size) is not int or not 0 <= size < _MAX_SIZE):
-        raise FactError(f"`size` of `{text[:80]}` is not a size")
+        raise FactError(f"`size` of `{text[:80]}` is not a valid size")
     for value in (sha256, header):
         if value is not None and not (isinstance(value, str) and _SHA256.fullmatch(value)):
-            raise FactError(f"a hash of `{text[:80]}` is not sha256")
+            raise FactError(f"a hash of `{text[:80]}` is not a SHA-256 hash")
     return text, ModelFile(size, sha256, header_sha256=header)
 
 

@@ -69,7 +69,7 @@ def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
         raise FactError(f"`{where}` is not valid JSON: {json_problem(error, data)}") from error
     if not isinstance(value, dict):
         names = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
-        raise FactError(f"`{where}` holds no JSON object but {names.get(type(value), 'null')}")
+        raise FactError(f"`{where}` contains {names.get(type(value), 'null')} instead of a JSON object")
     if _is_deep(value):
         raise FactError(f"`{where}` is not valid JSON: {_TOO_DEEP}")
     return value
@@ -89,7 +89,7 @@ def _is_deep(value: object) -> bool:
 def json_problem(error: Exception, data: bytes) -> str:
     """What is wrong with it, in a few words."""
     if data.startswith(LFS_POINTER):
-        return "it is a pointer of Git LFS, and the file itself was not downloaded"
+        return "it is a Git LFS pointer, and the file itself was not downloaded"
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.lower()} at line {error.lineno} column {error.colno}"
     if isinstance(error, RecursionError):
@@ -155,7 +155,7 @@ def _of_index(content: Mapping[str, Any], *, index: str) -> tuple[str, ...]:
     mapping = content.get("weight_map")
     files = list(mapping.values()) if isinstance(mapping, dict) else []
     if not files or not all(is_file_name(file) and "/" not in file for file in files):
-        raise FactError(f"`{index}` has no `weight_map` of tensors to files beside it")
+        raise FactError(f"`{index}` has no `weight_map` from tensors to files in the same folder")
     return tuple(sorted(set(files)))
 
 
@@ -189,7 +189,7 @@ def _entries(folder: Path, *, prefix: str) -> Iterator[tuple[str, ModelFile]]:
         with os.scandir(folder) as entries:
             for count, entry in enumerate(entries):
                 if count >= MAX_FILES:
-                    raise FactError(f"`{folder}` holds more than {MAX_FILES} files")
+                    raise FactError(f"`{folder}` contains more than {MAX_FILES} files")
                 found = _file(entry)
                 if found:
                     yield prefix + entry.name, found
@@ -250,13 +250,13 @@ def read_header(path: Path) -> Header:
 def _header_length(start: bytes, *, name: str, size_bytes: int) -> int:
     """How long the header is, by the first bytes of a file of this size."""
     if start.startswith(LFS_POINTER[:LENGTH_BYTES]):
-        raise FactError(f"`{name}` is a pointer of Git LFS: the file itself was not downloaded")
+        raise FactError(f"`{name}` is a Git LFS pointer: the file itself was not downloaded")
     if len(start) < LENGTH_BYTES:
-        raise FactError(f"`{name}` is cut short: it has {len(start)} bytes")
+        raise FactError(f"`{name}` is truncated: it has {len(start)} bytes")
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
     if length > size_bytes - LENGTH_BYTES:
         raise FactError(
-            f"`{name}` is cut short, or no safetensors file: its header would be {length} bytes long"
+            f"`{name}` is truncated, or is not a safetensors file: its header would be {length} bytes long"
         )
     if length > MAX_HEADER_BYTES:
         raise FactError(f"the header of `{name}` is larger than {MAX_HEADER_BYTES >> 20} MiB")
@@ -272,7 +272,7 @@ def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
     except (ValueError, RecursionError) as error:
         raise FactError(f"the header of `{name}` is not valid JSON: {json_problem(error, data)}") from error
     if not isinstance(content, dict):
-        raise FactError(f"the header of `{name}` holds no JSON object")
+        raise FactError(f"the header of `{name}` is not a JSON object")
     content.pop("__metadata__", None)
     room = size_bytes - LENGTH_BYTES - len(data)
     tensors, end = tensors_of(content, name=name, room_bytes=room)
@@ -297,11 +297,11 @@ def tensors_of(
     filled = 0
     for begin, end in sorted(places):
         if begin != filled:
-            raise FactError(f"the tensors of `{name}` leave holes, or overlap")
+            raise FactError(f"the tensors of `{name}` have gaps, or overlap")
         filled = end
     if room_bytes is not None and filled > room_bytes:
         missing = filled - room_bytes
-        raise FactError(f"`{name}` is cut short: {missing} of {filled} bytes of its tensors are missing")
+        raise FactError(f"`{name}` is truncated: {missing} of {filled} bytes of its tensors are missing")
     return tensors, filled
 
 
@@ -312,7 +312,7 @@ def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not (isinstance(dtype, str) and _numbers(shape) and _numbers(offsets) and len(offsets) == 2):
-        raise FactError(f"`{name}` does not say type, shape and place of {_quoted(key)} as it must")
+        raise FactError(f"`{name}` does not give a valid type, shape and position for {_quoted(key)}")
     if dtype not in BITS:
         shown = dtype if _TYPE_NAME.fullmatch(dtype) else "with a strange name"
         raise UnknownType(f"`{name}` has a tensor of type {shown}, which is not known here")
@@ -323,9 +323,7 @@ def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
         if bits > _MAX_DIMENSION:
             break  # too large in any case: do not multiply on
     if bits != 8 * (end - begin):
-        raise FactError(
-            f"`{name}` gives {_quoted(key)} {end - begin} bytes, and its shape needs another number"
-        )
+        raise FactError(f"`{name}` gives {_quoted(key)} {end - begin} bytes, which does not match its shape")
     return Tensor(dtype, tuple(shape)), begin, end
 
 

@@ -58,7 +58,7 @@ def read_from_hub(
         own.mkdir(parents=True, exist_ok=True)
     if not os.access(own, os.W_OK):
         raise HubUnreachable(
-            f"`{model}`: `{own}` cannot be written", hint="SPECSERVE_CACHE_DIR names another folder"
+            f"`{model}`: `{own}` cannot be written", hint="set SPECSERVE_CACHE_DIR to another folder"
         )
     commit = _ask_about("read", model, revision, need_config=need_config, cache=str(cache))
     facts = recall(model, revision=commit, cache=cache)
@@ -198,8 +198,11 @@ def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None
     free = shutil.disk_usage(place).free
     if needed and needed + MARGIN_BYTES > free:
         raise FactError(
-            f"{needed / 1e9:.1f} GB must be downloaded, and the disk of `{cache}` has {free / 1e9:.1f} GB free",
-            hint="HF_HUB_CACHE names another place; `hf cache` shows what can go",
+            (
+                f"{needed / 1e9:.1f} GB must be downloaded, but the disk of `{cache}` has only "
+                f"{free / 1e9:.1f} GB free"
+            ),
+            hint="set HF_HUB_CACHE to another folder, or use `hf cache` to see what can be deleted",
         )
 
 
@@ -216,7 +219,7 @@ def fetch_files(download: ModelDownload, *, cache: Path, stall_s: float) -> None
         ]
         if wrong:
             raise FactError(
-                f"`{wrong[0]}` of `{download.model}` came with another size than the Hub said",
+                f"`{wrong[0]}` of `{download.model}` does not have the size that the Hub reported",
                 hint="remove it from the Hub cache and pull again",
             )
     _note_revision(download, cache=cache)

@@ -332,7 +332,8 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
         return 0
     if count * len(shape.layers) > _MOST_EXPERTS:
         raise FactError(
-            f"config.json of `{fields.model}` names {count} experts in each of {len(shape.layers)} layers"
+            f"config.json of `{fields.model}` has {count} experts in each of {len(shape.layers)} layers, "
+            "which is too many"
         )
     if shape.model_type in _LIKE_DEEPSEEK:
         first = fields.integer("first_k_dense_replace", default=0, least=0)

@@ -103,15 +103,15 @@ def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
     if version != VERSION or isinstance(version, bool):
         newer = isinstance(version, int) and version > VERSION
         hint = "a newer specserve wrote it" if newer else _HINT
-        raise FactError(f"its version is {version!r:.20}, and {VERSION} is known here", hint=hint)
+        raise FactError(f"its version is {version!r:.20}, but this specserve reads {VERSION}", hint=hint)
     models, comparisons = content.get("models"), content.get("comparisons", [])
     if not isinstance(models, list) or not isinstance(comparisons, list):
         raise FactError("`models` and `comparisons` must be lists")
     created, by, vllm = (content.get(key) for key in ("created", "specserve", "vllm"))
     if not isinstance(created, str) or not _DATE.fullmatch(created) or not isinstance(by, str):
-        raise FactError("`created` must be a day, and `specserve` a version")
+        raise FactError("`created` must be a date, and `specserve` a version")
     if vllm is not None and not isinstance(vllm, str):
-        raise FactError("`vllm` must be a range of versions")
+        raise FactError("`vllm` must be a version range")
     return Lock(
         file,
         tuple(_model(entry) for entry in models),
@@ -125,9 +125,9 @@ def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
 def _model(entry: object) -> ModelFacts:
     facts = from_record(entry, origin="lock")
     if is_path(facts.model) == (facts.commit is not None):
-        raise FactError(f"`{facts.model[:80]}` must have a commit, or be a path and have none")
+        raise FactError(f"`{facts.model[:80]}` must be a Hub id with a commit, or a path without one")
     if facts.revision and COMMIT.fullmatch(facts.revision) and facts.revision != facts.commit:
-        raise FactError(f"`{facts.model[:80]}` is locked at another commit than it was asked for")
+        raise FactError(f"`{facts.model[:80]}` is locked at a commit other than its revision")
     return facts
 
 
@@ -135,7 +135,7 @@ def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
     values = dict(entry) if isinstance(entry, dict) else {}
     target, draft = values.pop("target", None), values.pop("draft", None)
     if not isinstance(target, str) or not isinstance(draft, str):
-        raise FactError("a comparison names a `target` and a `draft`")
+        raise FactError("a comparison needs a `target` and a `draft`")
     first = values.get("first_difference")
     try:
         values["first_difference"] = None if first is None else TokenDifference(**first)
@@ -145,7 +145,7 @@ def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
     except (TypeError, ValueError):  # another key than `asdict` writes, or no mapping where one belongs
         found = None
     if found is None or not _is_sound(found):
-        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is none")
+        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is not valid")
     return (target, draft), found
 
 

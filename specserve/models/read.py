@@ -113,7 +113,10 @@ def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> No
     first = "unset HF_HUB_OFFLINE; then " if by_environment else ""
     return NotCached(
         f"`{model}`{at} is not in the Hub cache, and {why}",
-        hint=f"{first}`specserve pull PROFILE` downloads it; `specserve lock PROFILE` records what check needs to know",
+        hint=(
+            f"{first}run `specserve pull PROFILE` to download it, or `specserve lock PROFILE` to record "
+            "what check needs to know"
+        ),
     )
 
 

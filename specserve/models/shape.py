@@ -166,7 +166,9 @@ def _pattern(fields: Fields, *, default: int) -> int:
 
 def _of_all(fields: Fields, key: str, values: tuple[_T, ...], count: int) -> tuple[_T, ...]:
     if len(values) < count:
-        raise FactError(f"`{key}` in config.json of `{fields.model}` names {len(values)} layers of {count}")
+        raise FactError(
+            f"`{key}` in config.json of `{fields.model}` lists only {len(values)} of {count} layers"
+        )
     return values[:count]
 
 
@@ -223,7 +225,9 @@ def layer_kinds(fields: Fields, *, model_type: str, count: int) -> list[str]:
     if kinds is None:
         return ["attention"] * count
     if len(kinds) < count:
-        raise FactError(f"config.json of `{fields.model}` names the kinds of {len(kinds)} layers of {count}")
+        raise FactError(
+            f"config.json of `{fields.model}` gives the kinds of only {len(kinds)} of {count} layers"
+        )
     return kinds[:count]
 
 

@@ -191,7 +191,7 @@ def lock_profile(
     """
     file = lock_path(profile.file)
     if file is None or not Path(profile.file).is_file():
-        raise UsageError("only a profile in a file has a place for its lock", hint="write it to a file first")
+        raise UsageError("only a profile in a file can be locked", hint="write it to a file first")
     read: dict[_Key, ModelFacts] = {}
     for use in model_uses(profile):
         key = _key(use)
@@ -330,7 +330,7 @@ def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile,
     lock = lock_of(profile)
     if lock is None:
         if needed:
-            raise FactError(f"`{profile.file}` has no lock beside it", hint="`specserve lock` writes it")
+            raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
         return profile, None
     missing = not_locked(profile, lock) if needed else ()
     if missing:
@@ -346,10 +346,10 @@ def without_hub(plan: LaunchPlan, *, profile: Profile, lock: Lock | None, needed
 
     problems = offline_problems(profile, lock)
     if not problems:
-        return offline(plan, why="the cache holds all that the lock names")
+        return offline(plan, why="the cache has everything that the lock lists")
     if needed:
         raise FactError(
-            "not everything that the lock names is here",
+            "some files that the lock lists are missing here",
             hint="`specserve pull` downloads it",
             causes=problems,
         )

@@ -92,10 +92,14 @@ def on_node(
 def unnamed(profile: Profile) -> UsageError:
     """The error for a launch that does not say which of several nodes it is."""
     return UsageError(
-        f"{profile.span('hardware.nodes')}: `{profile.name}` is for {node_count(profile)} nodes, and each takes a "
-        "command of its own",
-        hint="`specserve up … --node-rank 0 --master-addr ADDRESS` on the first, whose address that is; then the "
-        "others, from `--node-rank 1` on",
+        (
+            f"{profile.span('hardware.nodes')}: `{profile.name}` is for {node_count(profile)} nodes, and "
+            "each node needs its own command"
+        ),
+        hint=(
+            "run `specserve up … --node-rank 0 --master-addr ADDRESS` on the first node, with its own "
+            "address; then start the others, from `--node-rank 1` on"
+        ),
     )
 
 
@@ -113,22 +117,30 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
         ray = profile.engine.get("distributed_executor_backend") == "ray"
         raise UsageError(
             f"{place}: `{profile.name}` is for one node" + (": Ray finds the others" if ray else ""),
-            hint="write `hardware.nodes` for more",
+            hint="set `hardware.nodes` for more nodes",
         )
     if not 0 <= rank < nodes:
-        raise UsageError(f"{place}: there is no node {rank} of {nodes}", hint=f"0 to {nodes - 1}")
+        raise UsageError(
+            f"{place}: there is no node {rank}: the profile has {nodes} nodes", hint=f"0 to {nodes - 1}"
+        )
     if world % nodes:
         raise UsageError(
-            f"{place}: {world} rank{'s do' if world > 1 else ' does'} not divide into {nodes} nodes",
-            hint="vLLM puts the same number on each: raise `target.pipeline_parallel_size` or the tensor's",
+            f"{place}: {world} rank{'s do' if world > 1 else ' does'} not divide evenly into {nodes} nodes",
+            hint=(
+                "vLLM puts the same number on each node: raise `target.pipeline_parallel_size` or the "
+                "tensor-parallel size"
+            ),
         )
     if int(profile.engine.get("data_parallel_size") or 1) > 1:
         raise UsageError(
-            f"{profile.span('engine.data_parallel_size')}: data parallelism over nodes is not planned here",
-            hint="one profile per replica, and a router in front of them",
+            (
+                f"{profile.span('engine.data_parallel_size')}: specserve does not plan data parallelism across "
+                "nodes"
+            ),
+            hint="use one profile per replica, with a router in front of them",
         )
     if not given and not profile.engine.get("master_addr"):
         raise UsageError(
-            f"{place}: the nodes must know where node 0 is",
-            hint="`--master-addr ADDRESS`, or `engine.master_addr` in the profile",
+            f"{place}: each node needs the address of node 0",
+            hint="pass `--master-addr ADDRESS`, or set `engine.master_addr` in the profile",
         )

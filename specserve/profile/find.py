@@ -196,4 +196,4 @@ def _run_git(folder: Path, *arguments: str) -> CompletedProcess[bytes]:
         return subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S, env=env)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         hint = "`PROFILE@REVISION` needs git"
-        raise FactError(f"git does not run: {system_reason(error)}", hint=hint) from error
+        raise FactError(f"cannot run git: {system_reason(error)}", hint=hint) from error

@@ -55,7 +55,7 @@ def apply(tree: Node, settings: Iterable[str]) -> Node:
         if not sign or not all(key.strip() for key in keys):
             raise UsageError(f"`--set` takes `key.path=value`; found {quoted(setting)}")
         if keys[0] == "extends":
-            raise UsageError("`--set extends` has no effect: parents are read before", hint="edit the file")
+            raise UsageError("`--set extends` has no effect: parents are read first", hint="edit the file")
         value = _set_value(text, file=f"--set {path}")
         for key in reversed(keys):
             value = Node({key: value}, value.span, key=value.key)
@@ -68,7 +68,9 @@ def _set_value(text: str, *, file: str) -> Node:
         return Node(None, Span(file), key=Span(file))
     parsed, findings = parse(text.encode(errors="surrogateescape"), file=file, is_value=True)
     if parsed is None or findings:
-        raise UsageError(f"the value of {quoted(file)} is not YAML", hint="quote it, for YAML and the shell")
+        raise UsageError(
+            f"the value of {quoted(file)} is not YAML", hint="quote it for both YAML and the shell"
+        )
     return replace(parsed, key=Span(file))
 
 

@@ -165,7 +165,7 @@ def alternatives(node: Node | None, *, found: list[Finding]) -> Mapping[str, Spe
         if not re.fullmatch(ALTERNATIVE, name):
             message = f"{quoted(name)} is not a valid name of an alternative"
             span = replace(child.key or child.span, path=path)
-            found.append(problem("SD006", message, span, help="letters, digits, `-` and `_` make a name"))
+            found.append(problem("SD006", message, span, help="use letters, digits, `-` and `_`"))
             continue
         speculation = block(child, path=path, found=found)
         if speculation is not None:

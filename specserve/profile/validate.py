@@ -288,7 +288,7 @@ def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
     try:
         in_range(text)
     except UsageError:
-        message = f"`vllm` must be a range of versions; found {quoted(text)}"
+        message = f"`vllm` must be a version range; found {quoted(text)}"
         span = replace(node.span, path="vllm")
         found.append(problem("SD006", message, span, help=f"write it like `{EXAMPLE_RANGE}`"))
     return text

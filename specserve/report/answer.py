@@ -126,7 +126,7 @@ def say_generated(found: Generated) -> None:
         say(f"{found.completion_tokens} tokens in {found.took_s:.1f} s: {speed:.1f} tokens/s")
         say(acceptance_line(found.acceptance))
     if found.errors:
-        say(f"{count(len(found.errors), 'line')} could not be done:")
+        say(f"{count(len(found.errors), 'line')} failed:")
         for error in found.errors[:_SHOWN_ERRORS]:
             say(f"  {clean(error)}")
         if len(found.errors) > _SHOWN_ERRORS:

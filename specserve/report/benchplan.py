@@ -36,7 +36,7 @@ class BenchEstimate:
 def show(plan: BenchPlan, *, format: str, obstacle: str | None = None) -> None:
     """On stdout. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
     if format not in {"text", "json"}:
-        raise UsageError(f"`--dry-run` has no {format}", hint="`--format json`, or none")
+        raise UsageError(f"`--dry-run` cannot print {format}", hint="`--format json`, or none")
     if format == "json":
         out(json.dumps({**_plan_json(plan), "obstacle": obstacle}, indent=2))
         return

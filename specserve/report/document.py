@@ -197,7 +197,7 @@ def html_page(document: Document) -> str:
     try:
         import jinja2  # noqa: F401 - the template needs it
     except ImportError as error:
-        raise FactError("a page needs jinja2", hint="`pip install 'specserve[measure]'`") from error
+        raise FactError("a page needs jinja2", hint="run `pip install 'specserve[measure]'`") from error
     return _template().render(document=document, version=__version__)
 
 

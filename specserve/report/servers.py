@@ -144,12 +144,13 @@ class TextView:
                 say(f"{warning}: the warm-up request failed, {why}")
             case events.Joined(rank, nodes, elapsed_s):
                 say(f"node {rank} of {nodes} joined in {duration(elapsed_s)}")
-                say("node 0 answers the requests; Ctrl-C stops this one, and the others with it")
+                say("node 0 answers the requests; Ctrl-C stops this node and all others")
             case events.Stopping(signal, grace_s):
                 self._stopping = True
                 self._line.erase()
                 say(
-                    f"stopping: sent {signal}, waiting up to {duration(grace_s)}; Ctrl-C again ends it at once"
+                    f"stopping: sent {signal}, waiting up to {duration(grace_s)}; press Ctrl-C again to stop "
+                    "immediately"
                 )
             case events.Stopped(took_s, killed):
                 self._line.erase()

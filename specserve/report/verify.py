@@ -327,9 +327,9 @@ def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limi
 
     def gate(server: RunningServer) -> None:
         limit_us = round(_PATIENCE * limit_s * 1e6)
-        notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
+        notify("STATUS=verifying; the port is already open", f"EXTEND_TIMEOUT_USEC={limit_us}")
         if not as_json:
-            say("verifying; the port is open already, and requests are answered meanwhile")
+            say("verifying; the port is already open, and requests are answered during this time")
         progress = None if as_json else VerifyProgress(limit_s=limit_s)
         found = verify_url(
             server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
@@ -339,7 +339,7 @@ def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limi
         if found.has_failed:
             raise VerifyFailed(
                 f"the server did not pass its verification ({found.verdict.value}): it is stopped",
-                hint="start it without `--verify`; `specserve verify` then shows more",
+                hint="start it without `--verify`, then run `specserve verify` for details",
             )
 
     return gate

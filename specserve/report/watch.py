@@ -272,18 +272,21 @@ class WatchPrinter:
         """Say what is watched."""
         self._watched = watched
         how_long = f" for {request.for_s:g} s" if request.for_s is not None else ""
-        say(f"watching {watched.endpoint.root}{how_long}: measured over the last {request.window_s:g} s")
+        say(f"watching {watched.endpoint.root}{how_long}: figures cover the last {request.window_s:g} s")
         if watched.profile is not None and watched.profile.expect:
-            say(f"held to the promises of `{watched.profile.file}`")
+            say(f"checking against the promises of `{watched.profile.file}`")
         elif watched.profile is not None and watched.is_other_arm:
-            say(f"held to no promise: `expect` is for what `{watched.profile.file}` itself speculates with")
+            say(
+                f"no promises are checked: `expect` applies only to the speculation of `{watched.profile.file}` "
+                "itself"
+            )
 
     def exporting(self, host: str, port: int) -> None:
         """Say where the exporter listens."""
         shown = f"[{host}]" if ":" in host else host
         say(f"metrics at http://{shown}:{port}/metrics")
         if host not in {"127.0.0.1", "::1", "localhost"}:
-            say(f"{styled('warning', 'yellow')}: anyone who can reach {shown}:{port} can read them")
+            say(f"{styled('warning', 'yellow')}: anyone who can reach {shown}:{port} can read the metrics")
 
     def show(self, report: WatchReport) -> None:
         """Show one report."""
@@ -312,7 +315,7 @@ class WatchPrinter:
         warning = styled("warning", "yellow")
         trouble = report.trouble.message if report.trouble is not None else ""
         if trouble != self._trouble and not report.is_final:
-            say(f"{warning}: {trouble}; waiting for it" if trouble else "it answers again")
+            say(f"{warning}: {trouble}; waiting for the server" if trouble else "the server answers again")
             self._trouble = trouble
         if report.restarted:
             say(f"{warning}: the server was restarted: a new window begins")

@@ -95,7 +95,7 @@ def _request(body: dict[str, Json], identity: Json, *, index: int) -> OfflineReq
     try:
         json.dumps([prompt, messages, body], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair: not valid Unicode text") from None
+        raise ValueError("unpaired surrogate: not valid Unicode text") from None
     return OfflineRequest(index, cast("Any", prompt), cast("Any", messages), body)
 
 

@@ -240,7 +240,7 @@ class Client:
                     summary = _take_figures(answer, chunk) or summary
         if answer.finish_reason is None:
             raise TrafficError(
-                "the answer ended without a finish reason", hint="the server's log may tell why"
+                "the answer ended without a finish reason", hint="the server's log may show why"
             )
         return answer, summary
 

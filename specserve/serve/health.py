@@ -176,9 +176,12 @@ class Links:
         where = f"{self._plan.engine_kwargs.get('master_addr')}:{self._port}"
         who = f"node 0 ({where}) is" if rank else "another node is"
         return LaunchError(
-            f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, and this one was stopped",
+            (
+                f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, so this node was "
+                "stopped"
+            ),
             causes=("vLLM there ended, or its host went down: the log there tells why",),
-            hint="the ranks of one model live and die together: restart all nodes",
+            hint="the ranks of one model can only run together: restart all nodes",
         )
 
 

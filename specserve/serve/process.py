@@ -136,7 +136,7 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
             if not os.environ.get(value.name):
                 raise UsageError(
                     f"the environment variable `{value.name}` is not set",
-                    hint=f"the profile takes the server's `{name}` from it: `export {value.name}=…`",
+                    hint=f"the profile reads the server's `{name}` from it: run `export {value.name}=…`",
                 )
             resolved[name] = os.environ[value.name]
         else:
@@ -251,7 +251,8 @@ def end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, em
     if left := group.members():
         pids = ", ".join(str(process.pid) for process in left)
         raise FactError(
-            f"the kernel does not end process {pids}", hint="it waits for a device or a disk: `dmesg`"
+            f"the kernel has not ended process {pids}",
+            hint="it is waiting for a device or a disk: see `dmesg`",
         )
     emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
 

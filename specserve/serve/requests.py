@@ -44,10 +44,13 @@ def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
     except ValueError as error:
         raise UsageError(f"`{_without_user(url)}` is not a URL: {error}") from None
     if parts.scheme not in {"http", "https"} or not host:
-        raise UsageError(f"`{_without_user(url)}` is not an http URL", hint="such as http://127.0.0.1:8000")
+        raise UsageError(
+            f"`{_without_user(url)}` is not an http URL", hint="write it like http://127.0.0.1:8000"
+        )
     if parts.username is not None or parts.password is not None:
         raise UsageError(
-            "the URL holds a user or a password", hint="`--api-key-env NAME` takes a key from a variable"
+            "the URL contains a user name or a password",
+            hint="use `--api-key-env NAME` to read a key from a variable",
         )
     if parts.query or parts.fragment:
         raise UsageError(f"`{url}` is not a server's URL: it has a query or a fragment")
@@ -75,7 +78,10 @@ def _key(name: str | None) -> str | None:
     if not value:
         raise UsageError(f"the environment variable `{name}` is not set")
     if not (value.isascii() and value.isprintable()):
-        raise UsageError(f"the environment variable `{name}` holds no key: it has characters that no key has")
+        raise UsageError(
+            f"the environment variable `{name}` contains no valid key: it has characters that a key cannot "
+            "have"
+        )
     return value
 
 
@@ -107,7 +113,7 @@ def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> 
         return _of_transport(endpoint, error)
     if isinstance(error, ValueError | openai.OpenAIError):
         return TrafficError(
-            f"the server at {endpoint.root} sent what is no answer: {_said(endpoint, str(error))}"
+            f"the server at {endpoint.root} sent an invalid answer: {_said(endpoint, str(error))}"
         )
     return None
 
@@ -121,7 +127,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
     if status == 404 and model is not None and "does not exist" in message:
         return TrafficError(
             f"the server at {endpoint.root} has no model `{shown(model)}`",
-            hint="without `--model` the first one that it serves is asked",
+            hint="leave `--model` out to use the first model that it serves",
         )
     if status in {404, 405}:
         return no_api(endpoint)
@@ -139,7 +145,7 @@ def no_api(endpoint: Endpoint) -> TrafficError:
     """Something listens there, and it is not such a server."""
     return TrafficError(
         f"there is no OpenAI API at {endpoint.api}",
-        hint="a URL is the server's root, such as http://127.0.0.1:8000",
+        hint="give the server's root URL, such as http://127.0.0.1:8000",
     )
 
 
@@ -162,8 +168,8 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     if "Timeout" in name:
         return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
     return TrafficError(
-        f"the connection to {endpoint.root} broke off: {_said(endpoint, text or name)}",
-        hint="the server's log may tell why",
+        f"the connection to {endpoint.root} was interrupted: {_said(endpoint, text or name)}",
+        hint="the server's log may show why",
     )
 
 
@@ -295,7 +301,7 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     if response.status == 404:
         raise TrafficError(
             f"there are no metrics at {endpoint.root}/metrics (404)",
-            hint="name the server's root, such as http://127.0.0.1:8000",
+            hint="give the server's root URL, such as http://127.0.0.1:8000",
         )
     if response.status != 200:
         raise of_status(endpoint, response.status, message_in(response.text))

@@ -324,10 +324,12 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
     if plan.model in health.served_models(plan.url, key=key if _is_own(found) else None):
         raise LaunchError(
-            f"`{plan.model}` is served at {plan.url} already, by {found}",
-            hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",
+            f"`{plan.model}` is already served at {plan.url} by {found}",
+            hint=(
+                f"`specserve ask --url {plan.url}` sends it a prompt; use `--port 0` to start another server"
+            ),
         )
-    raise LaunchError(f"port {plan.port} is taken by {found}", hint="`--port 0` takes a free one")
+    raise LaunchError(f"port {plan.port} is taken by {found}", hint="use `--port 0` for a free one")
 
 
 def _is_own(found: Holder) -> bool:

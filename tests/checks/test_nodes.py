@@ -64,6 +64,6 @@ def test_an_unknown_accelerator_is_reported_where_it_is_written(profile: Load, n
     loaded = profile(f"target: {{model: ./m}}\nhardware: {{accelerator: {name}}}")
     found = of("SD314", loaded)
     assert len(found) == hits
-    assert all("no accelerator is called" in finding.message for finding in found)
+    assert all("there is no accelerator named `" in finding.message for finding in found)
     context = gather(loaded, wanted=CheckOptions(offline=True, here=False), read=read)
     assert (context.context.machine is None) == bool(hits)

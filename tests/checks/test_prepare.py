@@ -43,7 +43,7 @@ def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
 ) -> None:
     machine(None)
     file = str(write("target: {model: a/b}"))
-    with pytest.raises(FactError, match="no vLLM is installed") as caught:
+    with pytest.raises(FactError, match="vLLM is not installed in specserve's environment") as caught:
         prepare(file)
     assert "make setup" in str(caught.value.hint)
     assert prepare(file, starts=False)[1].vllm == "0.33"
@@ -55,7 +55,7 @@ def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: C
     with pytest.raises(CheckFailed) as caught:
         prepare(file)
     assert "SD108" in [item.code for item in caught.value.findings]
-    with pytest.raises(FactError, match="no vLLM is installed"):
+    with pytest.raises(FactError, match="vLLM is not installed in specserve's environment"):
         prepare(file, check=False)
 
 

@@ -58,7 +58,7 @@ def test_a_completion_instead_of_a_chat_is_said() -> None:
     with serving(Script(has_template=False)) as url:
         done = ask("hi", "--url", url)
     assert done.returncode == 0
-    assert b"`demo` has no chat template: the text was continued instead (`--completion`)" in done.stderr
+    assert b"`demo` has no chat template, so the text was continued instead (`--completion`)" in done.stderr
 
 
 def test_the_prompt_may_come_from_stdin_byte_for_byte() -> None:
@@ -160,7 +160,7 @@ def test_a_server_that_breaks_off_leaves_the_text_and_an_error() -> None:
         done = ask("hi", "--url", url)
     assert done.returncode == 2
     assert done.stdout == b"def f():\n    pass\n"
-    assert b"broke off" in done.stderr
+    assert b"the connection to" in done.stderr
 
 
 def test_ctrl_c_keeps_the_text_and_ends_with_130() -> None:

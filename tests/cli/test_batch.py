@@ -147,7 +147,7 @@ def test_bad_lines_are_listed_with_their_numbers_and_cost_nothing_else(
     assert run(plan, data, path) == 2
     assert texts(path) == ["A", None, None, "B"]
     talk = capfd.readouterr().err
-    assert "2 lines could not be done:" in talk
+    assert "2 lines failed:" in talk
     assert "  line 2: invalid JSON" in talk
     assert "  line 3: the prompt is too long \\x1b[31m" in talk
     assert "\x1b" not in talk
@@ -200,7 +200,7 @@ def test_a_stopped_run_goes_on_where_it_stopped(
     assert not path.exists()
     assert run(plan, data, path) == 1  # the line that failed before is still counted
     assert texts(path) == ["A", None, prompt.upper(), "B"]
-    assert "resuming: 2 of 4 lines are there already" in capfd.readouterr().err
+    assert "resuming: 2 of 4 lines are already done" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("prompt", ["interrupt", "die"])

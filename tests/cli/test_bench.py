@@ -130,9 +130,9 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.Ca
         ([], "no profile is given"),
         (["-c", "1,x"], "`--concurrency` is not a list of numbers"),
         (["-c", "1.5"], "`--concurrency` takes whole numbers"),
-        (["-c", "0"], "each must be 1 to 4096"),
-        (["-t", "3"], "each must be 0 to 2"),
-        (["--request-rate", "-1"], "each must be"),
+        (["-c", "0"], "each value must be 1 to 4096"),
+        (["-t", "3"], "each value must be 0 to 2"),
+        (["--request-rate", "-1"], ", but each value must be"),
         (["--budget", "soon"], "`--budget` is not a time"),
         (["--blocks", "1"], "greater than or equal to 2"),
     ],
@@ -150,7 +150,7 @@ def test_a_workload_that_is_none_is_refused_before_anything_starts(
     profile: Path, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = in_line(told([str(profile), "-w", "cod", *dry], capsys, code=2))
-    assert "no workload and no file `cod`" in said and "did you mean `code`?" in said
+    assert "is neither a workload nor a file" in said and "did you mean `code`?" in said
     assert "ready" not in said
 
 
@@ -175,7 +175,9 @@ def test_what_is_shown_takes_no_options_of_a_measurement(
 
 
 def test_a_dry_run_is_no_report(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "`--dry-run` has no html" in told([str(profile), "--dry-run", "--format", "html"], capsys, code=2)
+    assert "`--dry-run` cannot print html" in told(
+        [str(profile), "--dry-run", "--format", "html"], capsys, code=2
+    )
 
 
 def test_a_profile_that_does_not_speculate_has_nothing_to_compare(
@@ -192,7 +194,7 @@ def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.C
     assert "http://127.0.0.1:2" in told(arguments, capsys)
     error = told([*arguments, "--set", "target.dtype=float32"], capsys, code=2)
     assert "`--set` is for a profile" in in_line(error)
-    assert "two arms are called" in in_line(
+    assert "two variants are named `" in in_line(
         told(["http://127.0.0.1:1", "--with", "127.0.0.1:1", "--dry-run"], capsys, code=2)
     )
 
@@ -221,12 +223,12 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
     assert "continues a run with the options that it began with" in in_line(error)
     error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
-    assert "`--resume` goes with neither `--output` nor `--dry-run`" in error
+    assert "`--resume` cannot be combined with `--output` or `--dry-run`" in error
     assert "is not a run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
     with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
         pass
     error = told(["--resume", str(tmp_path / "run")], capsys, code=2)
-    assert "its run.json is not as specserve writes it" in in_line(error)
+    assert "` cannot be resumed: specserve cannot read its run.json" in in_line(error)
 
 
 def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profile: Path) -> None:
@@ -248,7 +250,7 @@ def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:
     file = tmp_path / "My Traffic.jsonl"
     file.write_text("")
     assert sources(["chat", str(file)]) == {"chat": "chat", "my-traffic": str(file)}
-    with pytest.raises(UsageError, match="two workloads are called"):
+    with pytest.raises(UsageError, match="two workloads are named `"):
         sources([str(file), str(tmp_path / "other" / "My Traffic.jsonl")])
 
 

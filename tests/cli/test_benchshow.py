@@ -59,7 +59,7 @@ def test_what_is_shared_is_a_new_file_without_launches(
     file = tmp_path / "shared.json"
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 0
     assert read_result(file).arms[1].argv == ()
-    assert "read it before sharing" in capsys.readouterr().err
+    assert "` has figures, versions and the machine, but no prompts," in capsys.readouterr().err
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 2
     assert f"error: `{file}` exists already" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
 

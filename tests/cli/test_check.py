@@ -82,7 +82,7 @@ def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
     (skipped,) = content["skipped"]
     assert code == 0
     assert skipped["group"] == "host" and "SD401" in skipped["codes"]
-    assert skipped["reason"] == "no vLLM is installed beside specserve"
+    assert skipped["reason"] == "vLLM is not installed in specserve's environment"
     assert content["profiles"][0]["verdict"] == "incomplete"
     assert answer(capsys, pair(), "--strict")[0] == 1
 
@@ -137,7 +137,10 @@ def test_vllm_that_is_to_be_asked_must_be_there(
     assert _run(["check", pair(), "--ask-vllm"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "error: no vLLM is installed beside specserve to be asked\n\nhint: `--vllm-source`" in captured.err
+    assert (
+        "error: vLLM is not installed in specserve's environment, so it cannot be asked\n\nhint: `--vllm-source`"
+        in captured.err
+    )
 
 
 def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
@@ -175,7 +178,7 @@ def test_the_text_says_what_ran_and_where_the_memory_goes(
     assert "Checking `p` on 1 x L40S-48GB (as the profile says)" in stdout
     assert "Tokenizers: identical" in stdout
     assert "Memory per GPU, GiB: fits" in stdout
-    assert "skipped: no vLLM is installed" in stdout
+    assert "vLLM is not installed in specserve's environment" in stdout
     assert stderr.startswith("No errors found in 1 profile")
 
 
@@ -200,7 +203,7 @@ def test_an_unknown_machine_is_a_usage_error(
 
 def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["check", "--offline", "--vllm-source", str(tmp_path), "configs/demo.yaml"]) == 2
-    assert "does not hold a vLLM" in capsys.readouterr().err
+    assert "does not contain vLLM" in capsys.readouterr().err
 
 
 def test_the_text_says_what_each_term_of_memory_rests_on(

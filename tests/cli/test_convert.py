@@ -98,11 +98,11 @@ def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("serve.sh", "echo hello\n", "starts no vLLM that specserve could find"),
-        ("serve.sh", "vllm serve 'org\n", "is not shell text"),
+        ("serve.sh", "echo hello\n", "specserve found nothing in `"),
+        ("serve.sh", "vllm serve 'org\n", "` as a shell script:"),
         ("offline.py", "LLM(\n", "is not Python"),
-        ("compose.yaml", "a: [\n", "is not YAML"),
-        ("serve.sh", "vllm serve --port 80\n", "names no model"),
+        ("compose.yaml", "a: [\n", "as YAML: "),
+        ("serve.sh", "vllm serve --port 80\n", "does not specify a model"),
     ],
 )
 def test_bad_input_is_a_clear_error(

@@ -94,7 +94,7 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
     assert run(["down", "demo"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "demo: sent SIGTERM; running requests may finish for up to 5.0s"
-    assert told[1].startswith("demo: stopped in ") and told[1].endswith(", nothing is left")
+    assert told[1].startswith("demo: stopped in ") and told[1].endswith("; nothing is left running")
     assert not is_healthy(server.url)
     assert servers(capsys) == []
 
@@ -185,7 +185,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
     left(room=DeviceRoom(("cpu",), 0.7, None))
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\n")
-    with pytest.raises(LaunchError, match="the CPU has no room beside `demo`: together they declare 120%"):
+    with pytest.raises(LaunchError, match=": together they would reserve"):
         room_beside(
             load_profile(profile),
             plan(kwargs={"gpu_memory_utilization": 0.5}),
@@ -251,7 +251,7 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
 def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_server(None, None, None) == ("http://127.0.0.1:8000", None)
     assert find_server("http://h:1", None, "K") == ("http://h:1", "K")
-    with pytest.raises(UsageError, match="both say where the server is"):
+    with pytest.raises(UsageError, match="`--url` and `--name` cannot be combined: both say which"):
         find_server("http://h:1", "demo", None)
     with pytest.raises(UsageError, match="there is no server 'demo'"):
         find_server(None, "demo", None)

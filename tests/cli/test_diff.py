@@ -123,12 +123,12 @@ def test_models_that_are_not_here_are_not_compared_and_that_is_said(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a.yaml"], "takes two sides; found one"),
-        (["a.yaml", "b.yaml", "a.yaml"], "takes two sides; found 3"),
-        (["a.yaml", "b.yaml", "--baseline"], "found a second side"),
+        (["a.yaml"], "`specserve diff` takes two launches; found one"),
+        (["a.yaml", "b.yaml", "a.yaml"], "`specserve diff` takes two launches; found"),
+        (["a.yaml", "b.yaml", "--baseline"], "`--alternative` and `--baseline` derive B from A, so a second"),
         (["a.yaml", "--alternative", "x"], "has no alternative `x`"),
         (["a.yaml", "no.yaml"], "no such file"),
-        (["a.yaml", "http://127.0.0.1:8000"], "is not a profile"),
+        (["a.yaml", "http://127.0.0.1:8000"], "is a URL, which"),
         (["a.yaml@x", "b.yaml"], "git cannot read"),
         (["a.yaml", "--", "vllm", "serve"], "`target.model` is missing"),
         (["a.yaml", "b.yaml", "--vllm", "0.20"], "vLLM 0.20 is not among the versions"),

@@ -101,10 +101,10 @@ def test_an_upgrade_that_is_refused_is_one_error(
     assert _run(["diff", profile, "--vllm-source", newer, "--set", "target.max_model_len=9999"]) == 2
     assert "refuses this launch: max_model_len (9999)" in capsys.readouterr().err
     assert _run(["diff", profile, *(["--vllm-source", newer] * 3)]) == 2
-    assert "named at most twice" in capsys.readouterr().err
+    assert "`--vllm-source` can be given at most twice; found" in capsys.readouterr().err
     assert _run(["diff", profile, "--vllm", "0.31", "--vllm-source", newer]) == 2
-    assert "`--vllm 0.31`: A would run on vLLM 0.32.0" in capsys.readouterr().err
+    assert "`--vllm 0.31` does not match the vLLM of A, which is 0.32.0" in capsys.readouterr().err
     wrong = vllm_that_answers / "a.whl"
     wrong.write_text("no wheel")
     assert _run(["diff", profile, "--vllm-source", str(wrong)]) == 2
-    assert "is not a wheel that can be read" in capsys.readouterr().err
+    assert "as a wheel:" in capsys.readouterr().err

@@ -69,11 +69,11 @@ def test_systemd_hears_of_it_when_it_is_verified(
     manager, server = ServiceManager(tmp_path, monkeypatch), plan()
     start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
     first, second, *_ = manager.heard
-    assert first.startswith("STATUS=verifying; the port is open already\nEXTEND_TIMEOUT_USEC=")
+    assert first.startswith("STATUS=verifying; the port is already open\nEXTEND_TIMEOUT_USEC=")
     assert second.startswith("READY=1")
     out, err = capsys.readouterr()
     assert out.startswith("url ")
-    told = err.index("verifying; the port is open already"), err.index(f"`small` at {server.url}, ")
+    told = err.index("verifying; the port is already open"), err.index(f"`small` at {server.url}, ")
     assert err.index("ready in") < told[0] < told[1]
     assert not is_healthy(server.url)
 
@@ -140,5 +140,5 @@ def detach(server: LaunchPlan, profile: Profile, *, name: str) -> None:
 
 
 def test_what_becomes_vllm_cannot_be_verified() -> None:
-    with pytest.raises(UsageError, match="`--exec` and `--verify` exclude each other"):
+    with pytest.raises(UsageError, match="`--exec` and `--verify` cannot be combined: with `--exec`,"):
         run(["up", "configs/demo.yaml", "--exec", "--verify"])

@@ -87,5 +87,5 @@ def test_lines_that_are_no_requests_need_no_engine(profile: Path) -> None:
         "line 1: not a JSON object",
         "line 2: one of `prompt` and `messages` is needed",
     ]
-    assert b"`frontend` is for the server, and ignored here: chat_template" in done.stderr
-    assert b"2 lines could not be done:" in done.stderr
+    assert b"`frontend` applies only to a server and is ignored here: chat_template" in done.stderr
+    assert b"2 lines failed:" in done.stderr

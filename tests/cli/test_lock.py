@@ -86,7 +86,7 @@ def test_what_is_wrong_with_a_file_is_said_without_the_place_on_this_machine(
     (draft / "model.safetensors").write_bytes(b"short")
     assert lock(clone) == 0
     text = clone.with_suffix(".lock.json").read_text()
-    assert "`generation_config.json` is not valid JSON" in text and "cut short" in text
+    assert "`generation_config.json` is not valid JSON" in text and "truncated" in text
     assert str(tmp_path) not in text
 
 
@@ -265,7 +265,7 @@ def test_folders_are_locked_profile_by_profile(clone: Path, capsys: pytest.Captu
 
 def test_stdin_has_no_place_for_a_lock(specserve: Callable[..., subprocess.CompletedProcess[bytes]]) -> None:
     done = specserve("lock", "-", stdin=b"target: {model: ./x}")
-    assert done.returncode == 2 and b"has a place for its lock" in done.stderr
+    assert done.returncode == 2 and b"only a profile in a file can be locked" in done.stderr
 
 
 def test_a_token_is_in_no_lock(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

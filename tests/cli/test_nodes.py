@@ -20,11 +20,14 @@ TEXT = """
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dry-run"], "is for 2 nodes, and each takes a command of its own"),
-        (["--dry-run", "--node-rank", "0"], "must know where node 0 is"),
-        (["--dry-run", "--node-rank", "2", "--master-addr", "10.0.0.1"], "there is no node 2 of 2"),
-        (["--node-rank", "1", "--detach"], "`--node-rank` and `--detach` exclude each other"),
-        (["--node-rank", "1", "--verify"], "only node 0 takes `--verify`"),
+        (["--dry-run"], "nodes, and each node needs its own command"),
+        (["--dry-run", "--node-rank", "0"], ": each node needs the address of node 0"),
+        (
+            ["--dry-run", "--node-rank", "2", "--master-addr", "10.0.0.1"],
+            "there is no node 2: the profile has 2 nodes",
+        ),
+        (["--node-rank", "1", "--detach"], "`--node-rank` and `--detach` cannot be combined"),
+        (["--node-rank", "1", "--verify"], "`--verify` works only on node 0: the other nodes answer no"),
         (["--master-addr", "10.0.0.1"], "`--node-rank N`"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr("specserve.models.hub.MARGIN_BYTES", 1 << 60)
     assert pull(file) == 2
-    assert "must be downloaded, and the disk of" in capsys.readouterr().err
+    assert "GB must be downloaded, but the disk of `" in capsys.readouterr().err
     assert not hub_cache().exists()
 
 
@@ -207,7 +207,7 @@ def test_a_directory_has_nothing_to_pull(
     assert pull(file) == 0
     captured = capsys.readouterr()
     assert captured.out == "" and hub.requests == []
-    assert captured.err == "nothing to do: every model of `p` is a directory\n"
+    assert captured.err == "nothing to download: every model of `p` is a local directory\n"
     file.write_text("target: {model: ./nothing}\n")
     assert pull(file) == 2
 

@@ -26,15 +26,19 @@ def profile(tmp_path: Path) -> Path:
         (["--dry-run", "-c", "1,32"], "max_num_seqs is 16", "--concurrency"),
         (["--dry-run", "-c", "one"], "is not a list of numbers", "such as"),
         (["--dry-run", "-c", "1.5"], "whole numbers", "such as"),
-        (["--dry-run", "--candidate", "magic"], "`--candidate magic` is not known here", "ngram, suffix"),
+        (
+            ["--dry-run", "--candidate", "magic"],
+            "`--candidate magic` is neither a method nor an alternative of the profile",
+            "ngram, suffix",
+        ),
         (["--dry-run", "--budget", "soon"], "is not a time", "such as"),
-        (["--dry-run", "-w", "cod"], "no workload and no file `cod`", "did you mean `code`?"),
+        (["--dry-run", "-w", "cod"], "is neither a workload nor a file", "did you mean `code`?"),
         (
             ["--objective", "goodput", "--dry-run"],
-            "no promise of the profile",
+            "none of the profile's promises limits TTFT or TPOT at a",
             "max_tpot_p99_ms",
         ),
-        (["--write", "--set", "speculation.num_speculative_tokens=2"], "exclude each other", ""),
+        (["--write", "--set", "speculation.num_speculative_tokens=2"], "cannot be combined", ""),
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_way_out(

@@ -96,22 +96,22 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
 @pytest.mark.parametrize(
     ("arguments", "cause", "way_out"),
     [
-        ([*H100], "needs the chance of a draft token", "--acceptance 0.7"),
+        ([*H100], "`--estimate` needs the probability that a draft token is", "--acceptance 0.7"),
         ([*H100, "--acceptance", "3.6"], "is not a probability from 0 to 1", "`3.6@4`"),
-        (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "measures"),
+        (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "to measure on this machine"),
         (
             ["--estimate", "H1000", *HALF],
-            "no accelerator is called",
+            "there is no accelerator named `",
             "did you mean `H100-80GB`",
         ),
         (["--estimate", "DGX-Spark-128GB", *HALF], "are not known", "`specserve gpus`"),
-        ([*HALF, *H100, "-c", "4,64"], "max_num_seqs is 16: more requests", "--concurrency"),
+        ([*HALF, *H100, "-c", "4,64"], "max_num_seqs is 16: at a higher concurrency", "--concurrency"),
         (
             ["--estimate", "2xH100-80GB", *HALF, "--set", "target.tensor_parallel_size=4"],
-            "has 2, and the profile's parallel sizes take 4",
+            ", but the profile's parallel sizes need",
             "`--estimate 4xH100-80GB`",
         ),
-        (["--acceptance", "0.7"], "only `--estimate` takes `--acceptance`", "add `--estimate NAME`"),
+        (["--acceptance", "0.7"], "`--acceptance` needs `--estimate`", "add `--estimate NAME`"),
     ],
 )
 def test_what_cannot_be_estimated_is_said_with_its_way_out(
@@ -127,7 +127,7 @@ def test_a_load_above_what_vllm_runs_at_once_by_default_is_refused(
 ) -> None:
     profile.write_text(PROFILE.replace("max_num_seqs: 16, ", ""), encoding="utf-8")
     told = refused(capsys, profile, *H100, *HALF, "-c", "4096")
-    assert "(assumed): more requests at once would wait" in told
+    assert ": at a higher concurrency, requests would wait" in told
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_what_is_neither_a_chance_nor_a_length_is_refused(text: str, way_out: st
 
 
 def test_a_rate_with_its_k_is_told_as_the_length_that_it_is() -> None:
-    with pytest.raises(UsageError, match="makes 1 to 5 tokens") as error:
+    with pytest.raises(UsageError, match="produces 1 to 5 tokens") as error:
         chance_of("0.65@4")
     assert "`--acceptance 3.6@4`" in (error.value.hint or "")

@@ -100,7 +100,7 @@ def test_a_complete_run_is_told_again_word_for_word_and_nothing_is_started(
     for _ in range(2):
         command(others(late(), "ngram"), budget="10s")
         again = capsys.readouterr()
-        assert "already; `-o` with another folder measures again" in again.err
+        assert "; use `-o` with another folder to measure again" in again.err
         assert again.out == first.out
     assert world.started == []
     assert command.result == before
@@ -114,7 +114,7 @@ def test_a_complete_run_that_is_given_more_time_measures_what_is_missing(
     assert not command.result["confirmed"]
     sent = world.sent
     command(replace(late(), budget_s=3600.0), budget="1h")
-    assert "resumes the run of" in capsys.readouterr().err
+    assert "; use `-o` with another folder to start over" in capsys.readouterr().err
     assert len(command.result["confirmed"]) == len(wanted().points())
     assert world.sent > sent
     assert any("as few as 50%" in note for note in command.result["notes"])
@@ -175,7 +175,7 @@ def test_what_is_interrupted_is_gone_on_with_by_the_same_command(
     assert "the same command goes on" in (raised.value.hint or "")
     world.interrupt_after = None
     command()
-    assert "resumes the run of" in capsys.readouterr().err
+    assert "; use `-o` with another folder to start over" in capsys.readouterr().err
     assert command.content["asked"] == asked_json(command.asked)
 
 

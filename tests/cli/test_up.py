@@ -135,7 +135,7 @@ def test_a_port_of_another_program_is_refused_before_anything_starts(tmp_path: P
 def test_a_model_that_is_served_there_already_is_said_to_be(tmp_path: Path) -> None:
     first = plan()
     with running(first, log_path=tmp_path / "first.log"):
-        with pytest.raises(LaunchError, match=f"`tiny` is served at {first.url} already") as caught:
+        with pytest.raises(LaunchError, match=f"`tiny` is already served at {first.url}") as caught:
             refuse_taken_port(first)
         assert caught.value.hint is not None
         assert f"specserve ask --url {first.url}" in caught.value.hint

@@ -51,7 +51,7 @@ def test_one_report_in_words(url: str, script: Script, capsys: Captured) -> None
     with traffic(script):
         assert run(["watch", url, "--once", *QUICK]) == 0
     out, err = capsys.readouterr()
-    assert f"watching {url} for 1 s: measured over the last 1 s" in err
+    assert f"watching {url} for 1 s: figures cover the last 1 s" in err
     assert "mean length  3.20 tokens per step" in out
     assert "per position 0.80 0.60 0.50 0.30" in out
     assert "conditional  0.80 0.75 0.83 0.60" in out
@@ -147,7 +147,7 @@ def test_nobody_answers(capsys: Captured) -> None:
     assert run(["watch", place, "--once", *QUICK]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"warning: nothing listens at {place}; waiting for it" in err
+    assert f"warning: nothing listens at {place}; waiting for the server" in err
     assert f"error: nothing listens at {place}" in err
     assert "`specserve up PROFILE` starts a server; `specserve ps` lists detached ones" in err
 
@@ -163,7 +163,7 @@ def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_bef
         "; the last reading failed" in " ".join(out.split())
         and "STEADY: the mean acceptance length is 3.20" in out
     )
-    assert "; waiting for it" in " ".join(err.split()) and "error" not in err
+    assert "; waiting for the server" in " ".join(err.split()) and "error" not in err
 
 
 def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) -> None:
@@ -175,11 +175,17 @@ def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--once", "--for", "60s"], "`--once` and `--for` both say when it ends"),
+        (
+            ["--once", "--for", "60s"],
+            "`--once` and `--for` cannot be combined: both set when the command ends",
+        ),
         (["--for", "soon"], "`--for` is not a time: 'soon'"),
-        (["--window", "0s"], "`--window` is 0s, and must be 1 s to"),
-        (["--interval", "5m"], "`--interval` is 300 s, longer than the time to look at"),
-        (["--for", "1s", "--interval", "2s"], "`--interval` is 2 s, longer than the time to look at"),
+        (["--window", "0s"], "`--window` is 0s, but it must be 1 s to"),
+        (["--interval", "5m"], "`--interval` is 300 s, which is longer than the time that is measured"),
+        (
+            ["--for", "1s", "--interval", "2s"],
+            "`--interval` is 2 s, which is longer than the time that is measured",
+        ),
         (["--exporter", "here"], "`--exporter` is not an address: 'here'"),
         (["--exporter", "127.0.0.1:99999"], "`--exporter` is not an address"),
         (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
@@ -287,12 +293,12 @@ def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script
         assert "watching" in process.stderr.readline()
         assert "nothing listens" in process.stderr.readline()
         with serving(script, port=port):
-            assert "it answers again" in process.stderr.readline()
+            assert "the server answers again" in process.stderr.readline()
             time.sleep(0.5)
-        assert "waiting for it" in process.stderr.readline()
+        assert "waiting for the server" in process.stderr.readline()
         script.engines = [Traffic(created_s=1.8e9)]
         with serving(script, port=port):
-            assert "it answers again" in process.stderr.readline()
+            assert "the server answers again" in process.stderr.readline()
             assert "was restarted" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

@@ -121,7 +121,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
-    assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
+    assert ("checking against the promises of `" in err) == (state in {"MISSED", "KEPT"})
 
 
 def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:

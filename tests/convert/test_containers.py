@@ -84,8 +84,8 @@ def test_what_stands_around_the_engine_is_kept() -> None:
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
     assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
     assert [note.text for note in start.notes] == [
-        "the volumes `./m:/m` are left out: vLLM sees the paths of its own machine",
-        "what the container says of itself is left out: `restart`",
+        "the volumes `./m:/m` are left out: a profile has the paths of the machine that vLLM runs on",
+        "the container's own settings are left out: `restart`",
     ]
 
 
@@ -99,7 +99,7 @@ def test_every_document_of_a_file_counts() -> None:
     ["a: [", "a: !x {", "a: 1\na: 2", "? [a]\n: b", "[" * 500, "&a [*a]: x", "a: " + "[" * 5000 + "]" * 5000],
 )
 def test_what_is_no_yaml_is_a_clear_error(text: str) -> None:
-    with pytest.raises(UsageError, match=r"`x\.yaml` is not YAML"):
+    with pytest.raises(UsageError, match=r"cannot read `x\.yaml` as YAML"):
         containers(text, file="x.yaml")
 
 
@@ -108,4 +108,4 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
     try:
         containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
     except UsageError as error:
-        assert "is not YAML" in error.message or "is not shell text" in error.message
+        assert "as YAML: " in error.message or "` as a shell script:" in error.message

@@ -138,7 +138,7 @@ def test_speculation_that_is_none_any_more_is_left_out_whole_and_noted(
 
 
 def test_a_text_that_names_no_model_is_an_error() -> None:
-    with pytest.raises(UsageError, match="names no model"):
+    with pytest.raises(UsageError, match="does not specify a model"):
         convert("vllm serve --port 8000")
 
 

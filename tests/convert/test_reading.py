@@ -60,7 +60,7 @@ def test_every_way_to_start_one_is_seen(text: str) -> None:
     "text", ["vllm bench serve --model a/b", "docker pull vllm/vllm-openai", "pip install vllm"]
 )
 def test_what_starts_none_is_passed_over(text: str) -> None:
-    with pytest.raises(UsageError, match="starts no vLLM"):
+    with pytest.raises(UsageError, match="that starts vLLM"):
         found(text)
 
 
@@ -166,13 +166,13 @@ bash run.sh
 @pytest.mark.parametrize(
     ("text", "file", "message"),
     [
-        (SKYPILOT, "x.yaml", "starts no vLLM that specserve could find"),
-        (CONFIG_MAP, "map.yaml", "starts no vLLM that specserve could find"),
-        (KUBECTL, "deploy.sh", "starts no vLLM that specserve could find"),
-        (NESTED, "make.sh", "starts no vLLM that specserve could find"),
-        ("os.system('vllm serve org/m')", "x.py", "starts no vLLM that specserve could find"),
-        (HELM, "x.yaml", "values or templates of Helm"),
-        (CHART, "x.yaml", "templates of Helm"),
+        (SKYPILOT, "x.yaml", "specserve found nothing in `"),
+        (CONFIG_MAP, "map.yaml", "specserve found nothing in `"),
+        (KUBECTL, "deploy.sh", "specserve found nothing in `"),
+        (NESTED, "make.sh", "specserve found nothing in `"),
+        ("os.system('vllm serve org/m')", "x.py", "specserve found nothing in `"),
+        (HELM, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
+        (CHART, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
     ],
 )
 def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, file: str, message: str) -> None:
@@ -206,7 +206,7 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
         ("docker run -v /m:/m vllm/vllm-openai a/b", "the volumes `/m:/m` are left out"),
         (
             "docker run --ipc=host vllm/vllm-openai a/b",
-            "what the container says of itself is left out: `--ipc=host`",
+            "the container's own settings are left out: `--ipc=host`",
         ),
         ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as none"),
     ],
@@ -220,7 +220,7 @@ def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:
     "text", ["docker run vllm/vllm-openai bash start.sh", "docker run vllm/vllm-openai 23"]
 )
 def test_a_program_of_a_container_is_no_model(text: str) -> None:
-    with pytest.raises(UsageError, match="starts no vLLM"):
+    with pytest.raises(UsageError, match="that starts vLLM"):
         found(text)
 
 

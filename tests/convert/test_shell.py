@@ -84,7 +84,7 @@ def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
     try:
         assert all(command for command in words(text))
     except UsageError as error:
-        assert "is not shell text" in error.message
+        assert "` as a shell script:" in error.message
 
 
 def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:

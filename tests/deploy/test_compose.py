@@ -136,6 +136,8 @@ def test_monitoring_is_there_on_demand_and_finds_what_it_reads(llama: Deployment
 
 
 def test_several_hosts_are_refused_with_a_way_out(two_nodes: Deployment) -> None:
-    with pytest.raises(UsageError, match="compose runs on one host, and this takes 2") as caught:
+    with pytest.raises(
+        UsageError, match=": Docker Compose runs on one host, but this profile needs"
+    ) as caught:
         files_of("compose", two_nodes)
     assert "kubernetes" in (caught.value.hint or "")

@@ -41,7 +41,7 @@ def test_the_image_is_that_of_the_version(version: str, number: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a b", "image:tag; rm", "x@sha256:123", "Upper/case", "a\nb"])
 def test_what_is_no_image_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not an image"):
+    with pytest.raises(UsageError, match="is not a valid image reference"):
         official("0.33", platform="cuda", reference=text)
 
 
@@ -81,9 +81,9 @@ def test_each_repository_is_downloaded_once_at_its_revision() -> None:
 
 
 def test_nodes_that_cannot_be_planned_are_refused() -> None:
-    with pytest.raises(UsageError, match="4 ranks do not divide into 3 nodes"):
+    with pytest.raises(UsageError, match="4 ranks do not divide evenly into 3 nodes"):
         made_of(LLAMA, "hardware.nodes=3")
-    with pytest.raises(UsageError, match="data parallelism over nodes"):
+    with pytest.raises(UsageError, match=": specserve does not plan data parallelism across nodes"):
         made_of(LLAMA, "hardware.nodes=2", "engine.data_parallel_size=2")
 
 

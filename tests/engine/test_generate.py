@@ -54,7 +54,7 @@ BAD: tuple[tuple[bytes | Record, str], ...] = (
     ({**GOOD, "temprature": 1}, "unknown sampling parameter `temprature`: did you mean `temper"),
     ({**GOOD, "temperature": "hot"}, "`temperature`: Expected `float`, got `str`"),
     ({**GOOD, "temperature": 1, "min_p": 0.5}, "The min_p and logit_bias sampling parameters"),
-    ({**GOOD, "n": 2}, "`n` has no meaning here"),
+    ({**GOOD, "n": 2}, "`n` cannot be used here"),
     ({**GOOD, "max_tokens": 0}, "max_tokens must be at least 1"),
     ({**GOOD, "prompt": [1, 999_999]}, "Token id 999999 is out of vocabulary"),
     ({**GOOD, "seed": 2**70}, "can't serialize ints"),

@@ -154,5 +154,5 @@ def test_a_second_server_on_the_port_is_refused_and_told_that_the_model_is_serve
 ) -> None:
     with start_up("--port", str(tiny_server.port)) as second:
         assert second.process.wait(timeout=120) == 2
-    assert f"`tiny` is served at {tiny_server.url} already" in second.err
+    assert f"`tiny` is already served at {tiny_server.url}" in second.err
     assert complete(tiny_server)["model"] == "tiny"

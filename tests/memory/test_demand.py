@@ -118,7 +118,7 @@ def test_drafted_tokens_ask_for_more_states() -> None:
 
 
 def test_a_type_of_cache_that_is_not_known_is_not_guessed() -> None:
-    with pytest.raises(FactError, match="a KV cache of type `turboquant_k8v4` are not known"):
+    with pytest.raises(FactError, match="a KV cache of type `turboquant_k8v4` is not known"):
         needed("llama", kv_cache_dtype="turboquant_k8v4")
 
 

@@ -227,7 +227,7 @@ def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None
     )
     assert (found.basis, found.per_gpu_bytes.target_weights, found.verdict) == ("vllm", 20 * GIB, "fit")
     assert found.without_speculation_kv_cache_tokens is None
-    with pytest.raises(FactError, match="the weights of `org/x` are not known"):
+    with pytest.raises(FactError, match="the weights of `org/x` is not known"):
         estimate(profile(), target=strange, machine=assume("1xH100-80GB"), version="0.33")
 
 

@@ -203,9 +203,9 @@ def test_scales_of_rows_are_held_whole_by_each_gpu() -> None:
 def test_weights_in_a_format_that_is_not_known_are_not_guessed() -> None:
     known = facts_of("llama")
     config = {**known.config, "quantization_config": {"quant_method": "brandnew"}}
-    with pytest.raises(FactError, match="quantised by `brandnew` are not known"):
+    with pytest.raises(FactError, match="quantised by `brandnew` is not known"):
         weighed(ModelFacts("org/model", "hub", config))
-    with pytest.raises(FactError, match="quantised by `bitsandbytes` are not known"):
+    with pytest.raises(FactError, match="quantised by `bitsandbytes` is not known"):
         weighed(known, quantization="bitsandbytes")
 
 

@@ -62,9 +62,9 @@ def test_any_set_of_layers_and_experts_comes_back(places: list[tuple[int, int]])
         ("a.{9-3}", "U8 1", "not a range"),
         ("a.{,}", "U8 1", "not a range"),
         ("a.{--}", "U8 1", "not a range"),
-        ("a", "U8", "is written like"),
-        ("a", "U8 -1", "is written like"),
-        ("a", "X8 1", "is written like"),
+        ("a", "U8", "a tensor must be written like `BF16 4096x4096`"),
+        ("a", "U8 -1", "a tensor must be written like `BF16 4096x4096`"),
+        ("a", "X8 1", "a tensor must be written like `BF16 4096x4096`"),
         ("a", "U8 " + "x".join(["9999999999999999999"] * 9), "more elements"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_line_that_is_none_of_ours_is_an_error(name: str, text: str, words: st
 
 
 def test_a_tensor_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(FactError, match="is written like"):
+    with pytest.raises(FactError, match="a tensor must be written like `BF16 4096x4096`"):
         expand({"a": 3})  # type: ignore[dict-item]
 
 

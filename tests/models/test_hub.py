@@ -279,7 +279,7 @@ def test_a_listing_that_is_none_is_a_clear_error(model: Path, hub: HubServer, an
 def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: HubServer) -> None:
     hub.add("org/b", write_model(tmp_path / "b", files={"model.safetensors": safetensors()[:-900]}))
     facts = read_model("org/b")
-    assert facts.tensors is None and "cut short" in facts.broken["model.safetensors"]
+    assert facts.tensors is None and "truncated" in facts.broken["model.safetensors"]
 
 
 def test_a_fact_cache_that_lost_a_file_fetches_it_again(model: Path, hub: HubServer) -> None:

@@ -162,15 +162,15 @@ def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place:
     ("content", "words"),
     [
         (b"", "not valid JSON"),
-        (b"[1]", "holds no JSON object but a list"),
-        (b"null", "but null"),
-        (b"true", "but true or false"),
+        (b"[1]", "instead of a JSON object"),
+        (b"null", "contains null instead of a JSON object"),
+        (b"true", "contains true or false instead of a JSON object"),
         (b'{"a": }', "expecting value at line 1 column 7"),
         (b"\xff\xfe\x00", "not valid JSON"),
         (b'{"a":' * 100_000, "nested too deep"),
         (b'{"a":' * 80 + b"1" + b"}" * 80, "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b" " * (17 << 20), "larger than 16 MiB"),
     ],
 )
@@ -260,7 +260,7 @@ def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) ->
     write_model(tmp_path, files={"model.safetensors": safetensors()[:-5]})
     facts = read_model(str(tmp_path))
     assert facts.tensors is None and facts.config == CONFIG
-    assert "cut short" in facts.broken["model.safetensors"] and facts.notes
+    assert "truncated" in facts.broken["model.safetensors"] and facts.notes
 
 
 def test_weights_of_torch_have_no_tensors_to_show(tmp_path: Path) -> None:

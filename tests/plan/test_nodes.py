@@ -66,9 +66,9 @@ def test_where_the_nodes_are_is_no_part_of_what_is_served() -> None:
     [
         ((), 0, "is for one node"),
         (("hardware.nodes=2", "engine.distributed_executor_backend=ray"), 0, "Ray finds the others"),
-        (TWO, 2, "there is no node 2 of 2"),
-        (("hardware.nodes=3",), 0, "4 ranks do not divide into 3 nodes"),
-        ((*TWO, "engine.data_parallel_size=2"), 0, "data parallelism over nodes"),
+        (TWO, 2, "there is no node 2: the profile has 2 nodes"),
+        (("hardware.nodes=3",), 0, "4 ranks do not divide evenly into 3 nodes"),
+        ((*TWO, "engine.data_parallel_size=2"), 0, ": specserve does not plan data parallelism across nodes"),
     ],
 )
 def test_what_no_command_could_run_is_refused(settings: tuple[str, ...], rank: int, message: str) -> None:
@@ -77,7 +77,7 @@ def test_what_no_command_could_run_is_refused(settings: tuple[str, ...], rank: i
 
 
 def test_the_nodes_must_know_where_the_first_is() -> None:
-    with pytest.raises(UsageError, match="must know where node 0 is") as caught:
+    with pytest.raises(UsageError, match=": each node needs the address of node 0") as caught:
         planned(profile_of(*TWO), 1, address=None)
     assert "--master-addr" in (caught.value.hint or "")
 

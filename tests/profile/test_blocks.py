@@ -124,7 +124,7 @@ alternatives:
     assert problems(text) == [
         "3:3 SD007 `alternatives.a.num_speculative_tokens` is missing, which `ngram` needs",
         "5:6 SD006 `alternatives.c` must be a mapping or `null`; found `word`",
-        "6:3 SD006 `d e` is not a valid name of an alternative | letters, digits, `-` and `_` make a name",
+        "6:3 SD006 `d e` is not a valid name of an alternative | use letters, digits, `-` and `_`",
         "7:15 SD006 unknown method `sufix` | did you mean `suffix`?",
     ]
     assert problems("target: {model: x}\nalternatives: [1]\n") == [

@@ -86,7 +86,7 @@ def test_a_hook_of_another_repository_changes_nothing(
         ("c/q.yaml", "HEAD", "`c/q.yaml` is not in revision `HEAD`"),
         ("../outside.yaml", "HEAD", "git cannot read"),
         ("no/such/folder/p.yaml", "HEAD", "there is no folder"),
-        ("c/p.yaml", "a\0b", "git does not run"),
+        ("c/p.yaml", "a\0b", "cannot run git"),
     ],
 )
 def test_what_is_not_there_is_an_error_in_words(
@@ -105,7 +105,7 @@ def test_outside_of_a_repository_git_says_so(write: Write, monkeypatch: pytest.M
 
 def test_without_git_the_way_out_is_said(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FactError, match="git does not run"):
+    with pytest.raises(FactError, match="cannot run git"):
         load_at("c/p.yaml", "HEAD")
 
 

@@ -42,7 +42,7 @@ env: {1X: a}
 def test_all_problems_of_a_file_come_in_one_run_in_file_order(problems: Problems) -> None:
     assert problems(_BAD) == [
         "2:1 SD005 unknown key `nmae` in a profile | did you mean `name`?",
-        "3:7 SD006 `vllm` must be a range of versions; found `newest` | write it like `>=0.32,<0.34`",
+        "3:7 SD006 `vllm` must be a version range; found `newest` | write it like `>=0.32,<0.34`",
         "6:25 SD006 `target.tensor_parallel_size` must be an integer; found `4` in quotes | leave the quotes out",
         "7:10 SD006 `target.dtype` must be a text; found `false` | quote it if it is a text",
         "10:3 SD005 unknown key `modle` in `speculation` (method `eagle3`) | did you mean `model`?",
@@ -159,7 +159,7 @@ def test_anything_else_is_no_range_of_versions(problems: Problems, text: str) ->
     shown = text.strip("'")
 
     assert problems(f"target: {{model: x}}\nvllm: {text}\n") == [
-        f"2:7 SD006 `vllm` must be a range of versions; found `{shown}` | write it like `>=0.32,<0.34`"
+        f"2:7 SD006 `vllm` must be a version range; found `{shown}` | write it like `>=0.32,<0.34`"
     ]
 
 

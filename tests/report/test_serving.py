@@ -57,7 +57,7 @@ starting vLLM 0.32.0+cpu (pid 4711), log: /state/logs/demo.log
   loading weights … 65s
 ready in 20s
 Ctrl-C stops it
-stopping: sent SIGTERM, waiting up to 30s; Ctrl-C again ends it at once
+stopping: sent SIGTERM, waiting up to 30s; press Ctrl-C again to stop immediately
 stopped in 4.1s
 """
 BLOCK = """\

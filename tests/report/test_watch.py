@@ -132,5 +132,8 @@ def test_a_pipe_hears_of_trouble_once_and_on_stderr(capsys: pytest.CaptureFixtur
     for each in (gone, gone, report()):
         view.show(each)
     written = capsys.readouterr()
-    assert written.err.count("nothing listens; waiting for it") == 1 and "it answers again" in written.err
+    assert (
+        written.err.count("nothing listens; waiting for the server") == 1
+        and "the server answers again" in written.err
+    )
     assert written.out.count("tokens/s") == 1

@@ -304,7 +304,7 @@ def test_root_believes_no_mark_of_another_user(state: Path) -> None:
 
 def test_a_state_in_the_folder_of_another_name_is_refused(state: Path) -> None:
     lay(state, record_of(name="other"))
-    with pytest.raises(FactError, match="is that of `other`"):
+    with pytest.raises(FactError, match="belongs to `other`"):
         registry.read("demo")
 
 

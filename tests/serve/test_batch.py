@@ -74,7 +74,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
         (b'{"prompt": "a", "temperature": NaN}', "`NaN` is not a JSON number"),
         (b'{"id": ["x"], "prompt": "a"}', "`id` must be a string or a number"),
         (b'{"id": true, "prompt": "a"}', "`id` must be a string or a number"),
-        (b'{"prompt": "\\ud800"}', "half of a surrogate pair: not valid Unicode text"),
+        (b'{"prompt": "\\ud800"}', "unpaired surrogate: not valid Unicode text"),
         (b'{"prompt": ' + b"[" * 100_000 + b"}", "nested too deeply"),
     ],
 )

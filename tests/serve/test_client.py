@@ -242,8 +242,8 @@ def test_another_kind_of_server() -> None:
         (Script(status=422, body='{"detail": "what?"}'), "does not take this request: what?"),
         (Script(status=302, body=""), r"redirects \(302\)"),
         (Script(breaks="error"), r"failed in the middle of the answer: engine \?\[31m dead"),
-        (Script(breaks="cut"), "broke off"),
-        (Script(breaks="rubbish"), "sent what is no answer"),
+        (Script(breaks="cut"), "the connection to"),
+        (Script(breaks="rubbish"), "sent an invalid answer:"),
         (Script(finish_reason=None), "ended without a finish reason"),
     ],
 )

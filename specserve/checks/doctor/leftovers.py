@@ -201,7 +201,7 @@ def _starts(proc: Path) -> Iterable[float]:
     """When each process with torch in it began, in seconds since the epoch."""
     boot = re.search(r"^btime (\d+)$", (proc / "stat").read_text(encoding="ascii"), re.MULTILINE)
     if boot is None:
-        raise ValueError("the kernel does not tell when the host was started")
+        raise ValueError("the kernel does not report when the host booted")
     for entry in _pids(proc):
         if _TORCH.search(_maps(entry)):
             with suppress(OSError, ValueError, IndexError):

@@ -76,13 +76,16 @@ def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """The arms, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
-            "there is nothing to compare: the profile does not speculate, and no other server is named",
-            hint="`--with PROFILE|URL` adds one; `alternatives` of the profile are arms, too",
+            "there is nothing to compare: the profile does not speculate, and no other server was given",
+            hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
         )
     names = [arm.name for arm in arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"two arms are called `{twice}`", hint="`--with NAME=PROFILE` gives another name")
+        raise UsageError(
+            f"two variants are named `{twice}`",
+            hint="use `--with NAME=PROFILE` to give one of them another name",
+        )
     return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
 
 
@@ -157,8 +160,11 @@ def _placed(
     started = [arm.name for arm in arms if arm.name in group and arm.plan and arm.plan.platform != "cpu"]
     if len(started) > max(1, len(slots)):
         raise UsageError(
-            f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
-            hint="start over, or let the run see as many accelerators as when it began",
+            (
+                f"{len(started)} servers would run at the same time, but there are accelerators for only "
+                f"{len(slots)}"
+            ),
+            hint="start over, or give the run as many accelerators as it began with",
         )
     used = slots[: len(started)]
     return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}

@@ -221,7 +221,7 @@ def sources(workloads: Sequence[str]) -> dict[str, str]:
     for text in workloads:
         name = name_of(Path(text)) if "/" in text or Path(text).is_file() else text
         if found.setdefault(name, text) != text:
-            raise UsageError(f"two workloads are called `{name}`", hint="rename one of the files")
+            raise UsageError(f"two workloads are named `{name}`", hint="rename one of the files")
     return found
 
 

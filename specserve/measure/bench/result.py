@@ -216,7 +216,7 @@ def read_result(path: Path) -> Result:
     try:
         return result_from_json(content)
     except ValueError as error:
-        raise FactError(f"`{file}` is not a result of a benchmark: {error}") from error
+        raise FactError(f"`{file}` is not a benchmark result: {error}") from error
 
 
 def result_from_json(content: object) -> Result:
@@ -225,7 +225,7 @@ def result_from_json(content: object) -> Result:
         raise ValueError("it holds no JSON object")
     version = content.get("version")
     if version != VERSION:
-        raise ValueError(f"its version is {json.dumps(version)[:40]}, and this specserve reads {VERSION}")
+        raise ValueError(f"its version is {json.dumps(version)[:40]}, but this specserve reads {VERSION}")
     return from_json(Result, content)
 
 
@@ -287,7 +287,9 @@ def _of_kind(kind: Any, value: Any, path: str, words: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"`{path}` has half of a surrogate pair: not valid Unicode text") from None
+            raise ValueError(
+                f"`{path}` contains an unpaired surrogate, which is not valid Unicode text"
+            ) from None
     return value
 
 

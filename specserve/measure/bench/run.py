@@ -164,7 +164,7 @@ def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Resu
     if dataclasses.replace(request, budget=None) != BenchRequest():
         raise UsageError(
             "`--resume` continues a run with the options that it began with",
-            hint="it takes `--budget`, `--share`, `--strict` and `--format`",
+            hint="only `--budget`, `--share`, `--strict` and `--format` can be given with it",
         )
     directory = resume(path)
     content = directory.content
@@ -174,7 +174,7 @@ def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Resu
         }
         kept, at_once = BenchRequest(**known), int(content["at_once"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"`{path}` cannot be resumed: its run.json is not as specserve writes it") from error
+        raise UsageError(f"`{path}` cannot be resumed: specserve cannot read its run.json") from error
     kept = dataclasses.replace(kept, budget=request.budget or kept.budget)
     plan = plan_bench(kept, at_once=at_once, notices=outlet.notices)
     now = {arm.name: arm.plan.fingerprint for arm in plan.arms if arm.plan is not None}
@@ -183,13 +183,13 @@ def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Resu
         other = next(name for name in {**now, **before} if now.get(name) != before.get(name))
         raise UsageError(
             f"`{other}` has changed since the run began",
-            hint="start over: what was measured cannot be compared with it",
+            hint="start over: the earlier measurements cannot be compared with it",
         )
     found = None
     if _todo(plan, directory.passes()):
         _refuse_other_vllm(plan.arms, content)
     else:
-        outlet.notices.say("everything is measured already: nothing is started")
+        outlet.notices.say("everything has been measured already, so nothing is started")
         found = _complete(path)
     if found is None:
         return _run(plan, directory, outlet=outlet), path
@@ -204,8 +204,10 @@ def _refuse_other_vllm(arms: Sequence[Arm], content: dict[str, Any]) -> None:
         before = launches.get(arm.name, {}).get("vllm")
         if arm.plan is not None and before not in (None, arm.plan.vllm):
             raise UsageError(
-                f"vLLM {arm.plan.vllm} is installed, and the run began with {before}",
-                hint=f"install {before} again, or start over: what was measured cannot be compared",
+                f"vLLM {arm.plan.vllm} is installed, but the run began with {before}",
+                hint=(
+                    f"install {before} again, or start over: measurements of two versions cannot be compared"
+                ),
             )
 
 
@@ -225,7 +227,7 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(arm.name for arm in plan.arms)
-        say(f"{len(plan.points)} points, {plan.sizes.blocks} blocks each, on {names}")
+        say(f"measuring {len(plan.points)} points in {plan.sizes.blocks} blocks each, on {names}")
         say(f"run directory: {directory.path}")
         bench = Bench(plan, directory, view, stop)
         try:
@@ -245,7 +247,9 @@ def _keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) 
         spend(bench.directory, began)
     if isinstance(error, Interrupted) or error.hint is not None:
         count = len(bench.passes)
-        outlet.notices.say(f"{count} measured blocks are kept: `specserve bench --resume {path}` goes on")
+        outlet.notices.say(
+            f"{count} measured blocks are kept: run `specserve bench --resume {path}` to continue"
+        )
     else:
         error.hint = f"`specserve bench --resume {path}` goes on with what was measured"
 

@@ -79,7 +79,9 @@ class RunDirectory:
                     sent = tuple(from_json(Request, each) for each in own)
                     passes[place] = replace(from_json(Pass, {**line, "requests": []}), requests=sent)
         except (KeyError, TypeError, ValueError) as error:
-            raise FactError(f"`{self.path}` cannot be resumed: its passes are not as written") from error
+            raise FactError(
+                f"`{self.path}` cannot be resumed: specserve cannot read its recorded passes"
+            ) from error
         return list(passes.values())
 
     def update(self, **fields: Any) -> None:
@@ -100,7 +102,7 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             goes_on = f"`--resume {path}` goes on with it; " if (path / RUN).is_file() else ""
-            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}another `-o` starts a new one")
+            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}use another `-o` to start a new run")
         private(path)
         path.chmod(0o700)
         (path / "logs").mkdir(mode=0o700)
@@ -127,7 +129,10 @@ def read_run(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{none}: its {RUN} cannot be read") from error
     if found != VERSION:
-        raise UsageError(f"`{path}` was written by another specserve: its version is {found}, not {VERSION}")
+        raise UsageError(
+            f"`{path}` was written by another version of specserve: its format version is {found}, not "
+            f"{VERSION}"
+        )
     return content
 
 
@@ -171,7 +176,9 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:
-    return FactError(f"cannot write `{path}`: {error.strerror or error}", hint="`-o DIR` names another place")
+    return FactError(
+        f"cannot write `{path}`: {error.strerror or error}", hint="use `-o DIR` to write to another place"
+    )
 
 
 @dataclass(frozen=True, slots=True)

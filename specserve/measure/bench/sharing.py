@@ -25,7 +25,7 @@ _SHIPPED = "specserve"
 def refuse_taken(place: str) -> None:
     """Raises UsageError if something is there already: before an hour of measuring, not after it."""
     if Path(place).exists():
-        raise UsageError(f"`{place}` exists already", hint="`--share` writes a new file")
+        raise UsageError(f"`{place}` exists already", hint="`--share` needs the name of a new file")
 
 
 def write_shared(text: str, place: str) -> None:

@@ -47,7 +47,7 @@ def ideas(profile: Profile, asked: TuneRequest, *, temperatures: Sequence[float]
     if not own and not asked.candidates:
         raise UsageError(
             f"`{profile.file}` does not speculate: there is nothing to tune",
-            hint="give it a `speculation` section, or name a draft with `--candidate MODEL`",
+            hint="add a `speculation` section, or name a draft with `--candidate MODEL`",
         )
     found = [Idea(str(own["method"]), own, is_own=True), *_sampled(own, temperatures)] if own else []
     for name in dict.fromkeys(asked.candidates):
@@ -85,8 +85,8 @@ def _named(name: str, own: Mapping[str, Any], profile: Profile) -> Idea:
     if not path.is_dir() and "/" not in name:
         known = ", ".join(dict.fromkeys([*_WITHOUT_DRAFT, *profile.alternatives]))
         raise UsageError(
-            f"`--candidate {name}` is not known here",
-            hint=f"{known}, or a draft model (ORG/NAME or a folder)",
+            f"`--candidate {name}` is neither a method nor an alternative of the profile",
+            hint=f"use {known}, or a draft model (ORG/NAME or a folder)",
         )
     keys = dict(own) if own.get("method") == "draft_model" else {"method": "draft_model"}
     keys.pop("revision", None)
@@ -165,7 +165,7 @@ def candidates(
         if reason is None:
             found += _planned(profile, asked, idea, loads=loads, plan=plan, starts=starts, notices=notices)
         elif idea.is_own:
-            raise UsageError(reason, hint="`specserve check` says more")
+            raise UsageError(reason, hint="run `specserve check` for details")
         else:
             left_out.append((idea.name, str(idea.keys["method"]), reason))
     return found, left_out

@@ -153,8 +153,11 @@ def _rates(machine: Machine) -> Rates:
     known = machine.accelerator
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
-            f"bandwidth and FLOP/s of `{known.name}` are not known, so nothing can be estimated",
-            hint="`specserve gpus` shows which are; without `--estimate` a tune measures, if one is at hand",
+            f"nothing can be estimated: the bandwidth and FLOP/s of `{known.name}` are not known",
+            hint=(
+                "`specserve gpus` shows which are known; if you have this accelerator, leave `--estimate` out "
+                "and measure"
+            ),
         )
     return Rates(known.bandwidth_bytes_per_s, known.flops)
 
@@ -224,7 +227,7 @@ def estimate_request(asked: TuneRequest, *, accelerator: str, acceptance: str | 
     context = known.context
     arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
     if arm is None:
-        raise UsageError("the profile does not speculate", hint="give it a `speculation` section")
+        raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if context.target is None:
         raise FactError(f"`{profile.target.model}` could not be read")
     s = situation(
@@ -251,7 +254,7 @@ def chance_of(text: str | None) -> Chance:
     Raises UsageError for other forms, and for what cannot be.
     """
     if text is None:
-        raise UsageError("`--estimate` needs the chance of a draft token to be accepted", hint=_FORMS)
+        raise UsageError("`--estimate` needs the probability that a draft token is accepted", hint=_FORMS)
     form = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)(?:@([0-9]{1,3}))?", text)
     value = float(form[1]) if form else math.nan
     if form is None or form[2] is None:
@@ -260,7 +263,7 @@ def chance_of(text: str | None) -> Chance:
         raise UsageError(f"`--acceptance {text}` is not a probability from 0 to 1", hint=_FORMS)
     tokens = int(form[2])
     if not 1 <= tokens <= LONGEST:
-        raise UsageError(f"`--acceptance {text}`: K is a whole number from 1 to {LONGEST}", hint=_FORMS)
+        raise UsageError(f"`--acceptance {text}`: K must be a whole number from 1 to {LONGEST}", hint=_FORMS)
     if 1 <= value <= tokens + 1:
         return Chance(geometric_rate(value, tokens=tokens), value, tokens)
     hint = _FORMS
@@ -268,7 +271,8 @@ def chance_of(text: str | None) -> Chance:
         length = 1 + value * tokens
         hint = f"a rate of {value:g} is a length of 1 + {value:g} x K: `--acceptance {length:g}@{tokens}`"
     raise UsageError(
-        f"`--acceptance {text}`: a step with K = {tokens} makes 1 to {tokens + 1} tokens", hint=hint
+        f"`--acceptance {text}` is impossible: a step with K = {tokens} produces 1 to {tokens + 1} tokens",
+        hint=hint,
     )
 
 
@@ -280,7 +284,7 @@ def _loads(asked: TuneRequest, profile: Profile, *, most: int) -> Sequence[int]:
     if any(load > most for load in loads):
         assumed = "" if "max_num_seqs" in profile.engine else " (assumed)"
         raise UsageError(
-            f"max_num_seqs is {most}{assumed}: more requests at once would wait",
+            f"max_num_seqs is {most}{assumed}: at a higher concurrency, requests would wait",
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return loads or [load for load in DEFAULT_LOADS if load <= most]
@@ -291,15 +295,20 @@ def _machine(profile: Profile, accelerator: str) -> Machine:
     machine = machine_of(accelerator)
     if machine.accelerator.name == CPU:
         raise UsageError(
-            "nothing can be estimated for `cpu`: what its memory and cores do is not in the catalogue",
-            hint="`specserve tune` without `--estimate` measures here",
+            "nothing can be estimated for `cpu`: its bandwidth and FLOP/s are not in the catalogue",
+            hint="run `specserve tune` without `--estimate` to measure on this machine",
         )
     ranks, there = world_size(profile), machine.count * machine.nodes
     if accelerator.strip()[:1].isdigit() and there < ranks:
         raise UsageError(
-            f"`--estimate {accelerator}` has {there}, and the profile's parallel sizes take {ranks}",
-            hint=f"`--estimate {ranks}x{machine.accelerator.name}`, or smaller sizes, such as "
-            "`--set target.tensor_parallel_size=1`",
+            (
+                f"`--estimate {accelerator}` gives {there}, but the profile's parallel sizes need {ranks} "
+                "accelerators"
+            ),
+            hint=(
+                f"use `--estimate {ranks}x{machine.accelerator.name}`, or smaller sizes, such as `--set "
+                "target.tensor_parallel_size=1`"
+            ),
         )
     return replace(machine, count=ranks) if there < ranks else machine
 

@@ -261,7 +261,7 @@ def fit(points: Iterable[Timed]) -> StepModel:
     """
     timed = sorted(points, key=lambda each: (each.batch, each.tokens))
     if not timed or any(each.step_s <= 0 or each.batch < 1 for each in timed):
-        raise ValueError("step times need measured points, each above 0")
+        raise ValueError("step times need at least one measured point, and each time must be above 0")
     form = _form(timed)
     error = statistics.median(abs(each.step_s / form.form_s(each.batch, each.tokens) - 1) for each in timed)
     plain = [each for each in timed if not each.tokens]

@@ -122,8 +122,14 @@ def _refuse_old(version: str) -> None:
     if not STEP_METRICS.at(version):
         first = next(era.first for era in STEP_METRICS.eras if era.value)
         raise UsageError(
-            f"vLLM {version} does not tell what each step accepted (`per_request_spec_decode_metrics`)",
-            hint=f"a tune needs vLLM {first} or later; `specserve bench` compares single K with older ones",
+            (
+                f"vLLM {version} does not report how many tokens each step accepted "
+                "(`per_request_spec_decode_metrics`)"
+            ),
+            hint=(
+                f"a tune needs vLLM {first} or later; with an older one, compare single values of K with "
+                "`specserve bench`"
+            ),
         )
 
 
@@ -148,8 +154,10 @@ def _points(
     kept = tuple(sorted({load for load in usual if load <= most}))
     if not kept or (asked.concurrency and len(kept) < len(set(usual))):
         raise UsageError(
-            f"max_num_seqs is {most}{'' if isinstance(given, int) else ' (assumed)'}: "
-            "more requests at once would wait",
+            (
+                f"max_num_seqs is {most}{'' if isinstance(given, int) else ' (assumed)'}: at a higher "
+                "concurrency, requests would wait"
+            ),
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return workloads, temperatures or (0.0,), kept
@@ -162,8 +170,8 @@ def _objective(asked: TuneRequest, wish: Wish) -> Any:
     is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())
     if asked.objective == "goodput" and not is_limited:
         raise UsageError(
-            "no promise of the profile limits TTFT or TPOT at a point that is measured",
-            hint="`expect: [{max_tpot_p99_ms: 30}]` in the profile, or another `--objective`",
+            "none of the profile's promises limits TTFT or TPOT at a measured point",
+            hint="add `expect: [{max_tpot_p99_ms: 30}]` to the profile, or use another `--objective`",
         )
     return asked.objective or ("goodput" if is_limited else "throughput")
 
@@ -251,9 +259,11 @@ def _in(path: Path, ready: Prepared) -> Found | None:
         return None
     content = _content(path)
     if content is None:
-        raise UsageError(f"`{path}` holds something that is not a run of `specserve tune`", hint=_WAY_OUT)
+        raise UsageError(f"`{path}` is not a run directory of `specserve tune`", hint=_WAY_OUT)
     if content.get("digest") != ready.wish.digest:
-        raise UsageError(f"`{path}` holds another run: {_difference(content, ready.asked)}", hint=_WAY_OUT)
+        raise UsageError(
+            f"`{path}` contains a different run: {_difference(content, ready.asked)}", hint=_WAY_OUT
+        )
     return Found(path, content)
 
 

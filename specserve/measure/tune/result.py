@@ -170,10 +170,10 @@ class TuneResult:
 def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
     """Raises UsageError where a choice could not be written, before anything is measured."""
     if not Path(path).is_file():
-        raise UsageError(f"`{path}` is not a file that `--write` could change")
+        raise UsageError(f"`--write` can only change a profile file, and `{path}` is not a file")
     if any(setting.startswith("speculation") for setting in settings):
         raise UsageError(
-            "`--write` and `--set speculation…` exclude each other: the override would hide what is written"
+            "`--write` and `--set speculation…` cannot be combined: the override would hide what is written"
         )
 
 
@@ -236,7 +236,7 @@ def _exchange(file: Path, text: str, *, wanted: object) -> None:
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{file.stem}-", suffix=".yaml", dir=file.parent)
     except OSError as error:
-        raise FactError(f"cannot write beside `{file}`: {error.strerror}") from error
+        raise FactError(f"cannot write next to `{file}`: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)

@@ -184,7 +184,7 @@ _LOOKUPS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
 def pair(s: Situation, *, context_tokens: float) -> Pair:
     """Target and draft of one arm on its machine. Raises FactError if a model's facts do not say enough."""
     if s.method is None:
-        raise FactError("the profile does not speculate", hint="give it a `speculation` section")
+        raise FactError("the profile does not speculate", hint="add a `speculation` section to it")
     speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
     made = compose(s.target, speculative, settings=s.settings)
     if not made.is_kv_known:

@@ -45,9 +45,11 @@ def run_tune(
 
     if not ready.fitted.fits:
         raise UsageError(
-            "two launches are needed at least, one without speculation and one with it, which is more than "
-            f"{ready.fitted.exceeded}",
-            hint="raise it; `--dry-run` shows how long each takes",
+            (
+                "at least two launches are needed, one with speculation and one without, which is more than "
+                f"{ready.fitted.exceeded}"
+            ),
+            hint="raise this limit; `--dry-run` shows how long each launch takes",
         )
     began, say = time.monotonic(), outlet.notices.say
     directory = open_directory(ready, found, output)
@@ -57,7 +59,10 @@ def run_tune(
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(each.name for each in ready.kept)
-        say(f"{len(ready.wish.points())} points on baseline, {names}; K up to {ready.kept[0].most_tokens}")
+        say(
+            f"measuring {len(ready.wish.points())} points on baseline, {names}; K up to "
+            f"{ready.kept[0].most_tokens}"
+        )
         say(f"run directory: {directory.path}")
         room, share = ready.room, ready.fitted.share
         tune = Tune(
@@ -80,9 +85,9 @@ def _is_told(ready: Prepared, directory: RunDirectory, *, notices: Notices) -> b
     """Whether the run is complete for this request, so that nothing is measured again; says which run it is."""
     found = Found(directory.path, directory.content)
     if found.answers(ready.asked):
-        notices.say(f"measured on {found.begun} already; `-o` with another folder measures again")
+        notices.say(f"already measured on {found.begun}; use `-o` with another folder to measure again")
         return True
-    notices.say(f"resumes the run of {found.begun}; `-o` with another folder starts over")
+    notices.say(f"resuming the run of {found.begun}; use `-o` with another folder to start over")
     directory.update(asked=asked_json(ready.asked), is_complete=False)
     return False
 
@@ -112,7 +117,7 @@ def _tuned(
     if not known:
         raise TrafficError(
             "no configuration with speculation could be measured",
-            hint="longer answers (`--max-tokens`), or another workload",
+            hint="use longer answers (`--max-tokens`), or another workload",
         )
     choice = choose(known, objective=ready.wish.objective)
     said = list(content.get("said", ())) if is_told else []

@@ -23,9 +23,9 @@ class Steps:
 
     def __post_init__(self) -> None:
         if len(self.accepted) != len(self.drafted):
-            raise ValueError("as many steps must be accepted as drafted")
+            raise ValueError("accepted and drafted tokens must cover the same number of steps")
         if any(not 0 <= took <= offered for took, offered in zip(self.accepted, self.drafted, strict=True)):
-            raise ValueError("a step accepts at least 0 and at most what was drafted")
+            raise ValueError("a step must accept between 0 tokens and the number that was drafted")
 
     @property
     def tokens(self) -> int:

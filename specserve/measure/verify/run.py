@@ -212,7 +212,7 @@ class Verifier:
                 self._add(item, item.answer)
         if not self._requests:
             name, said = next(iter(self._unused.items()), ("", "no prompt"))
-            raise TrafficError(f"the server refused every prompt; it said of `{name}`: {said}")
+            raise TrafficError(f"the server refused every prompt; its message for `{name}` was: {said}")
         return self._elapsed_s - began_s
 
     def _jobs(self) -> Iterator[Callable[[], _Timed]]:

@@ -100,7 +100,7 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
     refuse_file(server)
     raise UsageError(
         f"{server!r} is neither a detached server nor a URL",
-        hint="`specserve ps` lists the servers; a URL is like http://127.0.0.1:8000",
+        hint="`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000",
     )
 
 

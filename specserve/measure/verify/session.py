@@ -71,7 +71,7 @@ def positions(steps: Any, ids: Sequence[int], *, count: int) -> tuple[Position, 
         own = steps[len(steps) - len(ids) :] if ids else []
         return tuple(_position(step, token, count) for step, token in zip(own, ids, strict=True))
     except (TypeError, ValueError, LookupError, AttributeError):
-        raise TrafficError("the server's `prompt_logprobs` are not as vLLM writes them") from None
+        raise TrafficError("the server's `prompt_logprobs` are not in vLLM's format") from None
 
 
 def _position(step: Any, token: int, count: int) -> Position:

@@ -65,8 +65,8 @@ def run_watch(request: WatchRequest, view: WatchOutlet) -> WatchReport:
     least_s = min(request.window_s, request.for_s or request.window_s)
     if request.interval_s > least_s:
         raise UsageError(
-            f"`--interval` is {request.interval_s:g} s, longer than the time to look at",
-            hint="a figure needs two readings: use `--interval 1s`, or a longer window",
+            f"`--interval` is {request.interval_s:g} s, which is longer than the time that is measured",
+            hint="a measurement needs two readings: use `--interval 1s`, or a longer window",
         )
     watched = WatchedServer(request)
     source = MetricsSource(watched.locate, model=request.model)
@@ -163,7 +163,7 @@ def _exporting(address: str | None, watched: WatchedServer, view: WatchOutlet) -
     host = host.strip("[]") or "127.0.0.1"
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise UsageError(
-            f"`--exporter` is not an address: {address!r}", hint="such as 127.0.0.1:9109, or 9109"
+            f"`--exporter` is not an address: {address!r}", hint="write it like 127.0.0.1:9109, or 9109"
         )
     with Exporter(**watched.labels) as export:
         view.exporting(host, export.listen(host, int(port)))
@@ -258,7 +258,7 @@ class Exporter:
             why = getattr(error, "strerror", None) or error
             raise UsageError(
                 f"the exporter cannot listen at {host}:{port}: {why}",
-                hint="`--exporter 127.0.0.1:0` takes a free port",
+                hint="use `--exporter 127.0.0.1:0` for a free port",
             ) from error
         return int(self._server.server_port)
 

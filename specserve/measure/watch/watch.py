@@ -103,10 +103,10 @@ class MetricsSource:
     def _of_one_model(self, metrics: Metrics) -> Metrics:
         names = ", ".join(f"`{name}`" for name in metrics.models[:5])
         if self._model is not None and self._model not in metrics.models:
-            raise FactError(f"the metrics hold no model `{self._model}`", hint=f"they hold {names}")
+            raise FactError(f"the metrics contain no model `{self._model}`", hint=f"they hold {names}")
         if self._model is None and len(metrics.models) > 1:
             raise FactError(
-                f"the metrics hold {len(metrics.models)} models: {names}", hint="`--model` names one"
+                f"the metrics contain {len(metrics.models)} models: {names}", hint="`--model` names one"
             )
         return metrics if self._model is None else metrics.of_model(self._model)
 

@@ -226,7 +226,7 @@ def load(
         how = " (estimated)" if count_prompt is None else ""
         raise UsageError(
             f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}{how}",
-            hint="take a larger `target.max_model_len`, or a smaller `--max-tokens`",
+            hint="raise `target.max_model_len`, or lower `--max-tokens`",
         )
     return Workload(name, prompts, source, note, remarks)
 
@@ -277,7 +277,7 @@ def _file(name_or_path: str) -> Path:
     guess = did_you_mean(name_or_path, (*SHIPPED, RANDOM))
     known = ", ".join((*SHIPPED, RANDOM))
     hint = f"did you mean `{guess}`?" if guess else f"workloads are {known}, or a file of JSON lines"
-    raise UsageError(f"there is no workload and no file {quoted(name_or_path)}", hint=hint)
+    raise UsageError(f"{quoted(name_or_path)} is neither a workload nor a file", hint=hint)
 
 
 def name_of(path: Path) -> str:

@@ -22,7 +22,7 @@ def _lines(path: Path) -> list[_Line]:
         if path.stat().st_size > LARGEST_BYTES:
             raise FactError(
                 f"`{path}` is larger than {LARGEST_BYTES // 2**20} MiB",
-                hint="take a part of it: `head -n 10000 FILE`",
+                hint="use a part of it, such as `head -n 10000 FILE`",
             )
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except (OSError, ValueError) as error:
@@ -81,11 +81,13 @@ def _content(value: object, at: int) -> str:
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` must be text that is not empty")
+        raise ValueError(f"`{name}` must be non-empty text")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"`{name}` has half of a surrogate pair: not valid Unicode text") from None
+        raise ValueError(
+            f"`{name}` contains an unpaired surrogate, which is not valid Unicode text"
+        ) from None
     return value
 
 
@@ -120,7 +122,7 @@ def _of_prompts(lines: Sequence[_Line], path: Path, *, may_mix: bool) -> tuple[P
             if prompt.id in lines_of:
                 raise ValueError(f"the id {quoted(prompt.id)} is already used in line {lines_of[prompt.id]}")
             if not may_mix and prompts and (prompt.messages is None) != (prompts[0].messages is None):
-                raise ValueError("`prompt` and `messages` in one file: a workload has one of them")
+                raise ValueError("`prompt` and `messages` cannot be mixed in one file")
         except ValueError as error:
             raise FactError(f"{path}:{number}: {error}", hint=_HINT) from None
         lines_of[prompt.id] = number

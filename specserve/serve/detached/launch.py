@@ -132,8 +132,8 @@ def _claim(record: Record, plan: LaunchPlan) -> None:
         before = registry.read(record.name)
         if before is not None and Detached(before).members():
             raise LaunchError(
-                f"`{before.name}` runs already, at {before.url}",
-                hint=f"`specserve down {before.name}` stops it; `--name` gives this one another name",
+                f"`{before.name}` is already running at {before.url}",
+                hint=f"`specserve down {before.name}` stops it; use `--name` to give this one another name",
             )
         if before is not None and before.leader is None and is_running(before.launcher):
             message = f"`{before.name}` is being started by another command (pid {before.launcher[0]})"

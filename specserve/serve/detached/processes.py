@@ -276,6 +276,6 @@ def running_command(name: str) -> list[str] | None:
         return None
     record = registry.read(name)
     if record is None or not Detached(record).is_running() or record.leader is None:
-        raise UsageError(f"the server `{name}` does not run", hint="`specserve ps` lists the servers")
+        raise UsageError(f"the server `{name}` is not running", hint="`specserve ps` lists the servers")
     words = psutil.Process(record.leader[0]).cmdline()
     return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter

@@ -176,8 +176,8 @@ def folder_of(name: str) -> Path:
     """The folder of one server. Raises UsageError for what cannot be a name: it becomes part of a path."""
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not a valid name of a server",
-            hint="lower-case letters, digits and `-`, such as `demo-2`",
+            f"{name!r} is not a valid server name",
+            hint="use lower-case letters, digits and `-`, such as `demo-2`",
         )
     return state_folder() / "servers" / name
 
@@ -203,10 +203,10 @@ def read(name: str) -> Record | None:
     except BrokenRecord as error:
         raise FactError(
             f"the state of `{name}` cannot be used: {path}: {error}",
-            hint=f"`specserve down {name}` stops what runs under that name, and clears it",
+            hint=f"run `specserve down {name}` to stop what runs under that name and clear its state",
         ) from error
     if record.name != name:
-        raise FactError(f"the state of `{name}` is that of `{record.name}`: {path}")
+        raise FactError(f"the state of `{name}` belongs to `{record.name}`: {path}")
     return record
 
 
@@ -275,7 +275,7 @@ def _wait_for(descriptor: int, name: str) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise FactError(f"another command holds the state of `{name}`") from None
+                raise FactError(f"another command has locked the state of `{name}`") from None
             time.sleep(0.05)
         else:
             return
@@ -310,7 +310,7 @@ def refuse_file(text: str) -> None:
     if "://" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
         raise UsageError(
             f"`{text}` is a file, not a server's name or URL",
-            hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
+            hint="`specserve up FILE --detach` starts one; `specserve ps` lists the running ones",
         )
 
 
@@ -320,7 +320,9 @@ def find_server(url: str | None, name: str | None, api_key_env: str | None) -> t
     Without either it is the only detached server, else port 8000 of this host. Raises UsageError, FactError.
     """
     if url is not None and name is not None:
-        raise UsageError("`--url` and `--name` both say where the server is", hint="give one of them")
+        raise UsageError(
+            "`--url` and `--name` cannot be combined: both say which server to use", hint="give one of them"
+        )
     if url is not None:
         return url, api_key_env
     if name is None and len(names()) != 1:

@@ -137,7 +137,7 @@ def test_blocks_of_two_versions_of_vllm_are_not_mixed() -> None:
 
     _refuse_other_vllm([arm], begun(as_json(arm.plan)))
     with pytest.raises(
-        UsageError, match=r"vLLM 0\.33 is installed, and the run began with 0\.32\.0"
+        UsageError, match=r"vLLM 0\.33 is installed, but the run began with 0\.32\.0"
     ) as caught:
         _refuse_other_vllm([arm], begun({**as_json(arm.plan), "vllm": "0.32.0"}))
     assert "install 0.32.0 again" in str(caught.value.hint)

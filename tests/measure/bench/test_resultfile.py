@@ -71,7 +71,7 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
-        (["version"], 2, "its version is 2, and this specserve reads 1"),
+        (["version"], 2, "its version is 2, but this specserve reads 1"),
         (["name"], 7, "`name` must be text"),
         (["launches"], 1.5, "`launches` must be a whole number"),
         (["launches"], True, "`launches` must be a whole number"),
@@ -82,7 +82,7 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
         (["arms"], {}, "`arms` must be a list"),
         (["versions"], [], "`versions` must be an object"),
         (["host", "cpu"], None, "`host.cpu` must be text"),
-        (["name"], "\ud800", "half of a surrogate pair"),
+        (["name"], "\ud800", "unpaired surrogate"),
     ],
 )  # fmt: skip
 def test_what_is_no_result_is_refused_with_its_place(path: list[str | int], value: Any, reason: str) -> None:
@@ -101,7 +101,7 @@ def test_what_is_missing_is_named() -> None:
 def test_a_file_that_holds_no_result_is_an_error_with_its_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "result.json"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(FactError, match=r"result.json` is (not JSON|not a result)"):
+    with pytest.raises(FactError, match=r"result.json` is not (JSON|a benchmark result)"):
         read_result(tmp_path)
 
 

@@ -175,7 +175,7 @@ def test_blocks_of_two_load_generators_are_not_mixed(plan: BenchPlan, world: Wor
     world.vllm = "0.33.0"
     with (
         resume(tmp_path / "run") as directory,
-        pytest.raises(UsageError, match=r"of vLLM 0\.33\.0, and the run began with that of vLLM 0\.32\.0"),
+        pytest.raises(UsageError, match="the load generator is the one of"),
     ):
         bench(plan, directory).run()
     assert len(world.sent) == 2
@@ -217,7 +217,7 @@ def test_other_prompts_are_not_mixed_with_those_that_were_measured(
     file.write_text(file.read_text().replace("xxxxxxxxxx", "yyyyyyyyyy"))
     with (
         resume(tmp_path / "run") as directory,
-        pytest.raises(SpecserveError, match="the prompts of `mine` are not those that the run began with"),
+        pytest.raises(SpecserveError, match="the prompts of `mine` have changed since the run began"),
     ):
         bench(plan, directory)
 

@@ -81,7 +81,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already") as caught:
         create(tmp_path / "run", {})
     assert (
-        caught.value.hint == "another `-o` starts a new one"
+        caught.value.hint == "use another `-o` to start a new run"
     )  # it is not a run, so nothing can go on with it
     with create(tmp_path / "other", {}), pytest.raises(UsageError) as caught:
         create(tmp_path / "other", {})
@@ -93,7 +93,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     [
         ("not json", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"version": 99}', "another specserve"),
+        ('{"version": 99}', "another version of specserve"),
         (None, "is not a run of"),
     ],
 )

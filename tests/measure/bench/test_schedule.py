@@ -126,7 +126,7 @@ def test_a_server_that_runs_already_takes_no_accelerator_from_the_others() -> No
 
 @pytest.mark.parametrize("slots", [(), (("GPU-0",),)])
 def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str, ...], ...]) -> None:
-    with pytest.raises(UsageError, match=f"there are accelerators for {len(slots)}"):
+    with pytest.raises(UsageError, match=f"there are accelerators for only {len(slots)}"):
         sessions((planned("base"), planned("a")), launches=1, at_once=2, slots=slots)
     on_cpu = (planned("base", "cpu"), planned("a", "cpu"))
     assert sessions(on_cpu, launches=1, at_once=2)[0].devices == {}
@@ -137,5 +137,5 @@ def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:
     assert [arm.name for arm in checked([ARMS[1], base])] == ["baseline", "a"]
     with pytest.raises(UsageError, match="nothing to compare"):
         checked([base])
-    with pytest.raises(UsageError, match="two arms are called `a`"):
+    with pytest.raises(UsageError, match="two variants are named `a`"):
         checked([ARMS[1], ARMS[1]])

@@ -44,7 +44,7 @@ def test_a_candidate_is_an_alternative_a_method_or_a_draft_model(file: Path, tmp
     assert (folder.name, folder.keys["model"]) == ("draft-mine", str(tmp_path / "Mine"))
     with pytest.raises(UsageError, match="`--candidate magic` is not known") as raised:
         found(file, "magic")
-    assert raised.value.hint == "ngram, suffix, small, or a draft model (ORG/NAME or a folder)"
+    assert raised.value.hint == "use ngram, suffix, small, or a draft model (ORG/NAME or a folder)"
 
 
 def test_what_was_not_named_says_how_to_add_it(file: Path) -> None:

@@ -126,9 +126,9 @@ def test_a_folder_that_was_named_is_gone_on_with(asked: TuneRequest, tmp_path: P
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"max_tokens": 4}, "another run: `--max-tokens` was not given"),
-        ({"workloads": ("chat",)}, "another run: `--workload` was `code`"),
-        ({"concurrency": "2", "budget": "20m"}, "another run: `--concurrency` was `1,4`"),
+        ({"max_tokens": 4}, "different run: `--max-tokens` was not given"),
+        ({"workloads": ("chat",)}, "different run: `--workload` was `code`"),
+        ({"concurrency": "2", "budget": "20m"}, "different run: `--concurrency` was `1,4`"),
         (
             {"most_tokens": 3, "candidates": ("ngram",)},
             "`--candidate` was not given, `--k-max` was not given",
@@ -162,7 +162,7 @@ def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest
 def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 2}', encoding="utf-8")
-    with pytest.raises(UsageError, match="not a run of `specserve tune`"):
+    with pytest.raises(UsageError, match="` is not a run directory of `specserve tune`"):
         found(asked, output=str(tmp_path / "mine"))
 
 

@@ -69,7 +69,7 @@ def test_written_twice_it_says_so_already(file: Path) -> None:
 
 
 def test_what_set_says_cannot_be_written(file: Path) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         write_choice(str(file), example(), settings=["speculation.num_speculative_tokens=3"])
     assert file.read_text() == PROFILE
 

@@ -50,5 +50,5 @@ def test_without_ranks_the_number_of_entries_tells() -> None:
     ],
 )  # fmt: skip
 def test_what_vllm_would_not_write_is_an_error(steps: Any) -> None:
-    with pytest.raises(TrafficError, match="as vLLM writes them"):
+    with pytest.raises(TrafficError, match="the server's `prompt_logprobs` are not in vLLM's format"):
         positions(steps, [5], count=2)

@@ -255,7 +255,7 @@ def test_impossible_numbers_never_become_figures(extra: str) -> None:
         watch.look()
         after(watch, script, GOOD, GOOD)
         script.extra = extra
-        assert "cannot be right" in watch.look().verdict.sentence
+        assert "the metrics are invalid:" in watch.look().verdict.sentence
         script.extra = ""
         report = after(watch, script, GOOD)
         assert report.figures is not None
@@ -265,7 +265,7 @@ def test_impossible_numbers_never_become_figures(extra: str) -> None:
 def test_several_served_models_need_a_name() -> None:
     script = Script([Traffic(model="a"), Traffic(model="b", drafts=7)])
     with serving(script) as url:
-        with pytest.raises(FactError, match="hold 2 models: `a`, `b`"):
+        with pytest.raises(FactError, match="contain 2 models: `a`, `b`"):
             over_sockets(url).read()
         with pytest.raises(FactError, match="no model `c`"):
             over_sockets(url, model="c").read()

@@ -132,7 +132,7 @@ def test_random_words_are_one_to_a_million(name: str) -> None:
 
 
 def test_a_name_that_is_neither_workload_nor_file_gets_the_nearest() -> None:
-    with pytest.raises(UsageError, match="there is no workload and no file `chatt`") as raised:
+    with pytest.raises(UsageError, match="`chatt` is neither a workload nor a file") as raised:
         load("chatt")
     assert raised.value.hint == "did you mean `chat`?"
     with pytest.raises(UsageError) as raised:

@@ -175,8 +175,8 @@ def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: st
         ({"num_hidden_layers": 10**9}, "`num_hidden_layers` in config.json of `org/model` is 1000000000: more than"),
         ({"num_attention_heads": 5000}, "`num_attention_heads` in config.json of `org/model` is more than"),
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` in config.json of `org/model` is 1: expected true"),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 5}, "names the kinds of 1 layers of 32"),
-        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "`no_rope_layers` in config.json of `org/model` names"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 5}, "` gives the kinds of only"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "`no_rope_layers` in config.json of `org/model` lists"),
         ({"layer_types": "full"}, "`layer_types` in config.json of `org/model` is 'full': expected a list of names"),
         ({"model_type": 3}, "`model_type` in config.json of `org/model` is 3: expected text"),
         ({"model_type": "gemma3", "text_config": []}, "`text_config` in config.json of `org/model` is []: expected"),
@@ -194,7 +194,7 @@ def test_a_config_json_without_a_model_type_is_an_error() -> None:
 
 
 def test_a_target_without_prediction_layers_has_no_mtp() -> None:
-    with pytest.raises(FactError, match="names no multi-token prediction layers"):
+    with pytest.raises(FactError, match="` has no multi-token prediction layers"):
         read_mtp("org/model", stored("llama"))
 
 

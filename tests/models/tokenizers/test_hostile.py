@@ -98,7 +98,7 @@ def test_more_values_than_any_tokenizer_has_are_not_parsed(
         (b"[" * 200_000, "nested too deep"),
         (b'{"model": {"vocab": {"a": 0', "not valid JSON"),
         (b'{"model": "\xff"}', "not UTF-8"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n", "a pointer of Git LFS"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n", "a Git LFS pointer"),
         (b'{"model": {"vocab": {"a": -1}}}', "ids outside 0"),
         (b'{"model": {"vocab": {"a": 99999999999}}}', "ids outside 0"),
         (b'{"model": {"vocab": {"a": 1' + b"0" * 5000 + b"}}}", "too many digits"),

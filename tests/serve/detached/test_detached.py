@@ -162,7 +162,7 @@ def test_an_exit_with_code_0_that_nobody_asked_for_is_a_death(start: Start) -> N
 
 def test_a_dead_name_can_be_used_again_a_running_one_cannot(start: Start) -> None:
     first = start()
-    with pytest.raises(LaunchError, match=r"`demo` runs already, at http://127\.0\.0\.1:"):
+    with pytest.raises(LaunchError, match=r"`demo` is already running at http://127\.0\.0\.1:"):
         start()
     assert first.leader is not None
     os.kill(first.leader[0], signal.SIGKILL)

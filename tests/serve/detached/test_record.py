@@ -113,7 +113,7 @@ def test_no_value_makes_the_reading_fail_in_another_way(value: Any, key: str) ->
 
 @pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
 def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is not a valid name of a server"):
+    with pytest.raises(UsageError, match="is not a valid server name"):
         registry.folder_of(name)
 
 
