@@ -83,7 +83,7 @@ def bench(
     with_: Annotated[
         list[str] | None,
         text_option(
-            "[ARM=]PROFILE|URL|NAME", "Also compare this profile or running server; repeatable.", "--with"
+            "[NAME=]PROFILE|URL|NAME", "Also compare this profile or running server; repeatable.", "--with"
         ),
     ] = None,
     blocks: Blocks = None,

@@ -10,6 +10,7 @@ from specserve.cli.options import Alternative, Settings, flag
 from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say
+from specserve.report.numbers import count
 
 
 def pull(
@@ -73,9 +74,9 @@ def fetch(profile: Profile, *, everything: bool = False) -> None:
         name = f"{clean(download.model)} at {download.commit[:12]}"
         if download.missing:
             size = _size(download.missing_bytes)
-            say(f"downloading {name}: {len(download.missing)} files, {size}")
+            say(f"downloading {name}: {count(len(download.missing), 'file')}, {size}")
         fetch_files(download, cache=cache, stall_s=profile.server.stall_timeout_s)
-        say(f"{name}: {len(download.files)} files, {_size(download.total_bytes)}, complete")
+        say(f"{name}: {count(len(download.files), 'file')}, {_size(download.total_bytes)}, complete")
         out(str(download.folder))
 
 

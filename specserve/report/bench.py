@@ -60,19 +60,20 @@ _VERDICTS = {
     Verdict.INCONCLUSIVE: "is inconclusive",
 }
 _HEAD = (
-    Column("load"), Column("arm", "code"), Column("tokens/s"), Column("speedup, 95 %"), Column("verdict", "verdict"),
-    Column("length"), Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
+    Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
+    Column("verdict", "verdict"), Column("length"),
+    Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
     Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
     Column("gap P99, ms", is_detail=True),
 )  # fmt: skip
 _LEGEND = (
-    "speedup: output tokens/s over those of the first arm, with its 95 % interval; length: mean acceptance length, "
+    "speedup: output tokens/s over those of the first variant, with its 95 % interval; length: mean acceptance length, "
     "tokens per step; needed: the length at which speculation breaks even"
 )
 _METHOD = (
     f"PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
     f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
-    "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across arms: "
+    "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across variants: "
     "with speculation one chunk holds several tokens."
 )
 
@@ -192,7 +193,7 @@ class _BenchReport:
         blocks.append(Items([("note", note) for note in (*notes, *result.notes)]))
         basis = "measured within one launch: another start of the same servers may differ by a few %"
         if result.launches > 1:
-            basis = f"measured over {result.launches} launches of each arm"
+            basis = f"measured over {result.launches} launches of each variant"
         blocks += [Paragraph(_LEGEND), Paragraph(basis), self._method()]
         return Document("benchmark", result.name, blocks)
 
@@ -273,7 +274,7 @@ class _BenchReport:
 
     def _charts(self, section: BenchSection) -> Iterator[Chart]:
         """Each chart of a section that has at least one value."""
-        rival = next((row.comparison.against for row in section.rows if row.comparison), "the first arm")
+        rival = next((row.comparison.against for row in section.rows if row.comparison), "the first variant")
         loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
         unit, x = "P50 (mark) to P99 (bar)", section.load_words
 
@@ -332,7 +333,7 @@ class _BenchReport:
     def _method(self) -> Details:
         result = self.result
         facts = {
-            "launches of each arm": str(result.launches),
+            "launches of each variant": str(result.launches),
             **result.host,
             **result.settings,
             **result.versions,

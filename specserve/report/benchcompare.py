@@ -15,7 +15,7 @@ from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 
 _HEAD = (
-    Column("load"), Column("arm", "code"), Column("old tok/s"), Column("new"), Column("ratio"),
+    Column("load"), Column("variant", "code"), Column("old tok/s"), Column("new"), Column("ratio"),
     Column("old speedup"), Column("new"), Column("new/old, 95 %"),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.errors import FactError, UsageError
 from specserve.report.console import clean, in_one_line, out, say, styled
+from specserve.report.numbers import count
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -126,7 +127,7 @@ def say_converted(
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     what = f"`{clean(target)}`" if target else "the profile"
-    still = f": {errors} error{'s' if errors > 1 else ''} left to cure" if errors else " lints"
+    still = f": {errors} error{'s' if errors > 1 else ''} left to fix" if errors else " passes lint"
     say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
     return bool(errors)
 
@@ -136,7 +137,7 @@ def locks_text(states: Sequence[LockState]) -> str:
     bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
     if not bad:
         return f"all locks hold: {len(states)}"
-    counted = " and ".join(f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in bad.items())
+    counted = " and ".join(f"{many} {'is' if many == 1 else 'are'} {word}" for word, many in bad.items())
     of = f"{len(states)} lock{'s' if len(states) > 1 else ''}:"
     return f"{of} {counted}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
 
@@ -145,10 +146,11 @@ def say_locked(done: Locked, profile: Profile) -> None:
     """What a lock holds now to stderr, its file to stdout."""
     from specserve.report.findings import readable
 
-    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
+    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {count(len(done.models), 'model')}")
     for facts in done.models:
         revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
-        say(f"  {clean(facts.model)}{revision} {facts.commit[:12] if facts.commit else 'by its files'}")
+        commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
+        say(f"  {clean(facts.model)}{revision} {commit}")
         for note in facts.notes:
             say(f"    note: {readable(note)}")
     out(_from_here(done.file))

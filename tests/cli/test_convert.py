@@ -30,7 +30,7 @@ def test_the_profile_goes_to_stdout_and_the_changes_to_stderr(
     assert out.startswith("# Converted from `vllm serve` in serve.sh.\n")
     assert "\ntarget:\n  model: org/target\n" in out
     assert "note: `speculation.model`: formerly `--speculative-model`\n" in err
-    assert err.endswith("Converted with 3 changes; the profile lints\n")
+    assert err.endswith("Converted with 3 changes; the profile passes lint\n")
 
 
 def test_a_command_behind_two_dashes_is_converted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_what_cannot_be_cured_is_told_and_is_exit_code_1(
     text = """vllm serve org/target --speculative-config '{"method": "ngram", "prompt_lookup_max": 4}'"""
     assert _run(["convert", str(write(text, "serve.sh"))]) == 1
     err = capsys.readouterr().err
-    assert "error[SD007]" in err and "1 error left to cure" in err
+    assert "error[SD007]" in err and "1 error left to fix" in err
 
 
 def test_what_the_source_does_not_say_is_exit_code_1(

@@ -118,7 +118,7 @@ def test_a_pull_that_was_cut_off_goes_on(
     capsys.readouterr()
     assert pull(file) == 0
     assert {request.path.rpartition("/")[2] for request in hub.sent("/resolve/")} <= {"model.safetensors"}
-    assert "downloading org/target at aaaaaaaaaaaa: 1 files" in capsys.readouterr().err
+    assert "downloading org/target at aaaaaaaaaaaa: 1 file," in capsys.readouterr().err
 
 
 def test_the_lock_says_which_commit(hub: HubServer, file: Path, tmp_path: Path) -> None:

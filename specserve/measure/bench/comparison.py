@@ -71,7 +71,7 @@ def compare(old: Result, new: Result) -> RunComparison:
         return RunComparison(old, new, changes, (), f"the targets differ: {names[0]} and {names[1]}")
     points = tuple(_points(old, new))
     if not points:
-        return RunComparison(old, new, changes, (), "no arm was measured at the same point in both runs")
+        return RunComparison(old, new, changes, (), "no variant was measured at the same point in both runs")
     return RunComparison(old, new, changes, points, None, tuple(_notes(old, new)))
 
 
@@ -136,7 +136,7 @@ def _changes(old: Result, new: Result) -> Iterator[Change]:
 
 def _facts(run: Result, *, detailed: Collection[str]) -> dict[str, str]:
     """By name. `detailed`: the arms of which more is told than that they are there."""
-    facts = {**run.versions, **run.host, **run.settings, "launches of each arm": str(run.launches)}
+    facts = {**run.versions, **run.host, **run.settings, "launches of each variant": str(run.launches)}
     for arm in run.arms:
         facts[f"arm {arm.name}"] = "there"
         for key in _ARM_KEYS if arm.name in detailed else ():

@@ -316,7 +316,7 @@ def _notes(bench: Bench) -> list[str]:
         )
     elif plan.fit.slots:
         found.append(
-            "arms ran at the same time on different GPUs of one kind, one of them under load at a time"
+            "variants ran at the same time on different GPUs of one kind, one of them under load at a time"
         )
     if times := int(bench.directory.content.get("resumed", 0)):
         often = "once" if times == 1 else f"{times} times"

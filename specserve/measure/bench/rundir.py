@@ -101,7 +101,7 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
     """A new run. Raises UsageError if something is there already, FactError if it cannot be written."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            goes_on = f"`--resume {path}` goes on with it; " if (path / RUN).is_file() else ""
+            goes_on = f"`--resume {path}` continues it; " if (path / RUN).is_file() else ""
             raise UsageError(f"`{path}` exists already", hint=f"{goes_on}use another `-o` to start a new run")
         private(path)
         path.chmod(0o700)

@@ -179,7 +179,7 @@ def _objective(asked: TuneRequest, wish: Wish) -> Any:
 KIND = "tune"
 _ANSWERS = ("objective", "confirm", "budget")
 """What is asked of passes that are the same for every answer."""
-_WAY_OUT = "another `-o`, or none"
+_WAY_OUT = "use another `-o`, or none"
 
 
 @dataclass(frozen=True, slots=True)

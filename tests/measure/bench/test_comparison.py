@@ -109,7 +109,7 @@ def test_two_targets_are_refused() -> None:
 
 def test_runs_without_a_common_point_are_refused() -> None:
     found = compare(example(), dataclasses.replace(example(), cells=()))
-    assert found.refused == "no arm was measured at the same point in both runs"
+    assert found.refused == "no variant was measured at the same point in both runs"
 
 
 def test_speedups_over_two_baselines_have_no_ratio() -> None:
@@ -135,7 +135,7 @@ def test_what_changed_in_versions_settings_and_arms_is_told() -> None:
         "requests per block": ("25", "-"),
         "seed": ("0", "-"),
         "max_tokens": ("256", "-"),
-        "launches of each arm": ("1", "3"),
+        "launches of each variant": ("1", "3"),
         "profile: num_speculative_tokens": ("5", "4"),
         "profile: fingerprint": ("0123456789ab", "999999999999"),
         "arm eagle3": ("there", "-"),
