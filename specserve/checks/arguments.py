@@ -76,10 +76,10 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)
 def misplaced_argument(ctx: Context) -> Iterator[Hit]:
-    """An argument that has its own place in a profile, or none.
+    """An argument that has its own key in a profile, or that a profile does not take.
 
-    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has no
-    place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
+    If a setting is in two places, the later flag wins, and nobody sees which one that is. An argument that specserve
+    does not handle is a warning in a raw command, because vLLM itself accepts it.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`
@@ -89,10 +89,10 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD105", "wrong-argument-value", Severity.ERROR)
 def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
-    """A value that vLLM does not take: of another type, out of bounds, or none of its choices.
+    """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
-    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention backends
-    that vLLM does not bring are a warning: a plug-in may bring them.
+    vLLM ends with a usage error, or with one of pydantic. Parsers, quantization methods, load formats and attention
+    backends that vLLM does not have are a warning, because a plug-in may add them.
     Example: engine: {max_num_seqs: many}
     Use instead: engine: {max_num_seqs: 64}
     Source: vllm/engine/arg_utils.py, `class EngineArgs`
@@ -120,9 +120,9 @@ _SAYS_NOTHING = (None, "", "auto")
 
 @rule("SD142", "deprecated-argument", Severity.WARNING)
 def deprecated_argument(ctx: Context) -> Iterator[Hit]:
-    """An argument that vLLM announces to remove.
+    """An argument that vLLM has announced to remove.
 
-    The next version may refuse to start with it; some of them do nothing already.
+    The next version may refuse to start with it. Some of these arguments already do nothing.
     Example:
         vllm: ">=0.32"
         engine: {disable_cascade_attn: true}
@@ -155,9 +155,9 @@ def _both(profile: Profile, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tu
 
 @rule("SD143", "argument-refused-twice", Severity.ERROR)
 def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
-    """A setting stands in two places that vLLM calls mutually exclusive.
+    """A setting is given in two places, which vLLM refuses.
 
-    vLLM refuses to start, even where both say the same.
+    vLLM refuses to start, even if both values are the same.
     Example: engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
     Use instead: engine: {attention_backend: FLASH_ATTN}
     Source: vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
@@ -170,10 +170,10 @@ def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD144", "shadowed-setting", Severity.WARNING)
 def shadowed_setting(ctx: Context) -> Iterator[Hit]:
-    """A setting has no effect, because another one stands in its way.
+    """A setting has no effect because of another setting.
 
-    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does nothing,
-    or, for the share of a GPU's memory, no more than a check at the start.
+    A reader of the profile is misled, and may change the wrong one of the two. The marked value does nothing; a marked
+    share of a GPU's memory is only checked at the start.
     Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
@@ -207,10 +207,10 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD145", "misread-variable", Severity.WARNING)
 def misread_variable(ctx: Context) -> Iterator[Hit]:
-    """A variable of vLLM that does not set what its name says.
+    """A vLLM variable that does not do what its name suggests.
 
-    `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes: neither moves the server, which
-    listens where `server.port` and `server.host` say.
+    `VLLM_PORT` and `VLLM_HOST_IP` are for the communication between vLLM's own processes. Neither moves the server,
+    which listens at `server.port` and `server.host`.
     Example:
         server: {port: 8080}
         env: {VLLM_PORT: 8080}

@@ -53,8 +53,8 @@ def _v2(ctx: Context, arm: CheckedArm) -> list[str]:
 def too_long_context(ctx: Context) -> Iterator[Hit]:
     """The profile asks for more context than the model has.
 
-    vLLM refuses to start. Told to go on by `VLLM_ALLOW_LONG_MAX_MODEL_LEN`, positions beyond what the model was made
-    for give nonsense, or end the engine.
+    vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it continue, positions beyond the model's own limit
+    give nonsense, or end the engine.
     Example: target: {model: ./llama, max_model_len: 8192}
     Use instead: target: {model: ./llama, max_model_len: 4096}
     Source: vllm/config/model.py, `is greater `
@@ -80,8 +80,8 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
 def shorter_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model's context is shorter than the target's.
 
-    The V2 runner, the default on GPUs, lowers the server's own context to the draft's since 0.33, with one line in the
-    log: long requests are refused or cut. The V1 runner stops drafting for every request of a batch in which one is
+    Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
+    log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
     longer. Setting the draft's `max_model_len` accepts that.
     Example:
         target: {model: ./llama, max_model_len: 4096}
@@ -116,7 +116,7 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD228", "overlong-draft-context", Severity.ERROR, needs="models")
 def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
-    """The draft is given more context than it, or the target, has.
+    """The draft is given more context than it has, or than the target has.
 
     vLLM refuses to start.
     Example:
@@ -144,12 +144,12 @@ def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD229", "short-trained-head", Severity.INFO, needs="models")
 def short_trained_head(ctx: Context) -> Iterator[Hit]:
-    """The head was made for shorter sequences than the server takes.
+    """The head was trained on shorter sequences than the server accepts.
 
-    Many heads were trained on 2048 tokens. Until vLLM 0.32 the V1 runner drafts nothing for a batch with a longer
-    request. Otherwise vLLM stretches the head's positions, and acceptance beyond what it was trained on is seldom what
-    the head's page says (sgl-project/sglang#6783). Between the two, the V2 runner gives a `dflash` or `dspark` head
-    positions that it has not: a request that is longer ends the engine (vllm-project/vllm#57964).
+    Many heads were trained on 2048 tokens. Until vLLM 0.32, the V1 runner drafts nothing for a batch with a longer
+    request. Otherwise vLLM stretches the head's positions, and acceptance beyond its training length is seldom what the
+    head's page says (sgl-project/sglang#6783). In some versions, the V2 runner gives a `dflash` or `dspark` head
+    positions that it does not have: a longer request then ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

@@ -45,8 +45,8 @@ _SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json"
 def oversized_draft(ctx: Context) -> Iterator[Hit]:
     """The draft is not much smaller than its target.
 
-    A step of decoding costs about as much as reading the weights once. A draft of a quarter of the target's bytes
-    spends, for four tokens, the time of one of the target's own steps before anything is verified.
+    A decode step costs about as much as reading the weights once. With a draft of a quarter of the target's bytes, four
+    draft tokens take as long as one of the target's own steps, before anything is verified.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
@@ -77,10 +77,10 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
 
 @rule("SD246", "text-draft", Severity.INFO, needs="models")
 def text_draft(ctx: Context) -> Iterator[Hit]:
-    """The target takes images or sound; its draft reads text alone.
+    """The target takes images or sound, but its draft reads text only.
 
-    Requests with images are served, and drafted without having seen them: acceptance falls on those requests. Measure
-    them on their own, or switch the inputs off that nobody sends.
+    Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
+    separately, or disable the inputs that nobody sends.
     Example:
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
@@ -110,7 +110,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
 def unknown_quantization(ctx: Context) -> Iterator[Hit]:
     """The checkpoint is quantised in a way that vLLM does not read.
 
-    vLLM refuses the start. `bitsandbytes` was read until vLLM 0.26.
+    vLLM refuses to start. It supported `bitsandbytes` until vLLM 0.26.
     Example:
         vllm: ">=0.32"
         target: {model: ./llama-bnb}
@@ -130,8 +130,8 @@ def unknown_quantization(ctx: Context) -> Iterator[Hit]:
 def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
     """The profile asks for another quantisation than the checkpoint has.
 
-    `quantization` need not be said: vLLM reads it from the checkpoint. Where it is said, and differs, vLLM refuses the
-    start; for a format whose weights must be prepared, and were not, it fails while loading.
+    `quantization` can be left out, because vLLM reads it from the checkpoint. If it is given and differs, vLLM refuses
+    to start. For a format whose weights must be prepared, it fails while loading.
     Example: target: {model: ./llama, quantization: awq}
     Use instead: target: {model: ./llama}
     Source: vllm/config/model.py, `"Quantization method specified in the model config "`
@@ -179,8 +179,8 @@ def _method(config: Config) -> str:
 def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
     """The draft has positions of a vision model, on a runner that cannot draft with them.
 
-    The V1 runner refuses a draft model with M-RoPE once it is loaded. It serves where the V2 runner cannot: on the CPU,
-    with another vocabulary, with parallel drafting, or where the environment asks for it.
+    The V1 runner refuses a draft model with M-RoPE after it is loaded. V1 serves if the V2 runner cannot: on the CPU,
+    with another vocabulary, with parallel drafting, or if the environment asks for it.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
@@ -214,8 +214,8 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     """The head takes hidden states of another width than the target's.
 
     It was trained for another model. Loading fails, or the first request does. It also fails for a head of the Llama
-    class that reads other than three layers and says so in `eagle_aux_hidden_state_layer_ids` alone
-    (vllm-project/vllm#54526): vLLM counts by `num_aux_hidden_states`.
+    class that reads more or fewer than three layers and says so only in `eagle_aux_hidden_state_layer_ids`
+    (vllm-project/vllm#54526), because vLLM uses `num_aux_hidden_states`.
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -303,10 +303,11 @@ def _numbers(value: Any) -> list[int]:
 
 @rule("SD239", "head-of-another-target", Severity.WARNING, needs="models")
 def head_of_another_target(ctx: Context) -> Iterator[Hit]:
-    """The head names another model that it was trained for.
+    """The head was trained for another model, by its own name.
 
-    The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model: with another of the same
-    family its drafts are rejected more often, sometimes always. Quantised builds of the same model count as it.
+    The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model. With another model of the
+    same family, its drafts are rejected more often, sometimes always. Quantised checkpoints of the same model count as
+    the same.
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
@@ -335,10 +336,10 @@ def _bare(model: str) -> str:
 
 @rule("SD240", "missing-vocabulary-map", Severity.WARNING, needs="models")
 def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
-    """The head drafts from a smaller vocabulary, and the checkpoint does not say which tokens those are.
+    """The head drafts from a smaller vocabulary, but the checkpoint does not say which tokens it has.
 
-    `d2t` maps the head's tokens to the target's. Without it vLLM takes the head's token i for the target's token i:
-    nearly every draft is another word than the head meant.
+    `d2t` maps the head's tokens to the target's. Without it, vLLM takes the head's token i for the target's token i,
+    and nearly every draft is another word than the head meant.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3-unmapped, num_speculative_tokens: 3}
@@ -363,10 +364,10 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD257", "quantized-block-head", Severity.ERROR, needs="models")
 def quantized_block_head(ctx: Context) -> Iterator[Hit]:
-    """The DFlash head is quantised, and this vLLM takes plain heads only.
+    """The DFlash head is quantised, but this vLLM supports only heads that are not.
 
-    Before 0.31 vLLM joins the head's key and value matrices as if they were plain. It loads the head, and the engine
-    ends in its first pass, on the shapes (vllm-project/vllm#51581).
+    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantised. It loads the head, and the
+    engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
     Example:
         vllm: "==0.27.*"
         target: {model: ./qwen3}

@@ -29,7 +29,7 @@ UNREADABLE = Code(
     "SD290",
     "unreadable-model",
     Severity.ERROR,
-    """A model of the profile is not there, may not be read, or is broken.
+    """A model of the profile does not exist, is not accessible, or is broken.
 
     ## Why is this bad?
     vLLM ends with `Invalid repository ID or local directory specified`, with a 401, or with the parser's

@@ -30,10 +30,10 @@ _LEAST_CAPABILITY = {
 
 @rule("SD307", "split-node", Severity.WARNING, needs="hardware")
 def split_node(ctx: Context) -> Iterator[Hit]:
-    """Tensor parallelism reaches over nodes.
+    """Tensor parallelism spans several nodes.
 
-    Every layer waits for the network between nodes, twice: far slower than inside of one. The usual way is tensor
-    parallelism inside of a node and `pipeline_parallel_size` over the nodes.
+    Every layer waits twice for the network between the nodes, which is far slower than a link inside a node. The usual
+    setup is tensor parallelism inside a node and `pipeline_parallel_size` across the nodes.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
@@ -69,9 +69,9 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD309", "missing-hardware", Severity.ERROR, needs="hardware")
 def missing_hardware(ctx: Context) -> Iterator[Hit]:
-    """This machine is less than the profile's `hardware`.
+    """This machine has less than the profile's `hardware`.
 
-    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or not keep
+    The profile was checked and its promises were measured for other accelerators. Here it may not start, or not keep
     them.
     Example:
         target: {model: ./llama, max_model_len: 2048}
@@ -104,9 +104,9 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD310", "unsupported-dtype", Severity.ERROR, needs="hardware")
 def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
-    """The dtype `bfloat16` is asked for on a GPU that has none.
+    """The dtype `bfloat16` is asked for on a GPU that does not support it.
 
-    vLLM refuses it below compute capability 8.0. `auto` takes float16 there.
+    vLLM refuses it below compute capability 8.0. `auto` selects float16 there.
     Example:
         target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
         hardware: {accelerator: T4-16GB}
@@ -125,7 +125,7 @@ def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
 def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
     """The quantization has no kernels for this GPU.
 
-    Each method has a least compute capability, and vLLM refuses GPUs below it when it builds its configuration.
+    Each method requires a compute capability. vLLM refuses older GPUs when it builds its configuration.
     Example:
         target: {model: ./llama, max_model_len: 2048, quantization: fp8}
         hardware: {accelerator: V100-32GB}
@@ -151,10 +151,10 @@ def _dotted(capability: tuple[int, int]) -> str:
 def occupied_memory(ctx: Context) -> Iterator[Hit]:
     """Less memory is free on this machine than the launch needs now.
 
-    vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start if other
-    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free
-    beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free, this
-    finding is a warning.
+    vLLM compares its share, `gpu_memory_utilization` of the whole, with the free memory. It refuses to start if other
+    processes use too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free in
+    addition to the weights. Ranks on the CPU fill theirs as they serve: if only all of them together exceed the free
+    memory, this finding is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}

@@ -29,8 +29,8 @@ def head_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config]]:
 def unknown_head(ctx: Context) -> Iterator[Hit]:
     """vLLM has no class for this head.
 
-    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and knows few of
-    those: one for each family that such heads were published for. It refuses the rest, also a head of one method under
+    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and has few such
+    classes: one for each family that heads were published for. It refuses all others, also a head of one method under
     another.
     Example:
         target: {model: ./qwen}
@@ -83,10 +83,10 @@ def _other_method(name: str) -> str:
 
 @rule("SD236", "head-as-draft", Severity.ERROR, needs="models")
 def head_as_draft(ctx: Context) -> Iterator[Hit]:
-    """A head, or a model with layers for further tokens, is run as a draft model.
+    """A head, or a model with multi-token prediction layers, is run as a draft model.
 
-    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or loading
-    fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers alone, whatever
+    A head alone predicts nothing useful: without the target's hidden states, every draft is rejected, or loading fails.
+    A draft whose family has multi-token prediction layers is silently run as `mtp`, by those layers only, whatever
     `method` says.
     Example:
         target: {model: ./llama, max_model_len: 2048}
@@ -133,10 +133,10 @@ def _own_method(config: Config) -> str | None:
 
 @rule("SD241", "missing-mask-token", Severity.ERROR, needs="models")
 def missing_mask_token(ctx: Context) -> Iterator[Hit]:
-    """All tokens are to be drafted at once, by a model that has no mask token.
+    """Parallel drafting is asked for, but the model has no mask token.
 
-    Parallel drafting fills the places to be drafted with a token that the draft was trained to read as empty. vLLM
-    looks for its id in config.json while it loads, and fails.
+    Parallel drafting fills the positions to draft with a token that the draft was trained to read as empty. vLLM looks
+    for its id in config.json while it loads, and fails.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
@@ -160,10 +160,10 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD242", "block-overrun", Severity.WARNING, needs="models")
 def block_overrun(ctx: Context) -> Iterator[Hit]:
-    """More tokens are drafted at once than the head was trained to draft.
+    """More tokens are drafted per step than the head was trained to draft.
 
-    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it is
-    with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    A block head fills one block. Tokens beyond it were never trained; they are rejected, and cost verification. The
+    same holds for the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
     Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
@@ -195,10 +195,10 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD243", "missing-dspark-stages", Severity.ERROR, needs="models")
 def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
-    """The method is `dspark`, without a head, on a target that has none inside.
+    """The method is `dspark` without a head, but the target has no DSpark stages.
 
-    Only DeepSeek V4 carries DSpark stages in its own checkpoint. For every other target vLLM builds a DeepSeek head
-    from the wrong configuration, and fails.
+    Only DeepSeek V4 has DSpark stages in its own checkpoint. For any other target, vLLM builds a DeepSeek head from the
+    wrong configuration, and fails.
     Example:
         target: {model: ./qwen3}
         speculation: {method: dspark, num_speculative_tokens: 4}
@@ -214,10 +214,10 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD244", "partial-block", Severity.ERROR, needs="models")
 def partial_block(ctx: Context) -> Iterator[Hit]:
-    """Fewer tokens are drafted than the DSpark head's block holds, where vLLM takes whole blocks alone.
+    """Fewer tokens are drafted than the block of the DSpark head, but vLLM accepts whole blocks only.
 
-    vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text; later versions cut the block. For
-    Qwen3-Omni every version that knows its head wants K to be the block.
+    vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text. Later versions cut the block. For
+    Qwen3-Omni, every version that has its head requires K to be the block size.
     Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}

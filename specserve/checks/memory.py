@@ -126,9 +126,9 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     """The weights, or one request of `max_model_len`, do not fit the accelerator.
 
-    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says how much
-    too small the KV cache is for one request. Where the verdict rests on fitted bounds, and not on weights or the upper
-    bound of the KV cache, this finding is a warning.
+    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says by how
+    much the KV cache is too small for one request. If the verdict rests on fitted bounds, and not on the weights or the
+    upper bound of the KV cache, this finding is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
@@ -166,12 +166,12 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 
 @rule("SD302", "tight-memory", Severity.WARNING, needs="hardware")
 def tight_memory(ctx: Context) -> Iterator[Hit]:
-    """It may fit: what is needed lies within the bounds of what there is.
+    """The launch may fit: what it needs lies within the bounds of what there is.
 
-    Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication buffers.
-    It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies outside of vLLM's
-    share, or if a promised concurrency has no room. If only a model is not known, the draft or an architecture whose KV
-    cache cannot be computed, this finding is an info.
+    Whether the server starts depends on what cannot be known in advance: activations, CUDA graphs, communication
+    buffers. The verdict is also TIGHT if the verification of drafts, which vLLM's profile run leaves out, needs more
+    memory than lies outside of vLLM's share, or if a promised concurrency does not fit. If only a model is not known
+    (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -197,9 +197,9 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD303", "unreachable-concurrency", Severity.INFO, needs="hardware")
 def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
-    """More requests are to run at one time than the KV cache holds at `max_model_len`.
+    """More requests may run in parallel than the KV cache holds at `max_model_len`.
 
-    Nothing is wrong where requests are shorter; long ones wait, or are preempted and computed again.
+    This is fine if requests are shorter. Long ones wait, or are preempted and computed again.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 128, kv_cache_memory_bytes: 8M}
@@ -228,8 +228,8 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
 def costly_draft(ctx: Context) -> Iterator[Hit]:
     """The draft takes more than a quarter of the KV cache that the target would have alone.
 
-    Its weights, and its part of every cached token, are memory that requests no longer have: fewer run at one time. A
-    smaller draft, or a head, costs less; only a measurement shows whether the speed is worth it.
+    Its weights and its part of every cached token take memory from the requests, so fewer of them run in parallel. A
+    smaller draft or a head costs less. Only a measurement shows whether the speed is worth it.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation:
@@ -254,10 +254,10 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD305", "large-draft-buffer", Severity.INFO, needs="hardware")
 def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
-    """Probabilistic drafts keep their logits, and these take a gibibyte, or a tenth of the KV cache.
+    """Probabilistic drafts keep their logits, which take a gibibyte or a tenth of the KV cache.
 
-    vLLM holds max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With fewer sequences,
-    or greedy drafts, that memory goes to the KV cache.
+    vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With
+    fewer sequences or greedy drafts, that memory goes to the KV cache.
     Example:
         target: {model: ./llama, max_model_len: 256}
         speculation:
@@ -286,9 +286,9 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
 def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
     """More requests may run than the KV cache has blocks for their recurrent states.
 
-    Layers of Mamba, gated delta net and short convolutions keep a state for each request, and a state takes a whole
+    Mamba layers, gated delta nets and short convolutions keep a state for each request, and a state takes a whole
     block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger; its default is 1024 on GPUs with 70 GiB and more. If the upper bound of the KV cache has
+    `max_num_seqs` is larger. Its default is 1024 on GPUs with 70 GiB or more. If the upper bound of the KV cache has
     enough blocks, this finding is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}

@@ -31,8 +31,8 @@ _TRAINED_FOR = "name the model that the head was trained for here, and the head 
 def unknown_architecture(ctx: Context) -> Iterator[Hit]:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses what it cannot build. Models leave it too: `removed in` names the last version that had it. Code of the
-    repository itself (`auto_map`) and plug-ins may bring a class, and are not judged.
+    vLLM refuses a model that it cannot build. Versions also remove models: `removed in` names the last version that had
+    the class. Code of the repository (`auto_map`) and plug-ins may add a class, and are not judged.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
@@ -67,7 +67,7 @@ def served_head(ctx: Context) -> Iterator[Hit]:
     """The target is a draft head.
 
     A head is not a model: it continues another model's hidden states. The Hub's pages of heads show `vllm serve HEAD`
-    anyway, because that text is made for every repository.
+    anyway, because that text is generated for every repository.
     Example: target: {model: ./llama-eagle3}
     Use instead: target: {model: ./llama}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -107,9 +107,9 @@ def _speculator(config: Config) -> Hit:
 def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    The draft is cut into as many parts as the target. vLLM refuses attention heads that do not divide, and KV heads
-    that neither divide nor repeat evenly stop it while it loads, as does a vocabulary, padded to 64 rows, that does not
-    divide. Small drafts have few and odd numbers of heads: 14 are common.
+    The draft is split into as many parts as the target. vLLM refuses attention heads that do not divide. KV heads that
+    neither divide nor repeat evenly stop it while it loads, and so does a vocabulary that does not divide, padded to 64
+    rows. Small drafts have few and odd numbers of heads: 14 are common.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -163,10 +163,10 @@ def _sizes(ctx: Context, configs: list[Config]) -> str:
 
 @rule("SD223", "unsupported-pipeline", Severity.ERROR, needs="models")
 def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
-    """The model, or its head, does not run over pipeline stages.
+    """The model or its head does not support pipeline stages.
 
-    vLLM refuses a class without pipeline parallelism, and, once everything is loaded, a head that needs hidden states
-    of layers that lie on another stage.
+    vLLM refuses a class without pipeline parallelism. After everything is loaded, it also refuses a head that needs
+    hidden states of layers on another stage.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
@@ -204,10 +204,10 @@ def _keeps_states(config: Config, known: Registry) -> bool:
 
 @rule("SD224", "deaf-target", Severity.ERROR, needs="models")
 def deaf_target(ctx: Context) -> Iterator[Hit]:
-    """The head needs hidden states that vLLM does not take from this target.
+    """The head needs hidden states that vLLM cannot take from this target.
 
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes hand out. vLLM says so
-    after it has loaded all of the target.
+    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM says so
+    after it has loaded the whole target.
     Example:
         vllm: "==0.32.*"
         target: {model: ./gemma, max_model_len: 2048}
@@ -236,8 +236,8 @@ def deaf_target(ctx: Context) -> Iterator[Hit]:
 def missing_weights(ctx: Context) -> Iterator[Hit]:
     """The model's directory has no weights, or not all of them.
 
-    A download that was cut short, or a copy without its large files, has everything that vLLM looks at first. It fails
-    minutes later, when it comes to the file that is not there.
+    A download that was interrupted, or a copy without its large files, has everything that vLLM reads first. vLLM fails
+    minutes later, when it comes to the missing file.
     Example: target: {model: ./llama-empty}
     Use instead: target: {model: ./llama}
     Source:

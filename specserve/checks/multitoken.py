@@ -70,9 +70,9 @@ def _own_layers(ctx: Context) -> Iterator[tuple[CheckedArm, Config, ModelFacts]]
 
 @rule("SD230", "plain-mtp-target", Severity.ERROR, needs="models")
 def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
-    """The method is `mtp`, and the model has no layers for further tokens.
+    """The method is `mtp`, but the model has no multi-token prediction layers.
 
-    vLLM refuses the start, in the words `Unsupported speculative method: 'mtp'`.
+    vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
     Example:
         target: {model: ./llama}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -94,10 +94,10 @@ def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD231", "missing-mtp-weights", Severity.ERROR, needs="models")
 def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
-    """The checkpoint has lost its layers for further tokens.
+    """The checkpoint has lost its multi-token prediction layers.
 
-    Fine-tuning, merging and quantising often drop them, and leave config.json as it was. vLLM fails once the target is
-    loaded; a quantised checkpoint may start, with layers that were never filled, and no draft is accepted.
+    Fine-tuning, merging and quantising often drop them, but leave config.json as it was. vLLM fails after the target is
+    loaded. A quantised checkpoint may start with layers that were never filled, and then no draft is accepted.
     Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -126,8 +126,8 @@ def _further(name: str, count: int) -> bool:
 def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
     """K is not a multiple of the tokens that the trained layers predict.
 
-    With n layers trained for one further token each, vLLM runs all of them again and again: it refuses a K above n that
-    n does not divide.
+    With n layers, each trained for one further token, vLLM runs all of them again and again. It refuses a K above n
+    that is not a multiple of n.
     Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}
@@ -146,8 +146,8 @@ def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
 def reused_layer(ctx: Context) -> Iterator[Hit]:
     """K is larger than the number of tokens that the model was trained to predict.
 
-    It may well pay: the layer is run again on its own output. But each further token is accepted less often, so the
-    best K differs from server to server. Measure it, at the concurrency that you serve.
+    It may pay, because the layer runs again on its own output. But each further token is accepted less often, so the
+    best K differs between servers. Measure it at the concurrency that you serve.
     Example:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 3}
@@ -164,10 +164,10 @@ def reused_layer(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD234", "unquantized-mtp", Severity.ERROR, needs="models")
 def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
-    """The layers for further tokens are not quantised, and the checkpoint does not say so.
+    """The multi-token prediction layers are not quantised, and the checkpoint does not say so.
 
-    vLLM builds every layer quantised that the checkpoint's own list does not leave out. It then finds plain weights
-    where it looks for packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
+    vLLM builds every layer quantised unless the checkpoint's own list excludes it. It then finds plain weights instead
+    of packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
     Example:
         target: {model: ./mimo-packed}
         speculation: {method: mtp, num_speculative_tokens: 1}

@@ -17,9 +17,9 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 def refused_layout(ctx: Context) -> Iterator[Hit]:
     """Sizes or switches of parallelism that vLLM refuses together.
 
-    vLLM ends while it builds its configuration: the ranks of decode context parallelism must divide those of tensor
-    parallelism, a node holds no more data-parallel ranks than there are, hybrid load balancing needs their number, and
-    load balancing of experts needs expert parallelism over more than one rank.
+    vLLM ends while it builds its configuration. The size of decode context parallelism must divide that of tensor
+    parallelism, a node can hold no more data-parallel ranks than there are, hybrid load balancing needs their number,
+    and load balancing of experts needs expert parallelism over more than one rank.
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 3}
@@ -62,10 +62,10 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD162", "uneven-nodes", Severity.ERROR)
 def uneven_nodes(ctx: Context) -> Iterator[Hit]:
-    """The ranks do not divide into the nodes.
+    """The ranks do not divide evenly into the nodes.
 
-    vLLM puts the same number of ranks on each node, and refuses what does not divide. Pipeline stages over the nodes
-    are the usual way; Ray, as the executor, spreads the ranks as it likes.
+    vLLM puts the same number of ranks on each node, and refuses any other split. Usually each node holds pipeline
+    stages. With Ray as the executor, Ray distributes the ranks.
     Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
@@ -110,7 +110,8 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     """The model is split over more accelerators than there are.
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
-    and other executors may find accelerators elsewhere: `check` counts those of the machine, `lint` leaves them out.
+    and other executors may find accelerators elsewhere: `check` counts those of the machine, `lint` does not judge
+    them.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

@@ -73,8 +73,9 @@ def too_long_draft(ctx: Context) -> Iterator[Hit]:
 def shortened_context(ctx: Context) -> Iterator[Hit]:
     """The server's context becomes as short as the draft's.
 
-    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to that
-    of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
+    The V2 runner cannot pause speculation for a long sequence. So vLLM 0.33 lowers the server's `max_model_len` to that
+    of a `draft_model`, with a warning in the log, and longer requests are refused. Earlier versions keep the server's
+    context.
     Example:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
@@ -100,10 +101,10 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD154", "inherited-moe-backend", Severity.INFO)
 def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
-    """The draft takes over the MoE kernels that were chosen for the target.
+    """The draft inherits the MoE kernels that were chosen for the target.
 
-    A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
-    kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
+    A draft whose experts have another precision (such as prediction layers in bf16 beside quantized experts) may have
+    no such kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
     Example:
         vllm: ">=0.30"
         target: {model: ./model}
@@ -127,9 +128,9 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD155", "unquantized-draft", Severity.INFO)
 def unquantized_draft(ctx: Context) -> Iterator[Hit]:
-    """The target is quantized while it loads, and the draft is not.
+    """The target is quantized while it loads, but the draft is not.
 
-    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction layers
+    A separate draft does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction layers
     (`mtp` without a model) do inherit it.
     Example:
         target: {model: ./model, quantization: fp8}
@@ -151,12 +152,12 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD156", "head-as-target", Severity.WARNING)
 def head_as_target(ctx: Context) -> Iterator[Hit]:
-    """The target reads like a draft head.
+    """The target looks like a draft head.
 
-    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no layers
-    of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that hold both
-    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves the model
-    that it was trained for, with a speculation that the profile does not show: an info.
+    Model cards of heads often show a command that serves the head itself. A head has no embeddings or no layers of its
+    own, and cannot answer. The target is the model that the head was trained for. Checkpoints that contain both
+    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library, vLLM serves the model
+    that it was trained for, with a speculation that the profile does not show; that is an info.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -182,10 +183,10 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD157", "ignored-draft-parallelism", Severity.INFO)
 def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
-    """A head is to run on one rank, and runs on all of the target's.
+    """A head is to run on one rank, but runs on all ranks of the target.
 
-    vLLM takes `draft_tensor_parallel_size: 1` for a head and cuts it like the target all the same
-    (vllm-project/vllm#31886): memory and speed are not what the profile says.
+    vLLM accepts `draft_tensor_parallel_size: 1` for a head, but splits it like the target (vllm-project/vllm#31886).
+    Memory and speed are not what the profile says.
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
@@ -203,10 +204,10 @@ def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD158", "inherited-cache-type", Severity.INFO)
 def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
-    """A drafter that attends in both directions takes over the target's small KV cache type.
+    """A drafter with bidirectional attention inherits the target's small KV cache type.
 
-    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM then
-    ends with `No valid attention backend found`, or picks a slower one.
+    `dflash` and `dspark` need an attention backend that is not causal. Few of those support an 8-bit cache. Otherwise
+    vLLM ends with `No valid attention backend found`, or picks a slower one.
     Example:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7}
         engine: {kv_cache_dtype: fp8}
@@ -231,7 +232,7 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
     """The names of target and draft belong to families with different tokenizers.
 
     vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
-    rejected. A name proves nothing: `specserve check` compares the tokenizers.
+    rejected. Names alone are no proof: `specserve check` compares the tokenizers.
     Example:
         target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
         speculation:
@@ -280,8 +281,8 @@ def tokenizer_family(model: str) -> str | None:
 def inherited_tensors(ctx: Context) -> Iterator[Hit]:
     """The draft is loaded from the file of the target's tensors.
 
-    The draft is loaded as the target is, unless `draft_load_config` says otherwise. With `tensorizer` that means from
-    the target's own file: loading fails on the first tensor that differs (vllm-project/vllm#12725).
+    The draft is loaded in the same way as the target, unless `draft_load_config` says otherwise. With `tensorizer` that
+    means from the target's own file, and loading fails at the first tensor that differs (vllm-project/vllm#12725).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
@@ -304,9 +305,9 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
 def unshared_overrides(ctx: Context) -> Iterator[Hit]:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    vLLM applies overrides that are a mapping to the target alone. The layers that draft for `mtp` read config.json as
-    it is: beyond the context it names, they draft with other positions than the target has, and what they draft is
-    rejected (vllm-project/vllm#58080).
+    vLLM applies overrides that are a mapping to the target only. The layers that draft for `mtp` read config.json as it
+    is. Beyond the context in config.json they use other positions than the target, and their drafts are rejected
+    (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}

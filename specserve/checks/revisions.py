@@ -22,11 +22,11 @@ _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 def remote_code(ctx: Context) -> Iterator[Hit]:
     """The profile makes the server run code that is not vLLM's own.
 
-    `trust_remote_code` runs whatever a repository holds on the day of the download. Worker, scheduler and proposer
+    `trust_remote_code` runs whatever the repository contains on the day of the download. Worker, scheduler and proposer
     classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
-    whatever lies under that name on the serving machine, with the server's rights. Insecure serialization unpickles
-    what arrives on vLLM's internal sockets. A profile from somebody else deserves a look at each of them.
-    `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
+    code from the serving machine, with the server's rights. Insecure serialization unpickles what arrives on vLLM's
+    internal sockets. Check each of them in a profile that you got from somebody else. `trust_remote_code` alone is an
+    info, because its name says what it does; SD112 reports what is not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -83,10 +83,10 @@ def _words(value: Any) -> str:
 def unpinned_code(ctx: Context) -> Iterator[Hit]:
     """Code of a model is trusted that can change with every start.
 
-    Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there runs
+    With `trust_remote_code`, the server runs the repository's code as it is at the start. Whoever can push there runs
     code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag can be
-    moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it brings code
-    (`check` reads whether it does), a warning where it does, or where others are trusted with it.
+    moved; a commit cannot. This is an info if the profile trusts the target only and nothing says that it contains code
+    (`check` reads whether it does). It is a warning if the target contains code, or if others are trusted with it.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -128,8 +128,8 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
 def unpinned_revision(ctx: Context) -> Iterator[Hit]:
     """A model of the Hub is taken as it is on the day of the start.
 
-    Weights, configuration and chat template can change under a deployment: a restart then serves something else than
-    what was measured. Under a lock this is silent.
+    Weights, configuration and chat template can change under a deployment. After a restart, the server then serves
+    something else than what was measured. With a lock, this finding does not appear.
     Example: target: {model: org/target}
     Use instead: target: {model: org/target, revision: 0123456789012345678901234567890123456789}
     Source: vllm/config/model.py, `If unspecified, will use`
@@ -150,11 +150,11 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD114", "split-revision", Severity.WARNING)
 def split_revision(ctx: Context) -> Iterator[Hit]:
-    """The target is pinned, and its own prediction layers are not.
+    """The target is pinned, but its own prediction layers are not.
 
-    `mtp` and `dspark` without a model draft with layers of the target's repository, which vLLM loads a second time, at
-    the revision of `speculation` alone: without one, from the default branch. Once that moves, target and layers come
-    from different commits, and acceptance falls without a word.
+    `mtp` and `dspark` without a model draft with layers of the target's repository. vLLM loads these a second time, at
+    the revision of the `speculation` block; without a revision, from the default branch. Once that branch moves, target
+    and layers come from different commits, and acceptance falls without a warning.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -211,8 +211,8 @@ _SHOWN = 4
 def unreadable_lock(ctx: Context) -> Iterator[Hit]:
     """The lock beside the profile cannot be used.
 
-    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a newer
-    specserve, must not make them fall back to whatever the Hub has today.
+    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left unfinished, or a newer
+    specserve, must not make them use whatever the Hub has today.
     Example:
         # beside it lies a p.lock.json that was cut short
         target: {model: ./llama}
@@ -227,10 +227,10 @@ def unreadable_lock(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD271", "unlocked-model", Severity.WARNING, needs="models")
 def unlocked_model(ctx: Context) -> Iterator[Hit]:
-    """The profile names a model, or a revision, that its lock does not have.
+    """The profile names a model or a revision that its lock does not contain.
 
     The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
-    --locked` knows nothing of it.
+    --locked` cannot judge it.
     Example:
         # beside it lies a p.lock.json of ./llama alone
         target: {model: ./llama}
@@ -247,8 +247,8 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
 def changed_model(ctx: Context) -> Iterator[Hit]:
     """The files of a model's directory are not those of the lock.
 
-    What was measured and agreed on is not what will be served. Weights are compared by size and header: other numbers
-    in the same shapes are not seen.
+    What was measured is not what will be served. Weights are compared by size and header only, so other numbers in the
+    same shapes are not noticed.
     Example:
         # beside it lies a p.lock.json that was written before ./llama/config.json was edited
         target: {model: ./llama}
@@ -268,10 +268,10 @@ def changed_model(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD273", "moved-model", Severity.INFO, needs="models")
 def moved_model(ctx: Context) -> Iterator[Hit]:
-    """The branch of a model on the Hub has moved on from the locked commit.
+    """The branch of a model on the Hub has moved since the lock was written.
 
-    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is worth a
-    look before the next lock.
+    The server still gets the locked commit. A new commit may contain a repaired tokenizer or chat template, so look at
+    it before you lock again.
     Example:
         # beside it lies a p.lock.json with a commit that is no longer the branch's
         target: {model: org/small, revision: stable}

@@ -28,8 +28,8 @@ UNUSED_IGNORE = Code(
     """A `# specserve: ignore[…]` comment that hides nothing.
 
     ## Why is this bad?
-    What it hid is gone, or the code was misspelt: one day it hides something that nobody has looked at.
-    A comment for a rule that did not run, such as one about models in `lint`, is not called unused.
+    The finding that it hid is gone, or its code is misspelt. One day it would hide a finding that nobody has
+    looked at. A comment for a rule that did not run, such as one about models in `lint`, is not reported.
 
     ## Example
         target: {model: org/target}  # specserve: ignore[SD104] patched build

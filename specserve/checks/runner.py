@@ -15,11 +15,11 @@ from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async
 
 @rule("SD122", "unsupported-runner", Severity.ERROR)
 def unsupported_runner(ctx: Context) -> Iterator[Hit]:
-    """The model runner that will serve does not know what the profile asks for.
+    """The model runner that will serve does not support what the profile asks for.
 
-    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something, and
-    where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet support`
-    or its twin.
+    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs, if V2 lacks something, and if
+    the environment asks for it. If the chosen runner lacks something, the start ends with `Model Runner V2 does not yet
+    support` or a similar message.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
@@ -50,11 +50,11 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD123", "unsupported-async-scheduling", Severity.ERROR)
 def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
-    """Asynchronous scheduling is demanded where vLLM cannot speculate with it.
+    """Asynchronous scheduling is demanded, but vLLM cannot combine it with this speculation.
 
-    Left out, vLLM switches it on where it can. Written as `true`, it is a demand, and vLLM refuses to start with
-    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner.
-    Since 0.33 the V2 runner takes `ngram` too.
+    If it is left out, vLLM enables it when it can. `true` is a demand: vLLM refuses to start with `ngram`, `suffix`,
+    `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since 0.33 the V2
+    runner accepts `ngram`, too.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -93,10 +93,10 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD124", "unpadded-drafter-batch", Severity.WARNING)
 def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
-    """The padding of the drafter's batch is switched off, as old examples do.
+    """The padding of the drafter's batch is switched off, as in old examples.
 
-    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the V1
-    runner `draft_model` and parallel drafting refuse to start with it.
+    This disables asynchronous scheduling, which costs throughput. The V2 runner does not read the key at all. On the V1
+    runner, `draft_model` and parallel drafting refuse to start with it.
     Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
@@ -118,10 +118,10 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD125", "refused-logits-processor", Severity.ERROR)
 def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
-    """Logits processors of one's own, on a runner that cannot speculate with them.
+    """Custom logits processors on a runner that cannot combine them with speculation.
 
-    The V1 runner refuses the pair at the start. The V2 runner, which serves most methods on GPUs since 0.32, takes
-    processors written for it.
+    The V1 runner refuses the combination at the start. The V2 runner, which serves most methods on GPUs since 0.32,
+    accepts processors that were written for it.
     Example:
         vllm: ">=0.32"
         speculation: {method: suffix, num_speculative_tokens: 16}
@@ -146,8 +146,8 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
 def eager_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
-    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them for
-    drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
+    A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner has them
+    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speed, so try both.
     Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
@@ -169,11 +169,11 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD168", "unmapped-vocabulary", Severity.ERROR)
 def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """Drafts with another vocabulary, on a runner that takes the key and maps nothing.
+    """Drafts with another vocabulary, on a runner that accepts the key but does not map.
 
-    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a word:
-    the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served such a draft;
-    later versions go back to it.
+    The V2 runner of vLLM 0.31 runs draft models, but leaves out the map between the two vocabularies, without a
+    message. The draft's token ids are read as the target's, and nearly all of them are rejected. Before 0.31, V1 served
+    such a draft; later versions use V1 again.
     Example:
         vllm: "==0.31.*"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
@@ -201,9 +201,9 @@ def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
     """A key of the draft that the model runner does not read.
 
     The V2 runner captures CUDA graphs for the draft whatever `enforce_eager` in the block says
-    (vllm-project/vllm#54423). Up to 0.29 it loads prediction layers and EAGLE heads with the target's `moe_backend` and
-    attention backend, too: plain experts beside quantized ones are refused when they load, though the block names a
-    backend for them (vllm-project/vllm#54788).
+    (vllm-project/vllm#54423). Up to 0.29 it also loads prediction layers and EAGLE heads with the target's
+    `moe_backend` and attention backend. Plain experts beside quantized ones are then refused while they load, even if
+    the block names a backend for them (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}
@@ -238,7 +238,7 @@ def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
     """A way to speculate that needs a GPU, in a profile for the CPU.
 
     `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
-    backend`; `fly` has no CPU implementation. `ngram` looks tokens up as well.
+    backend`. `fly` has no CPU implementation. `ngram` looks tokens up on the CPU, too.
     Example:
         speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}

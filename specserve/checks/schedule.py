@@ -47,9 +47,9 @@ def _ranks(ctx: Context) -> int:
 
 @rule("SD118", "broken-schedule", Severity.ERROR)
 def broken_schedule(ctx: Context) -> Iterator[Hit]:
-    """The schedule of K has a gap at its start, ranges that overlap, or a range that is none.
+    """The schedule of K has a gap at its start, ranges that overlap, or an invalid range.
 
-    vLLM refuses it, and only once the weights are loaded: the scheduler reads it.
+    vLLM refuses it, but only after it has loaded the weights, because the scheduler reads it.
     Example:
         speculation:
           method: eagle3
@@ -76,7 +76,7 @@ def broken_schedule(ctx: Context) -> Iterator[Hit]:
 def clamped_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule asks for more tokens than `num_speculative_tokens`.
 
-    `num_speculative_tokens` is the ceiling: vLLM drafts no more than that, and says nothing.
+    `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
     Example:
         speculation:
           method: eagle3
@@ -109,9 +109,9 @@ def clamped_schedule(ctx: Context) -> Iterator[Hit]:
 def dropped_schedule(ctx: Context) -> Iterator[Hit]:
     """vLLM drops the schedule and drafts the same K at any load.
 
-    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back to
-    the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2 runner,
-    before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
+    With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
+    writes one line to the log. The V1 runner does so for methods that cannot change K. The V2 runner before vLLM 0.29
+    does so for every method, without a message (vllm-project/vllm#51510).
     Example:
         speculation:
           method: eagle3
@@ -147,11 +147,11 @@ def _k(block: Speculation) -> str:
 
 @rule("SD121", "costly-schedule", Severity.INFO)
 def costly_schedule(ctx: Context) -> Iterator[Hit]:
-    """The schedule saves less than it reads, or costs something of its own.
+    """The schedule saves less than it seems to, or has a cost of its own.
 
-    The V2 runner lets `draft_model` and `ngram` draft `num_speculative_tokens` at any load and throws away what the
-    schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1
-    runner gives up full CUDA graphs for a schedule, which every step pays for (vllm-project/vllm#49548).
+    With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
+    drops some of them: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1 runner
+    gives up full CUDA graphs for a schedule, which costs time in every step (vllm-project/vllm#49548).
     Example:
         vllm: ">=0.32"
         speculation:
@@ -181,7 +181,7 @@ def refused_model_default(ctx: Context) -> Iterator[Hit]:
     """The model's own sampling defaults are refused with speculation.
 
     vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p` while
-    it speculates: the server is up, and plain requests fail.
+    it speculates. The server is up, but plain requests fail.
     Example:
         target: {model: ./llama-min-p}
         speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}

@@ -32,8 +32,8 @@ def _speculates(ctx: Context, label: str = "speculation") -> tuple[tuple[str, st
 def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """Speculation runs without the counters that show whether it helps.
 
-    With `disable_log_stats` vLLM publishes no speculation counters at all: acceptance can fall to nothing and nobody
-    sees it.
+    With `disable_log_stats`, vLLM publishes no speculation counters at all. Acceptance can fall to nothing without
+    anybody seeing it.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {disable_log_stats: true}
@@ -48,9 +48,9 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD147", "metrics-without-speculation", Severity.INFO)
 def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
-    """Metrics of speculation are asked for where nothing speculates.
+    """Metrics of speculation are asked for, but the profile does not speculate.
 
-    vLLM refuses to start with them; specserve leaves the argument out of such a launch.
+    vLLM refuses to start with them. specserve leaves the argument out of such a launch.
     Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
@@ -67,8 +67,8 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
 def default_min_p(ctx: Context) -> Iterator[Hit]:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    The server starts, and answers each request that does not say otherwise with status 400: `The min_p and logit_bias
-    sampling parameters are not yet supported with speculative decoding.`
+    The server starts, but answers each request that does not set `min_p` itself with status 400: `The min_p and
+    logit_bias sampling parameters are not yet supported with speculative decoding.`
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}
@@ -88,7 +88,7 @@ def default_min_p(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD149", "refused-structured-output", Severity.ERROR)
 def refused_structured_output(ctx: Context) -> Iterator[Hit]:
-    """Structured output is left to a backend that cannot speculate.
+    """Structured output uses a backend that does not support speculation.
 
     `lm-format-enforcer` cannot take a token back, so each request with a schema, a grammar or a strict tool fails.
     Example:
@@ -109,10 +109,10 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD150", "exposed-developer-endpoints", Severity.WARNING)
 def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
-    """Endpoints for developers on a server that the network reaches.
+    """Endpoints for developers on a server that is open to the network.
 
-    vLLM's key guards /v1 and its like only. In developer mode whoever reaches the port can reset caches, put the engine
-    to sleep, read its configuration and call methods on its workers.
+    vLLM's key guards only /v1 and similar paths. In developer mode, anyone who reaches the port can reset caches, put
+    the engine to sleep, read its configuration and call methods on its workers.
     Example:
         server:
           host: 0.0.0.0
@@ -135,11 +135,11 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD151", "missing-companion", Severity.ERROR)
 def missing_companion(ctx: Context) -> Iterator[Hit]:
-    """An argument of the server lacks another one that it needs.
+    """An argument of the server needs another one, which is missing.
 
-    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters need
-    LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches needs a
-    role.
+    vLLM ends with an error, immediately or after it has loaded the weights. Automatic tool choice needs a parser,
+    adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
+    connector needs a role.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:
@@ -173,8 +173,8 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
 def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
     """The server is open to the network, and its key does not guard everything.
 
-    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and /metrics
-    tells everybody the model's name and its load.
+    vLLM asks for the key only under /v1, /v2 and /inference. /invocations answers prompts without a key, and /metrics
+    shows everybody the model's name and its load.
     Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
     Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
     Source:
@@ -206,8 +206,8 @@ _NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)  # vLLM's set-up reads it
 def unknown_variable(ctx: Context) -> Iterator[Hit]:
     """A `VLLM_…` variable that vLLM does not know.
 
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt switch is a
-    switch that does nothing.
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`. A misspelt switch does
+    nothing.
     Example: env: {VLLM_LOGING_LEVEL: DEBUG}
     Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
     Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
@@ -232,7 +232,7 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
 def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
-    Profiles are committed, printed and rendered; a secret in one is a leaked secret.
+    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
     Example: env: {HF_TOKEN: "a-real-token"}
     Use instead: server: {api_key_env: MY_SERVER_KEY}
     Source: specserve: keys stand in the environment only
@@ -273,9 +273,9 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
-    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only: /metrics, /health
-    and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that each client must show
-    (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
+    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes: /metrics,
+    /health and /invocations answer everybody. Encryption alone lets everybody in, too. A certificate that each client
+    must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does not.
     Example: server: {host: 0.0.0.0}
     Use instead:
         server:

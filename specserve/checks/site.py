@@ -28,7 +28,7 @@ _ARCTIC_INFERENCE = "0.1.1"
 
 @rule("SD401", "missing-compiler", Severity.ERROR, needs="host")
 def missing_compiler(ctx: Context) -> Iterator[Hit]:
-    """The CPU engine is to compile the model, and this machine has no C++ compiler.
+    """The CPU engine is to compile the model, but this machine has no C++ compiler.
 
     vLLM loads the weights, and dies half a minute later with `InvalidCxxCompiler`.
     Example: engine: {enforce_eager: false}
@@ -49,10 +49,10 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD402", "unknown-vllm", Severity.ERROR)
 def unknown_vllm(ctx: Context) -> Iterator[Hit]:
-    """The profile's `vllm` range holds no version that this specserve knows.
+    """The profile's `vllm` range contains no version that this specserve knows.
 
-    Nothing can be planned for such a version. Where the range holds newer versions only, the profile is judged by the
-    newest one that is known, and this finding is no more than an information.
+    specserve cannot plan for such a version. If the range contains only newer versions, the profile is judged by the
+    newest known version, and this finding is an info.
     Example: vllm: ">=0.20,<0.21"
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables
@@ -74,8 +74,8 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
 def taken_port(ctx: Context) -> Iterator[Hit]:
     """Another process listens on the port.
 
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is so now, and need not
-    be so when the server is started: `up` looks again, and refuses.
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. The port may be free when the
+    server is started: `up` looks again, and refuses if it is not.
     Example: server: {port: 8000}
     Use instead: server: {port: 8001}
     Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
@@ -91,9 +91,9 @@ def taken_port(ctx: Context) -> Iterator[Hit]:
 def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it. Under
-    240 MiB vLLM refuses to make the queue between engine and workers (error; the CPU engine has a worker even for one
-    rank); under 1 GiB NCCL may die by a bus error, or the ranks hang (warning).
+    The ranks of a node exchange messages, and NCCL exchanges its data, through shared memory. Containers have 64 MiB of
+    it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers (error; the CPU engine has
+    a worker even for one rank). Below 1 GiB, NCCL may die with a bus error, or the ranks hang (warning).
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
@@ -117,7 +117,7 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD405", "full-disk", Severity.ERROR, needs="host")
 def full_disk(ctx: Context) -> Iterator[Hit]:
-    """The weights that are still to be downloaded do not fit the disk of the cache.
+    """The weights to download do not fit on the disk of the cache.
 
     The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
     Example: target: {model: org/large, revision: "0123456789012345678901234567890123456789"}
@@ -133,7 +133,7 @@ def full_disk(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD406", "read-only-cache", Severity.ERROR, needs="host")
 def read_only_cache(ctx: Context) -> Iterator[Hit]:
-    """The weights are still to be downloaded, and the cache cannot be written.
+    """The weights must be downloaded, but the cache is not writable.
 
     vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
     Example: target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
@@ -186,10 +186,10 @@ def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD408", "untabled-vllm", Severity.INFO, needs="host")
 def untabled_vllm(ctx: Context) -> Iterator[Hit]:
-    """The installed vLLM is newer than all that this specserve knows.
+    """The installed vLLM is newer than every version that this specserve knows.
 
-    Its arguments are asked of that vLLM, but the rules and the memory estimate are those of the newest version that is
-    known: they miss what has changed since.
+    Its arguments are read from that vLLM. But the rules and the memory estimate are those of the newest known version,
+    so they miss what has changed since.
     Example: vllm: ">=0.32"
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables
@@ -202,9 +202,9 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD409", "ineffective-devices", Severity.INFO, needs="host")
 def ineffective_devices(ctx: Context) -> Iterator[Hit]:
-    """A list of `hardware.devices` is set, and vLLM here runs on the CPU.
+    """A list of `hardware.devices` is set, but vLLM runs on the CPU here.
 
-    The list names GPUs, and the CPU engine has none: it changes nothing.
+    The list names GPUs, which the CPU engine does not use, so it has no effect.
     Example: hardware: {accelerator: cpu, devices: [0]}
     Use instead: hardware: {accelerator: cpu}
     Source: specserve, plan/launch.py

@@ -39,9 +39,9 @@ def kind_of(ctx: Context) -> Accelerator | None:
 def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
-    With speculation a decode step takes K + 1 tokens of each request, and the size of a graph counts tokens. A step
-    above the largest graph runs without one, slower, and vLLM does not say so. It also rounds the largest size down to
-    the sizes it captures: 1, 2, 4, every 8 up to 256, every 16 beyond (vllm-project/vllm#54933).
+    With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step
+    above the largest graph runs without one, slower, and vLLM does not say so. vLLM also rounds the largest size down
+    to one that it captures: 1, 2, 4, every 8 up to 256, then every 16 (vllm-project/vllm#54933).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
@@ -84,10 +84,10 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
 
 @rule("SD165", "flashinfer-without-graphs", Severity.WARNING)
 def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
-    """FlashInfer is asked for on GPUs where it captures no decode step with drafts.
+    """FlashInfer is asked for on GPUs on which it captures no decode step with drafts.
 
-    A step that verifies drafts has several tokens per request. On these GPUs FlashInfer's graphs hold one token per
-    request only, so every step launches its kernels one by one: speculation loses much of what it gains
+    A step that verifies drafts has several tokens per request. On these GPUs, FlashInfer's graphs hold only one token
+    per request, so every step launches its kernels one by one. Speculation loses much of its gain
     (vllm-project/vllm#54992, vllm-project/vllm#49547).
     Example:
         vllm: "==0.32.*"
@@ -143,7 +143,7 @@ def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> 
 def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
     """With LoRA, a step has too few tokens for every request's drafts.
 
-    vLLM refuses to start unless `max_num_batched_tokens` holds K + 1 tokens of each of `max_num_seqs` requests.
+    vLLM refuses to start unless `max_num_batched_tokens` has room for K + 1 tokens of each of `max_num_seqs` requests.
     Example:
         speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true, max_num_seqs: 1024, max_num_batched_tokens: 8192}
@@ -173,12 +173,12 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD136", "too-few-slots", Severity.ERROR)
 def too_few_slots(ctx: Context) -> Iterator[Hit]:
-    """A step has too few tokens to serve, or to draft, at all.
+    """A step has too few tokens to serve or to draft.
 
-    vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
-    prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
-    Before 0.28 parallel drafts take K - 1 tokens of every request, and the default step has 8 for each: drafts of 9
-    tokens or more need a larger step, or fewer requests (vllm-project/vllm#50708).
+    vLLM refuses to start. A step must have room for a token of each of `max_num_seqs` requests, for a whole prompt if
+    chunked prefill is off, and for more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for
+    `dflash`). Before 0.28, parallel drafts take K - 1 tokens of every request, and the default step has 8 for each:
+    drafts of 9 or more tokens need a larger step, or fewer requests (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -253,8 +253,8 @@ def _small_step(profile: Profile, budget: int, requests: int | None) -> Hit | No
 def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    `dflash` and `dspark` draft in a pass of their own, K + 1 or K tokens per request, which must fit into
-    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs` says.
+    `dflash` and `dspark` draft in a pass of their own, with K + 1 or K tokens per request, which must fit into
+    `max_num_batched_tokens`. If it does not, vLLM 0.33 runs fewer requests in parallel than `max_num_seqs` says.
     Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
@@ -284,11 +284,11 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD138", "small-steps", Severity.INFO)
 def small_steps(ctx: Context) -> Iterator[Hit]:
-    """A step holds fewer than 8192 tokens, which vLLM calls too few for speculation.
+    """A step has room for fewer than 8192 tokens, which vLLM calls too few for speculation.
 
-    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM warns
-    of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
-    (vllm-project/vllm#44815): that is named where all requests together need more.
+    Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
+    about it at the start. The default is 2048 tokens on GPUs with less than 70 GiB and on the A100
+    (vllm-project/vllm#44815); it is reported if all requests together need more.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}

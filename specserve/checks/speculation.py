@@ -21,8 +21,8 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
     """vLLM changes the method because of the draft's name.
 
     vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and runs that
-    method even where the profile says `draft_model`; directories above the draft count too. The server then fails to
-    load the draft, or drafts nonsense that is rejected every time.
+    method even if the profile says `draft_model`. Directories above the draft count, too. The server then fails to load
+    the draft, or every draft token is rejected.
     Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
@@ -45,10 +45,10 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
 def split_draft(ctx: Context) -> Iterator[Hit]:
     """The draft's tensor parallelism is not the target's.
 
-    vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model` after the
+    vLLM accepts 1 or the target's size in the configuration. With 1, the V1 runner then refuses `draft_model` after the
     weights are loaded, and everything else ignores the value: layers are split over the target's ranks in any case
     (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this finding is a warning.
-    Any other size is refused at once.
+    Any other size is refused immediately.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -82,8 +82,8 @@ def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
 def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
-    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies. The
-    V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
+    The V1 runner's rejection sampler asserts at most 128 at the first request: the server starts and then dies. The V2
+    runner has no such limit, but verifies all of them in every step, which no acceptance rate pays for.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
@@ -103,11 +103,11 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD115", "missing-speculative-tokens", Severity.ERROR)
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
-    """A drafter is to draft, and nothing says how many tokens.
+    """Speculation is asked for without a number of draft tokens.
 
-    vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that could
-    tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
-    `n_predict` or not at all: `check` reads which, without the head this is a warning.
+    vLLM looks for the layers of `mtp` and `dspark` in the target only if K is given. Otherwise it has no draft that
+    could give K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` may give K in its configuration as
+    `n_predict`: `check` reads whether it does. Without the head this is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -132,10 +132,10 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD116", "surprising-ngram-window", Severity.WARNING)
 def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
-    """The n-gram window has one size only, because half of it is left out.
+    """The n-gram window has only one size, because one of its bounds is left out.
 
-    vLLM's documentation gives `prompt_lookup_min` a default of 1. Its code sets a missing bound to the other one, and
-    both to 5 where both are missing: only matches of exactly that length count, and hardly anything is drafted.
+    vLLM's documentation gives `prompt_lookup_min` a default of 1. But its code sets a missing bound to the other one,
+    and both to 5 if both are missing. Then only matches of exactly that length count, and hardly anything is drafted.
     Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
@@ -174,10 +174,10 @@ def empty_ngram_window(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD139", "unadapted-draft", Severity.WARNING)
 def unadapted_draft(ctx: Context) -> Iterator[Hit]:
-    """Adapters change the target, and the draft knows nothing of them.
+    """Adapters change the target, but not the draft.
 
-    vLLM applies LoRA adapters to the target alone. The output stays right, but the draft guesses what the base model
-    would say: acceptance falls with every adapter that moves away from it.
+    vLLM applies LoRA adapters to the target only. The output stays right, but the draft predicts what the base model
+    would write. Acceptance falls with every adapter that differs much from it.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {enable_lora: true}
@@ -202,11 +202,11 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
 def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Pipeline parallelism with a drafter that reads the target's hidden states.
 
-    `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are loaded,
+    `mtp` drafts on the last stage with the embedding of the first. Several models refuse that once they are loaded;
     others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
     vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
-    (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Tensor
-    parallelism is what they are used with.
+    (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Use tensor
+    parallelism with these methods.
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -242,8 +242,8 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Data and expert parallelism with the target's own prediction layers.
 
     The ranks wait for each other in every step, and hangs near the end of the context were reported for this
-    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments run it: give the server a liveness
-    check that asks for a token.
+    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments do run it. Give the server a
+    liveness check that asks for a token.
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -264,10 +264,10 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD169", "interleaved-drafts", Severity.WARNING)
 def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
-    """The KV cache is interleaved over context-parallel ranks by more than one token, beside speculation.
+    """The KV cache is interleaved over context-parallel ranks by more than one token, together with speculation.
 
-    Only a few sparse MLA kernels verify drafts over such a cache. All others end the start with an assertion, once the
-    model is loaded (vllm-project/vllm#28407).
+    Only a few sparse MLA kernels can verify drafts over such a cache. All others end the start with an assertion, after
+    the model is loaded (vllm-project/vllm#28407).
     Example:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}

@@ -28,10 +28,10 @@ _MODEL = (("target.model", "the model"),)
 
 @rule("SD251", "unsupported-half", Severity.ERROR, needs="models")
 def unsupported_half(ctx: Context) -> Iterator[Hit]:
-    """The model is to run in float16, and overflows there.
+    """The model is to run in float16, but overflows in it.
 
-    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it counts
-    too. bfloat16 has the range.
+    vLLM refuses float16 for model families whose activations leave its range. A draft runs in the target's type, so it
+    counts, too. bfloat16 has a sufficient range.
     Example: target: {model: ./gemma2, dtype: float16}
     Use instead: target: {model: ./gemma2, dtype: bfloat16}
     Source: vllm/config/model.py, `does not support float16. Reason: `
@@ -45,7 +45,7 @@ def unsupported_half(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD252", "missing-experts", Severity.ERROR, needs="models")
 def missing_experts(ctx: Context) -> Iterator[Hit]:
-    """Experts are to be divided over ranks, and the model has none.
+    """Expert parallelism is asked for, but the model has no experts.
 
     vLLM refuses `enable_expert_parallel` for a dense model.
     Example:
@@ -69,9 +69,9 @@ def missing_experts(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD253", "unadaptable-model", Severity.ERROR, needs="models")
 def unadaptable_model(ctx: Context) -> Iterator[Hit]:
-    """Adapters are switched on for a model that takes none.
+    """LoRA adapters are enabled for a model that does not support them.
 
-    vLLM says `does not support LoRA yet` once the model is loaded.
+    vLLM says `does not support LoRA yet` after the model is loaded.
     Example:
         target: {model: ./gpt2}
         engine: {enable_lora: true}
@@ -92,10 +92,10 @@ def unadaptable_model(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD254", "uncuttable-context", Severity.ERROR, needs="models")
 def uncuttable_context(ctx: Context) -> Iterator[Hit]:
-    """The context is to be cut over ranks that hold other KV heads.
+    """Decode context parallelism asks for more parts than the KV heads repeat.
 
     `decode_context_parallel_size` divides the KV cache of one head over the ranks that repeat it. vLLM refuses more
-    parts than there are repeats: `tensor_parallel_size` over the KV heads.
+    parts than there are repeats: `tensor_parallel_size` divided by the KV heads.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
@@ -126,7 +126,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
 def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The target's directory has no tokenizer, and the profile names no other.
 
-    Training scripts often save the weights alone. vLLM fails while it starts the engine.
+    Training scripts often save only the weights. vLLM fails while it starts the engine.
     Example: target: {model: ./llama-mute}
     Use instead: target: {model: ./llama}
     Source: vllm/tokenizers/registry.py, `tokenizer`
@@ -163,10 +163,10 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
 
 @rule("SD256", "undrafted-hybrid", Severity.ERROR, needs="models")
 def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
-    """Speculation of any kind with a hybrid model that has no room for the states of drafts.
+    """Speculation with a hybrid model that has no room for the states of drafts.
 
-    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted. For
-    Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
+    A recurrent layer keeps one state per draft token, so that it can return to the last accepted one. For Granite 4,
+    Falcon-H1 and Zamba2, vLLM before 0.32 reserves none of these, and ends the start with an assertion
     (vllm-project/vllm#47635, vllm-project/vllm#57721).
     Example:
         vllm: "==0.29.*"

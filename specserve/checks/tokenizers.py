@@ -40,8 +40,8 @@ def _by_share(share: float | None) -> Severity:
 def unequal_vocabularies(ctx: Context) -> Iterator[Hit]:
     """The vocabulary of a draft model has another size than the target's.
 
-    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens are
-    the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
+    vLLM compares `vocab_size` in both config.json files and refuses to start if they differ, even if the tokens are the
+    same and only the padding of the embedding differs, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
     Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
@@ -86,10 +86,10 @@ def _way_out(found: TokenizerComparison) -> str:
 def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     """The target's token ids mean other tokens to the draft.
 
-    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with another
-    tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each token costs
-    more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a sample text on this
-    is an error, below 0.1 % an info.
+    vLLM gives the draft the target's ids, and compares only the sizes of the vocabularies. A draft with another
+    tokenizer reads and proposes nonsense: the server starts, every draft is rejected, and each token costs more than
+    without speculation. How bad it is depends on how often the ids occur. If they make up 2 % or more of a sample text,
+    this is an error; below 0.1 % it is an info.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
@@ -115,8 +115,8 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
 def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
     """Special tokens of the target mean something else to the draft.
 
-    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on, and
-    proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not use them,
+    If the chat template writes them, the draft reads each conversation with marks that it was not trained on, and does
+    not propose the end of a turn. Acceptance falls, most of all for short answers. If the template does not use them,
     this is an info.
     Example:
         target: {model: ./llama}
@@ -149,10 +149,10 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
 
 @rule("SD204", "other-segmentation", Severity.INFO, needs="models")
 def other_segmentation(ctx: Context) -> Iterator[Hit]:
-    """Draft and target have the same tokens, and cut text or write chats in different ways.
+    """Draft and target have the same tokens, but split text or format chats differently.
 
-    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the draft
-    was trained on text that was cut or framed in another way, so its acceptance may be lower.
+    vLLM does not refuse this, and no output changes, because it uses the target's tokenizer and chat template for both.
+    But the draft was trained on text that was split or formatted differently, so its acceptance may be lower.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
@@ -167,10 +167,11 @@ def other_segmentation(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD208", "foreign-tokenizer", Severity.ERROR, needs="models")
 def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """The tokenizer that the profile names has ids that mean other tokens to the target.
+    """The tokenizer that the profile names does not match the target's token ids.
 
-    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with other
-    words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
+    vLLM uses it without a check. The target then reads other words than the user wrote, and its answer is decoded to
+    other words than it meant. If such ids make up 2 % or more of a sample text, this is an error; below 0.1 % it is an
+    info.
     Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
     Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
     Source: vllm/config/model.py, `self.tokenizer = self.model`
@@ -193,8 +194,8 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
 def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
     """The tokenizers of draft and target could not be compared.
 
-    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft understands
-    the target's token ids.
+    vLLM compares only the sizes of the vocabularies. So nobody has checked whether the draft understands the target's
+    token ids.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
@@ -237,11 +238,11 @@ def _often(share: float | None) -> str:
 
 @rule("SD205", "small-shared-vocabulary", Severity.WARNING, needs="models")
 def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """Two vocabularies are mapped that share little.
+    """Two vocabularies are mapped that have little in common.
 
-    With `use_heterogeneous_vocab` the draft may only propose tokens that both vocabularies have, and reads an unknown
-    token wherever the target wrote one that it lacks. What the shared tokens make up of ordinary text bounds the
-    acceptance.
+    With `use_heterogeneous_vocab`, the draft can only propose tokens that both vocabularies have, and reads an unknown
+    token if the target wrote one that it lacks. The share of the common tokens in ordinary text is an upper limit of
+    the acceptance.
     Example:
         target: {model: ./llama}
         speculation:
@@ -267,9 +268,9 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD206", "needless-vocabulary-map", Severity.INFO, needs="models")
 def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
-    """Vocabularies are mapped that are the same.
+    """Two vocabularies are mapped although they are the same.
 
-    `use_heterogeneous_vocab` changes no token here, and takes away what the pair could have: probabilistic drafts, and
+    `use_heterogeneous_vocab` changes no token here, but disables what the pair could have: probabilistic drafts, and
     vLLM's V2 runner.
     Example:
         target: {model: ./llama}
@@ -290,10 +291,10 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD207", "missing-draft-tokenizer", Severity.ERROR, needs="models")
 def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """The vocabulary of a draft is to be mapped that ships no tokenizer.
+    """The vocabulary of a draft without a tokenizer is to be mapped.
 
-    To map the vocabularies the workers of vLLM load the draft's tokenizer from the draft's own repository, and die
-    where there is none.
+    To map the vocabularies, vLLM's workers load the draft's tokenizer from the draft's own repository, and die if there
+    is none.
     Example:
         target: {model: ./llama}
         speculation:

@@ -19,9 +19,9 @@ _SAMPLED = ("draft_model", *_HEADS)
 
 @rule("SD127", "synthetic-acceptance", Severity.ERROR, policy=True)
 def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
-    """Drafts are accepted by a rate in the profile, whatever the target says of them.
+    """Drafts are accepted at a rate that the profile sets, whatever the target says.
 
-    It is a tool for benchmarks of the engine: the text is not the target's, and wrong.
+    This is a tool for benchmarks of the engine. The text is wrong, because it is not the target's.
     Example:
         speculation:
           method: eagle3
@@ -47,8 +47,8 @@ def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
 def lossy_verification(ctx: Context) -> Iterator[Hit]:
     """Verification may keep tokens that the target would not have chosen.
 
-    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer distributed
-    as the target's own: measure quality before you serve it.
+    `fly` accepts drafts if the target is unsure and agrees again a few tokens later. The output no longer has the
+    target's distribution: measure its quality before you serve it.
     Example:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
@@ -65,8 +65,9 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
 def contradictory_verification(ctx: Context) -> Iterator[Hit]:
     """Settings of the verification that vLLM refuses together.
 
-    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall or do
-    not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller than K.
+    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of rates or none, rates that do not fall or
+    are not K in number, a length outside 1 to K + 1, or `fly` with fewer than 2 tokens or a window that is not smaller
+    than K.
     Example: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
@@ -110,10 +111,10 @@ def _fly(block: Speculation) -> tuple[str, str] | None:
 
 @rule("SD130", "ineffective-block-verification", Severity.WARNING)
 def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
-    """Block verification is asked for, on a runner that does not have it.
+    """Block verification is asked for, but the runner does not have it.
 
-    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily under
-    `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
+    The V1 runner serves on CPUs, and if V2 lacks something. Under `block` it verifies token by token and drafts
+    greedily, without a message, so `draft_sample_method: probabilistic` is lost.
     Example:
         speculation:
           method: draft_model
@@ -135,9 +136,9 @@ def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
 def greedy_drafts(ctx: Context) -> Iterator[Hit]:
     """A promise at a temperature above 0 rests on drafts that ignore the temperature.
 
-    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
-    draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the price of
-    the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
+    The output is right either way. But a greedy draft is accepted only as often as the target happens to sample the
+    draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In
+    return, the logits of all drafts take memory (`max_num_seqs` times K times the vocabulary).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
@@ -160,10 +161,10 @@ def greedy_drafts(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD132", "contradictory-drafts", Severity.ERROR)
 def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
-    """Ways to draft that vLLM refuses together.
+    """Drafting options that vLLM refuses together.
 
-    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives neither
-    logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
+    Across two vocabularies, drafts are greedy and need all logits of the draft in one place. Local argmax gives neither
+    logits nor samples. vLLM refuses these combinations, some of them only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model
@@ -195,7 +196,7 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD133", "refused-adaptive-verification", Severity.ERROR)
 def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
-    """Adaptive verification beside something it does not work with.
+    """Adaptive verification together with something that it does not support.
 
     It decides on the GPU how many drafts of which request are verified. vLLM refuses it with LoRA, with pipeline
     parallelism, without full CUDA graphs, and, except for `dspark`, with local argmax.
@@ -238,11 +239,11 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 
 @rule("SD134", "refused-combination", Severity.ERROR)
 def refused_combination(ctx: Context) -> Iterator[Hit]:
-    """A feature of vLLM that this way to speculate cannot be combined with.
+    """A feature of vLLM that cannot be combined with this way to speculate.
 
     vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with methods
-    that cannot carry them, a quantized copy of the output layer for drafts that share none, the index option of `mtp`
-    with other methods.
+    that cannot carry them, a quantized copy of the output layer for drafts that do not share it, the index option of
+    `mtp` with other methods.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}

@@ -16,7 +16,7 @@ CODES: tuple[Code, ...] = tuple(
             """A file or folder that cannot be opened, or that is not UTF-8.
 
             ## Why is this bad?
-            Nothing of it was judged. A run that passed over it would be green for the wrong reason.
+            The file was not judged. If specserve skipped it, a CI run would pass for the wrong reason.
 
             ## Example
                 $ specserve lint no/such.yaml
@@ -34,8 +34,8 @@ CODES: tuple[Code, ...] = tuple(
             """The text is not YAML, or YAML of a kind that has no meaning in a profile.
 
             ## Why is this bad?
-            What a parser guesses from broken text is not what its author meant. A tag such as `!!python/object`
-            asks for code to be run, a character that YAML does not allow hides from the eye.
+            A parser's guess about broken text is not what the author meant. A tag such as `!!python/object`
+            asks for code to be run, and a character that YAML does not allow is invisible to a reader.
 
             ## Example
                 target: {model: org/target
@@ -50,10 +50,10 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD003",
             "not-a-mapping",
-            """The file holds a list, a single value, several documents or nothing, where a profile is one mapping.
+            """The file holds a list, a single value, several documents or nothing, but a profile is one mapping.
 
             ## Why is this bad?
-            It is another kind of file, or the wrong one was named.
+            It is another kind of file, or the wrong file was named.
 
             ## Example
                 - target: {model: org/target}
@@ -71,8 +71,8 @@ CODES: tuple[Code, ...] = tuple(
             """A key that occurs twice in one mapping.
 
             ## Why is this bad?
-            YAML parsers keep one of the two, most of them the last, and say nothing: half of the readers of
-            the file look at the value that is not used.
+            YAML parsers keep one of the two values, usually the last, without a warning. A reader of the file
+            may look at the value that is not used.
 
             ## Example
                 target: {model: org/target}
@@ -92,11 +92,11 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD005",
             "unknown-key",
-            """A key that a profile does not have, or has elsewhere.
+            """A key that a profile does not have, or that belongs elsewhere.
 
             ## Why is this bad?
-            A misspelt key is a setting that is not made. specserve drops nothing silently. In a raw command, a key that
-            vLLM takes and never reads is a warning.
+            A misspelt key sets nothing. specserve never drops a key silently. In a raw command, a key that vLLM
+            accepts but never reads is a warning.
 
             ## Example
                 target: {model: org/target}
@@ -116,8 +116,9 @@ CODES: tuple[Code, ...] = tuple(
             """A value of the wrong type, or out of its range.
 
             ## Why is this bad?
-            vLLM would end with a usage error, or read something else than was meant. In a raw command, a `method` that
-            only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in may bring.
+            vLLM would end with a usage error, or read something that was not meant. In a raw command, a
+            `method` that only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in
+            may add.
 
             ## Example
                 target: {model: org/target, tensor_parallel_size: four}
@@ -132,11 +133,11 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD007",
             "missing-key",
-            """A key that has to be there is not.
+            """A required key is missing.
 
             ## Why is this bad?
-            There is no default for it: a profile needs a target, a block of speculation needs its method, and
-            most methods need a model and a number of tokens.
+            It has no default: a profile needs a target, a block of speculation needs its method, and most
+            methods need a model and a number of tokens.
 
             ## Example
                 target: {model: org/target}
@@ -156,8 +157,8 @@ CODES: tuple[Code, ...] = tuple(
             """The file is larger or deeper than any profile, or refers to itself.
 
             ## Why is this bad?
-            Aliases of aliases can make a short file take all memory. The limits (1 MB, 50 levels, 20,000 values)
-            are far above what a profile needs.
+            Aliases of aliases can make a short file fill all memory. The limits (1 MB, 50 levels, 20,000
+            values) are far above what a profile needs.
 
             ## Example
                 target: {model: org/target}
@@ -177,8 +178,8 @@ CODES: tuple[Code, ...] = tuple(
             """The parent that `extends` names cannot be used.
 
             ## Why is this bad?
-            It is not there, is not a profile, goes round in a circle or lies outside of the repository. Without
-            it the profile is not known, and nothing else can be said about what it would launch.
+            It does not exist, is not a profile, refers to itself, or lies outside of the repository. Without
+            the parent, the launch is not known, so nothing else can be judged.
 
             ## Example
                 extends: ./no-such-parent.yaml
@@ -194,10 +195,10 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD010",
             "unknown-schema",
-            """The profile is written for another number of the profile schema.
+            """The profile is written for another version of the profile schema.
 
             ## Why is this bad?
-            Its keys may mean something else there. The newer specserve that reads it may know more.
+            Its keys may have another meaning there. A newer specserve may be able to read it.
 
             ## Example
                 schema: 2
@@ -214,10 +215,10 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD011",
             "ambiguous-scalar",
-            """A plain value that YAML reads otherwise than a person does.
+            """A plain value that YAML reads differently than a person does.
 
             ## Why is this bad?
-            YAML 1.1 takes `010` for eight, a person takes it for ten. Which was meant stands nowhere.
+            YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.
 
             ## Example
                 target: {model: org/target, tensor_parallel_size: 010}
