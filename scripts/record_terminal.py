@@ -1,11 +1,17 @@
-"""Make docs/terminal.svg anew from a real run: lint a mistake, serve the demo, ask it, stop it.
+"""Make docs/terminal.svg from a real run: lint a mistake, serve the demo, ask it, verify it, stop it.
 
-Needs `make setup`. Runs for about a minute; the text is what the commands printed, shortened paths apart.
+    python scripts/record_terminal.py            about a minute; needs `make setup`
+    python scripts/record_terminal.py --check    the same run, but only says if the picture is stale
+
+The text is what the commands printed, except for shortened paths. `--check` compares it without figures, without the
+model's answer and without the phases of the start, which depend on the machine.
 """
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,20 +37,51 @@ speculation:
 
 
 def main() -> None:
-    """Run the commands, write the picture."""
+    """Run the commands; write the picture, or compare it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
+    with tempfile.TemporaryDirectory() as folder:
+        is_check = "--check" in sys.argv[1:]
+        found = session(Path(folder), port="0" if is_check else "8000")
+        shown = [(command, shortened(text, folder)) for command, text in found]
+    if is_check:
+        stale = missing(shown, OUT.read_text(encoding="utf-8"))
+        print("\n".join(["stale: run scripts/record_terminal.py", *stale]) if stale else "up to date")
+        sys.exit(1 if stale else 0)
+    OUT.write_text(drawn(shown), encoding="utf-8")
+    print(f"wrote {OUT.relative_to(ROOT)}")
+
+
+def drawn(shown: list[tuple[str, str]]) -> str:
+    """The picture of these commands and their outputs."""
     from rich.console import Console
     from rich.text import Text
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
-    with Path(os.devnull).open("w") as sink, tempfile.TemporaryDirectory() as folder:
+    with Path(os.devnull).open("w") as sink:
         screen = Console(record=True, width=WIDTH, file=sink)
-        for command, text in session(Path(folder)):
+        for command, text in shown:
             screen.print(Text.assemble(("$ ", "green"), (command, "bold")))
-            for line in shortened(text, folder).rstrip().splitlines():
+            for line in text.rstrip().splitlines():
                 screen.print(coloured(line), soft_wrap=False)
             screen.print()
-        OUT.write_text(screen.export_svg(title="specserve", unique_id="specserve"), encoding="utf-8")
-    print(f"wrote {OUT.relative_to(ROOT)}")
+        return screen.export_svg(title="specserve", unique_id="specserve")
+
+
+def missing(shown: list[tuple[str, str]], picture: str) -> list[str]:
+    """The lines of a run that the picture does not show; figures, answers and phases of the start do not count."""
+    there = _bare(html.unescape("".join(re.findall(r">([^<]*)</text>", picture))))
+    lines = []
+    for command, text in shown:
+        told = text[text.index("TTFT") :] if " ask " in command else text
+        lines += [
+            command,
+            *(line for line in told.splitlines() if not line.startswith("  ") or "…" not in line),
+        ]
+    return [line for line in lines if _bare(line) not in there]
+
+
+def _bare(text: str) -> str:
+    """The text without blanks, and with one 0 for each number: a picture breaks lines, and figures change."""
+    return re.sub(r"[0-9][0-9.,]*", "0", "".join(text.split()))
 
 
 def coloured(line: str) -> object:
@@ -54,12 +91,12 @@ def coloured(line: str) -> object:
     text = Text(line)
     text.highlight_regex(r"^error(\[SD\d+\])?", "red")
     text.highlight_regex(r"= help", "cyan")
-    text.highlight_regex(r"^ready in.*", "green")
+    text.highlight_regex(r"^(ready in.*|LOSSLESS)", "green")
     return text
 
 
-def session(folder: Path) -> list[tuple[str, str]]:
-    """Each command as it would be typed, and what it printed."""
+def session(folder: Path, *, port: str) -> list[tuple[str, str]]:
+    """Each command as it would be typed, and what it printed. Port 0 is a free one."""
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     env["COLUMNS"] = str(WIDTH)
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', os.defpath)}"  # `specserve` is then what is typed
@@ -68,12 +105,15 @@ def session(folder: Path) -> list[tuple[str, str]]:
     log = folder / "up.txt"
     with log.open("wb") as stream:
         up = subprocess.Popen(
-            [BIN / "specserve", "up", "configs/demo.yaml"], cwd=ROOT, env=env, stdout=stream, stderr=stream
-        )
+            [BIN / "specserve", "up", "configs/demo.yaml", "--port", port],
+            cwd=ROOT, env=env, stdout=stream, stderr=stream,
+        )  # fmt: skip
     try:
         wait_ready(up, log)
+        (url,) = re.findall(r"^url +(http://\S+)/v1$", log.read_text(), flags=re.MULTILINE)
         words = ["--completion", PROMPT, "--max-tokens", "48", "--temperature", "0"]
-        ask = printed(["ask", *words], cwd=ROOT, env=env)
+        ask = printed(["ask", *words, "--url", url], cwd=ROOT, env=env)
+        verify = printed(["verify", url, "--temperature", "0", "--no-smoke"], cwd=ROOT, env=env)
         served = log.read_text()
         up.send_signal(signal.SIGINT)
         up.wait(timeout=60)
@@ -87,6 +127,7 @@ def session(folder: Path) -> list[tuple[str, str]]:
         ("specserve lint llama.yaml", lint),
         ("specserve up configs/demo.yaml", served),
         (f"{ask_line}    # in a second terminal", ask),
+        ("specserve verify --temperature 0 --no-smoke", verify),
         ("^C", stopped),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -107,3 +108,29 @@ def test_the_readme_says_what_was_measured() -> None:
     assert more and resident
     percent = int(more[2]) / 10
     assert f"| {more[1]} ({percent:.1f} %); {resident[1]} resident while serving |" in row
+
+
+def _variables_read(file: Path) -> set[str]:
+    """The environment variables that a module reads by a literal name."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith((".get", ".pop", ".getenv"))
+            and node.args
+        ):
+            place, key = ast.unparse(node.func).rpartition(".")[0], node.args[0]
+        elif isinstance(node, ast.Subscript):
+            place, key = ast.unparse(node.value), node.slice
+        else:
+            continue
+        if place in {"os.environ", "os", "environ", "env"} and isinstance(key, ast.Constant):
+            names.add(str(key.value))
+    return {name for name in names if re.fullmatch(r"[A-Z][A-Z0-9_]+", name)}
+
+
+def test_every_environment_variable_that_is_read_stands_in_the_reference() -> None:
+    files = [file for file in (ROOT / "specserve").rglob("*.py") if file.parent.name != "engine"]
+    read = set().union(*map(_variables_read, files))
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    assert len(read) >= 15 and {name for name in read if f"`{name}`" not in page} == set()
