@@ -322,7 +322,7 @@ def head_of_another_target(ctx: Context) -> Iterator[Hit]:
         named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
         if isinstance(named, str) and named and _bare(named) not in known:
             text = f"the head was trained for `{named}`"
-            help_ = "take the head of this target; where it is the same model, silence this finding"
+            help_ = "use a head of this target; if it is the same model, silence this finding"
             yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
 
 

@@ -187,7 +187,7 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
         if k > most:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
-                f"the head drafts {most} tokens at once; the profile asks for {k}",
+                f"the head drafts {most} tokens in one pass; the profile asks for {k}",
                 related=((f"{arm.path if arm.speculation.model else 'target'}.model", f"blocks of {block}"),),
                 help=f"write `num_speculative_tokens: {most}`",
             )

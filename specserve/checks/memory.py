@@ -215,7 +215,7 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
         if type(wanted) is int and most < wanted:
             yield Hit(
                 "engine.max_num_seqs",
-                f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "
+                f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel; "
                 f"`max_num_seqs` is {wanted}",
                 help=(
                     "this is fine if requests are shorter; otherwise lower `max_model_len` to fit more of them"

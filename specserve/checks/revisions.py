@@ -41,7 +41,7 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
     if profile.engine.get("trust_remote_code") is True:
         draft = " and with its draft" if any(block.model for _, block in ctx.blocks) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
-        way = "leave it out where the model does not ask for it"
+        way = "leave it out if the model does not need it"
         # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
         yield Hit("engine.trust_remote_code", text, help=way, severity=Severity.INFO)
     for path, block in ctx.blocks:

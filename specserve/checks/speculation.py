@@ -120,7 +120,7 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
             continue
         if block.method in ("mtp", "dspark") and block.model is None:
             help_ = "for `mtp`, 1 is a good value to start with"
-            yield Hit(f"{path}.method", f"{needs} where it has no `model` of its own", help=help_)
+            yield Hit(f"{path}.method", f"{needs} if it has no `model` of its own", help=help_)
         elif block.method in ("eagle", "eagle3", "dflash") and block.model:
             head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
             if head is None or "n_predict" not in head.config:

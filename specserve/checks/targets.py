@@ -39,7 +39,7 @@ def unsupported_half(ctx: Context) -> Iterator[Hit]:
     for path, config in ctx.models() if ctx.profile.target.dtype in ("float16", "half") else ():
         if model_type(config) in _NO_HALF:
             text = f"vLLM does not run `{model_type(config)}` models in float16"
-            help_ = "write `dtype: bfloat16`, or `float32` where the hardware has no bfloat16"
+            help_ = "write `dtype: bfloat16`, or `float32` if the hardware has no bfloat16"
             yield Hit(path, text, related=(("target.dtype", "asked for here"),), help=help_)
 
 

@@ -85,7 +85,7 @@ def _head(made: Deployment) -> str:
     lines = [made.head, "", "On a Ray cluster that runs: serve deploy serve.yaml", _VERSION]
     if made.downloads:
         lines.append(
-            "Each node downloads the models; HF_TOKEN, where they are gated, comes from its environment."
+            "Each node downloads the models; HF_TOKEN, if they are gated, comes from its environment."
         )
     if any(isinstance(value, FromEnv) for value in made.plan.env.values()):
         lines.append("Ray's ingress takes no API key: keep it behind a proxy that does.")

@@ -200,7 +200,7 @@ def needed(estimate: LogEstimate) -> str:
         return "more than one block"
     factor = _factor(estimate)
     if factor is None or factor > _MOST:
-        return "more than is worth it: the speedup is too near to where the verdict changes"
+        return "too many to be worth it: the speedup is too close to the limit of a verdict"
     if estimate.launches > 1:
         return f"about {_more(estimate.launches, factor)} more launches"
     if estimate.prompt_share > 0.5:

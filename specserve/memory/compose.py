@@ -346,7 +346,7 @@ def _notes(
     draft = speculative.draft
     if draft is not None and speculative.method in HEADS - {"mtp"} and _has_embeddings(draft):
         notes.append(
-            f"`{draft.model}` brings embeddings: counted, though vLLM drops them where they equal the target's"
+            f"`{draft.model}` has its own embeddings, which are counted; vLLM drops them if they equal the target's"
         )
     return tuple(notes)
 

@@ -114,7 +114,7 @@ def _shortage(s: MemorySituation, r: Reckoning) -> str:
     for promise in s.promises:
         if not keeps(r, promise, r.low):
             many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"
-            return f"the promised {many} are not sure to run at one time"
+            return f"the promised {many} may not run in parallel"
     if r.slack < r.excess and s.runner == "cpu":
         total = s.machine.accelerator.total_bytes
         who = f"its {s.ranks} ranks together" if s.ranks > 1 else "the server"

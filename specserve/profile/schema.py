@@ -34,7 +34,7 @@ class Target:
 
     model: str = _key(Key("str", "Hub id, or a path.", required=True, nullable=False, numeric=False))
     revision: str | None = _key(Key("str", "Hub commit, tag or branch."))
-    tokenizer: str | None = _key(Key("str", "Tokenizer, where it is not the model's own.", numeric=False))
+    tokenizer: str | None = _key(Key("str", "Tokenizer, if it is not the model's own.", numeric=False))
     dtype: str = _key(Key("str", "Type of weights and activations.", default="auto"))
     quantization: str | None = _key(Key("str", "Quantization method; default: what the checkpoint says."))
     tensor_parallel_size: int = _key(Key("int", "GPUs that share each layer.", default=1, minimum=1))

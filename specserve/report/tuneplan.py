@@ -31,7 +31,7 @@ def plan_text(ready: Any, found: Any = None) -> str:
     loads = ", ".join(map(str, wish.loads))
     lines.append(
         f"Sends {', '.join(wish.workloads)} at temperature {', '.join(f'{t:g}' for t in wish.temperatures)}, "
-        f"{loads} at once: {wish.prompts} prompts each to choose by"
+        f"concurrency {loads}: {wish.prompts} prompts each to choose by"
         + (", the others to confirm" if ready.confirms else "")
     )
     other = other_hardware(ready)
@@ -102,7 +102,7 @@ def launches(ready: Any) -> list[tuple[str, tuple[str, ...], str]]:
     why = "the same server without speculation"
     between = ", ".join(map(str, wish.extras(None)))
     if between:
-        why += f"; its steps are also timed at {between} at once"
+        why += f"; its steps are also timed at concurrency {between}"
     found = [("baseline", wish.baseline.plan.argv, why)]
     for each in ready.kept:
         if each.rungs:
@@ -126,8 +126,8 @@ _LENGTHS = (
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "DOES NOT FIT"}
 _MARKS = {True: " ", None: "?", False: "*"}
 _LEGENDS = {
-    "*": "more than the KV cache holds at once: some would wait, and these figures are not reached",
-    "?": "perhaps more than the KV cache holds at once",
+    "*": "more requests than the KV cache holds: some would wait, and these figures are not reached",
+    "?": "perhaps more requests than the KV cache holds",
 }
 
 
@@ -171,7 +171,7 @@ def _memory(found: Estimate, file: str) -> str:
     reason = _reason(found.memory)
     text = _MEMORY[found.memory.verdict] + (f": {reason}" if reason else "")
     if found.memory.verdict != "does_not_fit" and found.requests_at_once is not None:
-        text += f"; {_range(found.requests_at_once)} such requests fit at once"
+        text += f"; {_range(found.requests_at_once)} such requests fit in parallel"
     if found.memory.verdict == "fit":
         return text
     machine = found.machine
@@ -234,10 +234,10 @@ def _setting(found: Estimate, loads: Sequence[Estimated]) -> list[str]:
         for load, given in zip(found.loads, found.recommended, strict=True)
         if load in loads
     ]
-    lines.append(_filled(f"With that: {', '.join(gains)} at once."))
+    lines.append(_filled(f"With that, by concurrency: {', '.join(gains)}."))
     if found.mean_gain is not None and found.mean_gain < 1:
         mean = f"Over these loads that is {found.mean_gain:.2f}x in the mean"
-        lines.append(_filled(f"{mean}: better none, unless the load stays where it gains."))
+        lines.append(_filled(f"{mean}: better without speculation, unless the load stays low enough."))
     return lines
 
 
@@ -246,8 +246,8 @@ def _without_gain(loads: Sequence[Estimated]) -> list[str]:
     if not none:
         return []
     if none == [load.concurrency for load in loads][-len(none) :]:
-        return [f"From {none[0]} requests on it gains nothing by this estimate, whatever the K."]
-    return [_filled(f"At {_listed(none)} at once it gains nothing by this estimate, whatever the K.")]
+        return [f"From concurrency {none[0]} on, no K gains anything by this estimate."]
+    return [_filled(f"At concurrency {_listed(none)} no K gains anything by this estimate.")]
 
 
 def _listed(numbers: list[int]) -> str:

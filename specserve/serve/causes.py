@@ -147,7 +147,7 @@ _KILLED_HINT = (
 
 _OOM = ": the kernel's out-of-memory killer struck meanwhile"
 _WITHOUT_A_WORD = (
-    " (SIGKILL of the out-of-memory killer or kill -9, SIGBUS for want of room in /dev/shm,"
+    " (SIGKILL of the out-of-memory killer or kill -9, SIGBUS if /dev/shm is full,"
     " SIGABRT or SIGILL of native code)"
 )
 

@@ -83,7 +83,7 @@ _DRAFT = {
     "disable_lookahead_block_hashes": Key("bool", "No hashes for lookahead blocks."),
     "index_share_for_mtp_iteration": Key("bool", "Share the sparse index between MTP steps."),
     "draft_lm_head_quantization": Key("str", "Quantize the draft's head.", choices=("fp8", "nvfp4")),
-    "enable_adaptive_verification": Key("bool", "Verify fewer drafts where they are unlikely."),
+    "enable_adaptive_verification": Key("bool", "Verify fewer drafts if they are unlikely."),
 }
 _NGRAM = {
     "prompt_lookup_min": Key("int", "Shortest n-gram looked up in the prompt.", minimum=1),

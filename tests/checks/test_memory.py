@@ -105,7 +105,7 @@ def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> 
         (
             "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",
             8192,
-            "the promised 40 requests of 1,200 tokens are not sure to run at one time",
+            "the promised 40 requests of 1,200 tokens may not run in parallel",
         ),
     ],
 )  # fmt: skip

@@ -63,8 +63,8 @@ def example() -> Result:
         comparisons=tuple(comparisons),
         promises=promises(),
         stops_paying={
-            "profile/chat/0.7": "at 16 requests at once it no longer pays (0.93 to 1.03)",
-            "profile/creative/0.7": "at 16 requests at once it costs (0.79 to 0.87)",
+            "profile/chat/0.7": "at concurrency 16 it no longer pays (0.93 to 1.03)",
+            "profile/creative/0.7": "at concurrency 16 it costs (0.79 to 0.87)",
         },
         notes=("example data: nobody measured these figures",),
         settings={"blocks": "6", "requests per block": "25", "seed": "0", "max_tokens": "256"},

@@ -69,4 +69,4 @@ def test_what_is_missing_is_what_the_variance_comes_from() -> None:
 
 
 def test_what_lies_on_the_margin_is_not_worth_more_work() -> None:
-    assert needed(estimate(1.0301, 0.02)).startswith("more than is worth it")
+    assert needed(estimate(1.0301, 0.02)).startswith("too many to be worth it")

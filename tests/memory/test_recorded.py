@@ -106,7 +106,7 @@ def test_a_head_that_brings_its_own_embeddings_is_counted_with_them() -> None:
     mine = demand_of(case, draft=replace(head, tensors=tensors))
     theirs = RECORDED[case["name"]]["stages"][0]["draft"]["parameters"]
     assert mine.stages[0].draft_weights_bytes == pytest.approx(theirs, rel=_HALF_A_PERCENT)
-    assert any("brings embeddings" in note for note in mine.notes)
+    assert any("has its own embeddings" in note for note in mine.notes)
 
 
 def test_a_head_of_the_speculators_library_has_embeddings_without_its_headers_too() -> None:
@@ -117,7 +117,7 @@ def test_a_head_of_the_speculators_library_has_embeddings_without_its_headers_to
     mine = demand_of(case, draft=head)
     theirs = RECORDED[case["name"]]["stages"][0]["draft"]["parameters"]
     assert mine.stages[0].draft_weights_bytes == pytest.approx(theirs, rel=_HALF_A_PERCENT)
-    assert any("brings embeddings" in note for note in mine.notes)
+    assert any("has its own embeddings" in note for note in mine.notes)
 
 
 @pytest.mark.parametrize(

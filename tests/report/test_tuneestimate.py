@@ -67,9 +67,9 @@ def test_the_memory_stands_above_the_table(tmp_path: Path) -> None:
 
 def test_loads_that_do_not_fit_are_marked_and_the_mark_explained(tmp_path: Path) -> None:
     small, large = (text_of(told(tmp_path, name=name)) for name in ("L4-24GB", "H200-141GB"))
-    assert "\n     128* " in small and "\n* more than the KV cache holds at once" in small
+    assert "\n     128* " in small and "\n* more requests than the KV cache holds" in small
     assert "\n       8? " in small and "\n? perhaps more" in small
-    assert "\n     128  " in large and "KV cache holds at once" not in large
+    assert "\n     128  " in large and "requests than the KV cache holds" not in large
 
 
 def test_what_is_recommended_has_its_speedups_and_a_reason(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_is_recommended_has_its_speedups_and_a_reason(tmp_path: Path) -> No
     gains = [
         f"{given.speedup.value:.2f}x at {load}" for load, given in zip(LOADS, found.recommended, strict=True)
     ]
-    assert f"With that: {', '.join(gains)} at once." in lines
+    assert f"With that, by concurrency: {', '.join(gains)}." in lines
 
 
 def test_a_schedule_is_one_line_that_can_be_copied(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_schedule_is_one_line_that_can_be_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chance", "loads", "said"),
     [
-        (0.25, (1, 64), "At 1 at once it gains nothing"),
-        (0.25, (1, 2, 64), "At 1 and 2 at once it gains nothing"),
+        (0.25, (1, 64), "At concurrency 1 no K gains"),
+        (0.25, (1, 2, 64), "At concurrency 1 and 2 no K gains"),
         (0.25, (1,), "Speculation gains nothing at any of these loads"),
         (0.7, LOADS, ""),
     ],
@@ -108,12 +108,12 @@ def test_loads_without_a_gain_are_named_also_where_higher_ones_gain(
     kind: dict[str, Any] = {"target": MIXTURE, "speculation": NGRAM, "name": "H200-141GB"}
     text = text_of(told(tmp_path, chance=Chance(chance), loads=loads, **kind))
     assert said in text and "From " not in text
-    assert bool(said) == ("gains nothing" in text)
+    assert bool(said) == ("no K gains" in text)
 
 
 def test_a_gain_that_ends_for_good_ends_from_there_on(tmp_path: Path) -> None:
     text = text_of(told(tmp_path, chance=Chance(0.5), loads=(1, 64, 256), name="H20-96GB"))
-    assert "From 64 requests on it gains nothing" in text
+    assert "From concurrency 64 on, no K gains anything" in text
 
 
 def test_what_costs_more_than_it_brings_over_all_loads_is_said_to(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_costs_more_than_it_brings_over_all_loads_is_said_to(tmp_path: Path
         " ".join(text_of(told(tmp_path, chance=Chance(0.25), loads=loads, **kind)).split())
         for loads in ((1, 2, 4, 64), (16, 64))
     )
-    assert "x in the mean: better none, unless the load stays where it gains." in few
+    assert "x in the mean: better without speculation, unless the load stays low enough." in few
     assert "in the mean" not in many
 
 

@@ -46,7 +46,7 @@ def test_loads_at_which_only_the_server_without_speculation_is_timed_are_named(f
     assert between and not set(between) & {1, 4}
     assert between == list(ready.wish.extras(None))
     line = next(line for line in plan_text(ready).splitlines() if line.startswith(f"  {BASELINE}"))
-    assert f"its steps are also timed at {', '.join(map(str, between))} at once" in line
+    assert f"its steps are also timed at concurrency {', '.join(map(str, between))}" in line
 
 
 def test_prompts_to_confirm_are_told_only_where_the_choice_is_confirmed(file: Path) -> None:

@@ -86,7 +86,7 @@ HEALTHY = [
         ("ngram_gpu", "gpu-needed", "pin_memory=True requires a CUDA"),
         ("segv_engine", "segmentation-fault", "Segfault encountered"),
         ("no_compiler", "no-compiler", "No working C++ compiler found in torch._inductor.config.cpp.cxx"),
-        ("bus_engine", "killed", "SIGBUS for want of room in /dev/shm"),
+        ("bus_engine", "killed", "SIGBUS if /dev/shm is full"),
     ],
 )
 def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: str, says: str) -> None:

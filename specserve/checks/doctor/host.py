@@ -79,7 +79,7 @@ def remains(*, ours: Collection[int] | None) -> tuple[Remains, list[Line]]:
         yield from stray_lines(processes)
 
     lines = [*examined("leftovers", read_processes), *examined("leftovers", read_files)]
-    return Remains(files, processes), lines or [Line("leftovers", "ok", "none of killed servers")]
+    return Remains(files, processes), lines or [Line("leftovers", "ok", "nothing left of killed servers")]
 
 
 def _processor(software: Software) -> Iterator[Line]:

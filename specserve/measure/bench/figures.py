@@ -178,16 +178,16 @@ def _clause(items: list[Comparison]) -> str:
     loads = [item.point.concurrency or 0 for item in items]
     pays = [load for load, item in zip(loads, items, strict=True) if item.verdict is Verdict.PAYS]
     if not pays:
-        return f"pays at none of {', '.join(map(str, loads))} requests at once"
+        return f"does not pay at concurrency {', '.join(map(str, loads))}"
     last = max(pays)
     if last == loads[-1]:
-        return f"still pays at {_at_once(last)}, the highest load measured"
+        return f"still pays at {_load_words(last)}, the highest load measured"
     after = items[loads.index(last) + 1]
-    return f"pays up to {_at_once(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}"
+    return f"pays up to {_load_words(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}"
 
 
-def _at_once(load: int) -> str:
-    return f"{load} request{'' if load == 1 else 's'} at once"
+def _load_words(load: int) -> str:
+    return f"concurrency {load}"
 
 
 def _over(value: float, other: float) -> float | None:

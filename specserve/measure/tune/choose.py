@@ -127,7 +127,7 @@ def _choice(each: Known, found: Schedule, *, objective: Objective) -> Choice:
     count = len({(row.workload, row.temperature) for row in each.rows})
     over = f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
     reason = (
-        f"{max(gains.values()):.2f}x {_GAINED[objective]} at best, {gains[worst]:.2f}x at {at_once(worst)}"
+        f"{max(gains.values()):.2f}x {_GAINED[objective]} at best, {gains[worst]:.2f}x at {load_words(worst)}"
     )
     return Choice(
         speculates=True,
@@ -139,9 +139,9 @@ def _choice(each: Known, found: Schedule, *, objective: Objective) -> Choice:
     )
 
 
-def at_once(load: int) -> str:
+def load_words(load: int) -> str:
     """A load in words."""
-    return f"{load} request{'s' * (load > 1)} at once"
+    return f"concurrency {load}"
 
 
 def _why_none(table: Mapping[int, Mapping[int, float]], found: Schedule, each: Known) -> str:

@@ -10,7 +10,7 @@ from specserve.measure.bench.arms import host, versions
 from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
 from specserve.measure.bench.result import Cell, Point, Verdict
-from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, at_once, limits_at
+from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, limits_at, load_words
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Fitted, Wish, in_words
 from specserve.measure.tune.predict import STEP_ERROR_ALONE, key, plain_of, plain_rows_of
@@ -21,7 +21,7 @@ MOVES = {
     "acceptance": "a draft closer to the target (same family, distilled on this traffic), a lower temperature, or "
     "probabilistic drafts above temperature 0",
     "draft cost": "a smaller draft, a head (EAGLE, MTP) or ngram, or a smaller K",
-    "verification cost": "a smaller K, fewer requests at once, or an accelerator with more FLOP/s for its bandwidth",
+    "verification cost": "a smaller K, a lower concurrency, or an accelerator with more FLOP/s for its bandwidth",
     "prefill": "prefix caching or shorter prompts: speculation speeds up decoding alone",
     "memory": "a smaller draft, a smaller K, or more memory for the KV cache",
 }
@@ -239,17 +239,17 @@ def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> Ite
     for item in (each.comparison for each in confirmed):
         if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
             yield (
-                f"at {at_once(item.point.concurrency or 1)}, {item.point.workload}: speculation costs, "
+                f"at {load_words(item.point.concurrency or 1)}, {item.point.workload}: speculation costs, "
                 f"{item.speedup.value:.2f}x measured; send such load to a server without it"
             )
     measured = {(each.comparison.point.workload, each.comparison.point.concurrency) for each in confirmed}
     for load, tokens in sorted(choice.by_load.items()):
         if not tokens and known.zero_cost is not None and known.zero_cost < _COSTS_BELOW:
             yield (
-                f"at {at_once(load)} even K = 0 runs at {known.zero_cost:.2f}x of a server without speculation "
+                f"at {load_words(load)} even K = 0 runs at {known.zero_cost:.2f}x of a server without speculation "
                 "(its step measured): send such load to one"
             )
         for row in known.rows:
             is_slow = (row.concurrency, row.tokens) == (load, tokens) and row.speedup.value < _COSTS_BELOW
             if is_slow and (row.workload, load) not in measured:
-                yield f"at {at_once(load)}, {row.workload}: speculation costs, {row.speedup.value:.2f}x predicted"
+                yield f"at {load_words(load)}, {row.workload}: speculation costs, {row.speedup.value:.2f}x predicted"

@@ -134,7 +134,7 @@ def _crowded(case: Case) -> Advice | None:
     if promised and seen.running_requests > max(promised) + 0.5:
         return Advice(
             "concurrency",
-            f"{seen.running_requests:.0f} requests run at once, and the profile promises for {max(promised)}: "
+            f"{seen.running_requests:.0f} requests run in parallel, but the profile promises for {max(promised)}: "
             f"the gain fades with each; `specserve bench` measures it there, and {schedule}",
         )
     if seen.mean_draft_tokens is None or per_step < limit:

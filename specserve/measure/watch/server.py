@@ -196,12 +196,12 @@ class Gauge(NamedTuple):
     """Beyond LABELS."""
 
 
-UP = Gauge("specserve_up", "1 where the newest reading of the server's metrics succeeded, else 0.")
+UP = Gauge("specserve_up", "1 if the newest reading of the server's metrics succeeded, else 0.")
 RESTARTS = Gauge("specserve_server_restarts", "Restarts of the server seen since watching began.")
 COLLAPSED = Gauge(
-    "specserve_collapsed", "1 where the engine's drafts are refused: mean acceptance length under 1.05."
+    "specserve_collapsed", "1 if the engine's draft is dead: mean acceptance length below 1.05."
 )
-PROMISE = Gauge("specserve_promise_kept", "1 kept, 0 missed; absent where it is not decided.", ("promise",))
+PROMISE = Gauge("specserve_promise_kept", "1 kept, 0 missed; absent if it is undecided.", ("promise",))
 STATE = Gauge("specserve_verdict", "1 for the state of the verdict.", ("state",))
 WINDOW = Gauge("specserve_window_seconds", "Time that the other figures are over.")
 RATE = Gauge("specserve_acceptance_ratio", "Accepted over drafted tokens.")

@@ -72,7 +72,7 @@ def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
         if fitting:
             found.append(_judged(key, promised, span, seen))
         else:
-            why = f"{seen.running_requests:.0f} requests run at once, and it was promised for {item.concurrency}"
+            why = f"{seen.running_requests:.0f} requests run in parallel, but it was promised for {item.concurrency}"
             found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
     return tuple(found)
 

@@ -66,7 +66,7 @@ def test_where_our_servers_are_unknown_no_process_is_named(monkeypatch: pytest.M
     monkeypatch.setattr(host, "find_leftovers", Leftovers)
     assert remains(ours=None) == (
         Remains(Leftovers(), Strays()),
-        [Line("leftovers", "ok", "none of killed servers")],
+        [Line("leftovers", "ok", "nothing left of killed servers")],
     )
 
 

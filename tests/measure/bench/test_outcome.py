@@ -244,9 +244,9 @@ def loads(values: dict[int, list[float]]) -> Result:
 
 def test_where_it_stops_paying_is_told_per_arm_and_workload() -> None:
     found = loads({1: FAST, 4: SLOW, 16: [3 * value for value in FAST]})
-    assert found.stops_paying == {"profile/chat/0": "pays up to 1 request at once, makes no difference at 4"}
+    assert found.stops_paying == {"profile/chat/0": "pays up to concurrency 1, makes no difference at 4"}
     always = loads({1: FAST, 4: FAST})
-    assert always.stops_paying["profile/chat/0"].startswith("still pays at 4")
+    assert always.stops_paying["profile/chat/0"].startswith("still pays at concurrency 4")
     never = loads({1: SLOW, 4: SLOW})
-    assert never.stops_paying["profile/chat/0"] == "pays at none of 1, 4 requests at once"
+    assert never.stops_paying["profile/chat/0"] == "does not pay at concurrency 1, 4"
     assert stops_paying(loads({1: FAST}).comparisons) == {}

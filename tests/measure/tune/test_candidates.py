@@ -42,7 +42,7 @@ def test_a_candidate_is_an_alternative_a_method_or_a_draft_model(file: Path, tmp
     assert (named.name, named.keys["model"]) == ("small", "org/small")
     assert (model.name, dict(model.keys)) == ("draft-other", {"method": "draft_model", "model": "org/Other"})
     assert (folder.name, folder.keys["model"]) == ("draft-mine", str(tmp_path / "Mine"))
-    with pytest.raises(UsageError, match="`--candidate magic` is not known") as raised:
+    with pytest.raises(UsageError, match="`--candidate magic` is neither a method") as raised:
         found(file, "magic")
     assert raised.value.hint == "use ngram, suffix, small, or a draft model (ORG/NAME or a folder)"
 

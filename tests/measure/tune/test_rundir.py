@@ -145,7 +145,7 @@ def test_a_folder_of_another_command_says_what_was_asked_for_there(
         found(replace(asked, **other), output=output)
     assert told in raised.value.message
     assert "--budget" not in raised.value.message
-    assert raised.value.hint == "another `-o`, or none"
+    assert raised.value.hint == "use another `-o`, or none"
 
 
 def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest, tmp_path: Path) -> None:

@@ -203,7 +203,10 @@ class TestPromises:
         observed = Histogram((0.1, 0.5, float("inf")), (900, 100, 0), 1.0)
         parts = stretches(12, running=30, ttft_s=observed)
         found = only(promises(profile(PROMISING % 2), figures(parts)), "max_ttft_p99_ms")
-        assert (found.kept, found.why) == (Kept.UNSEEN, "30 requests run at once, and it was promised for 16")
+        assert (found.kept, found.why) == (
+            Kept.UNSEEN,
+            "30 requests run in parallel, but it was promised for 16",
+        )
 
     def test_of_several_workloads_the_weakest_counts(self, stretches: Series, profile: MakeProfile) -> None:
         text = """
