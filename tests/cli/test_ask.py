@@ -213,12 +213,12 @@ def test_an_answer_stops_at_256_tokens_unless_more_is_asked_for() -> None:
 
 
 def test_the_note_in_the_folder_of_a_served_model_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "NOTE.txt").write_text("a test article;\nit cannot answer\x1b[31m questions\n")
+    (tmp_path / "NOTE.txt").write_text("a test model;\nit cannot answer\x1b[31m questions\n")
     with serving(Script(root=str(tmp_path))) as url:
         done = ask("hi", "--url", url)
     assert (
         done.stderr.decode().splitlines()[0]
-        == "note: `demo` is a test article; it cannot answer\\x1b[31m questions"
+        == "note: `demo` is a test model; it cannot answer\\x1b[31m questions"
     )
     with serving(Script(root=str(tmp_path / "elsewhere"))) as url:
         assert b"note" not in ask("hi", "--url", url).stderr
