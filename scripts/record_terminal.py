@@ -81,7 +81,7 @@ def missing(shown: list[tuple[str, str]], picture: str) -> list[str]:
 
 def _bare(text: str) -> str:
     """The text without blanks, and with one 0 for each number: a picture breaks lines, and figures change."""
-    return re.sub(r"[0-9][0-9.,]*", "0", "".join(text.split()))
+    return re.sub(r"[0-9]+(?:[.,][0-9]+)*", "0", "".join(text.split()))
 
 
 def coloured(line: str) -> object:

@@ -169,7 +169,9 @@ def json_node(word: Word) -> Node:
     except RecursionError as error:
         raise NotJson("it is nested too deeply", 0) from error
     except yaml.YAMLError as error:
-        raise NotJson("it holds a character that no profile may hold", 0) from error
+        raise NotJson(
+            "it holds a character, or a key of over 1,024 characters, that no profile may hold", 0
+        ) from error
     except ValueError as error:  # more digits than Python converts
         raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
 

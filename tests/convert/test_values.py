@@ -15,7 +15,7 @@ from specserve.profile.values import Node
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=80), inner),
     max_leaves=20,
 )
 
@@ -46,6 +46,11 @@ def test_what_the_library_refuses_is_refused_with_a_place_inside_of_the_text(tex
         assert 0 <= error.value.position <= len(text)
     else:
         assert plain(json_node(word(text))) == expected
+
+
+def test_a_key_that_yaml_cannot_hold_is_refused() -> None:
+    with pytest.raises(NotJson, match="a key of over 1,024 characters"):
+        json_node(word(json.dumps({"a" * 1025: None})))
 
 
 def test_a_key_that_stands_twice_has_the_later_value() -> None:

@@ -25,3 +25,7 @@ def test_a_line_that_the_picture_lacks_is_named_and_figures_do_not_count() -> No
     picture = "<text>$ specserve</text><text>up&#160;x</text><text>ready&#160;in&#160;24s</text>"
     shown = [("specserve up x", "  loading weights … 5.1s\nready in 3.1s\nstopped\n")]
     assert missing(shown, picture) == ["stopped"]
+
+
+def test_dots_after_a_number_are_not_a_part_of_it() -> None:
+    assert missing([("x", "7\n...")], "<text>$ x</text><text>7</text><text>...</text>") == []
