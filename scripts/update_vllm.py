@@ -33,10 +33,10 @@ from vllmsource.quotes import quotes
 
 from specserve.errors import SpecserveError
 from specserve.vllm import registry
+from specserve.vllm.arguments import VllmTable, dumps
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import FACTS, READ
 from specserve.vllm.speculation import METHODS
-from specserve.vllm.table import VllmTable, dumps
 from specserve.vllm.versions import ARGUMENTS, KEYS
 from specserve.vllm.versions import table as known_table
 

@@ -10,7 +10,7 @@ from gpureport.memory import is_inside
 from gpureport.step import PARTS
 from gpureport.summary import compared, headline, results_of, speedups
 from specserve.report.charts import Chart, Series, Value, clean_value
-from specserve.report.document import (
+from specserve.report.page import (
     Block,
     Card,
     Cards,

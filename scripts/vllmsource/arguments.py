@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.vllm.table import Argument, VllmTable
+from specserve.vllm.arguments import Argument, VllmTable
 from vllmsource import fieldlimits
 from vllmsource.annotations import Module, Package, annotated_fields, hints
 from vllmsource.fieldlimits import bounds, texts_of

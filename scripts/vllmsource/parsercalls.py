@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.errors import FactError
+from specserve.vllm.arguments import Argument, Form, Kind, flag_of
 from specserve.vllm.facts import READ
-from specserve.vllm.table import Argument, Form, Kind, flag_of
 from vllmsource.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
 
 

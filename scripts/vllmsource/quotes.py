@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.checks.catalogue import RULES
+from specserve.checks.rules.catalogue import RULES
 from specserve.serve.causes import table
 from specserve.vllm.fact import minor
 

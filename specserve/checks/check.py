@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks import memory
-from specserve.checks.catalogue import RULES
 from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
 from specserve.checks.rule import Context, Need
+from specserve.checks.rules import memory
+from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
 from specserve.checks.vllmanswer import Judged
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped

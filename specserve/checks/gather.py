@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks.contexts import most_tokens
 from specserve.checks.rule import CheckedArm, Context, Need
+from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses, tokenizer_use

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
-from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
 from specserve.checks.rule import Context
+from specserve.checks.rules.memory import machine_words
 from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine

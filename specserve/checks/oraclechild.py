@@ -20,7 +20,7 @@ from typing import Any
 from specserve import __version__
 from specserve.errors import FactError
 from specserve.models.hubcache import fact_cache
-from specserve.vllm.table import VllmTable, loads
+from specserve.vllm.arguments import VllmTable, loads
 from specserve.vllm.versions import Installed, is_newer, table
 
 

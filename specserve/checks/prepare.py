@@ -15,7 +15,7 @@ from specserve.errors import CheckFailed, FactError, SpecserveError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.codes import quoted
 from specserve.profile.schema import Hardware, Profile
-from specserve.vllm.table import VllmTable
+from specserve.vllm.arguments import VllmTable
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine

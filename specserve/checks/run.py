@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from specserve.checks.rule import Context, Hit, Need, Rule
-from specserve.checks.static import STATIC
+from specserve.checks.rules.static import STATIC
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine, examine_partial
@@ -157,14 +157,14 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
     }
     if sum(there.values()) == 1:
         return STATIC if needs is None or "nothing" in needs else ()
-    from specserve.checks.catalogue import RULES
+    from specserve.checks.rules.catalogue import RULES
 
     return tuple(rule for rule in RULES if there[rule.needs] and (needs is None or rule.needs in needs))
 
 
 def can_be_passed(findings: Iterable[Finding]) -> bool:
     """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
-    from specserve.checks.catalogue import RULES
+    from specserve.checks.rules.catalogue import RULES
 
     passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
     return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
@@ -243,7 +243,7 @@ def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tup
             kept.append(finding)
     unused = {key: span for key, span in own.items() if key not in used}
     if unused:
-        from specserve.checks.catalogue import RULES
+        from specserve.checks.rules.catalogue import RULES
 
         not_run = {rule.code for rule in RULES} - ran
         kept += [_unused(key[2], span) for key, span in unused.items() if key[2] not in not_run]

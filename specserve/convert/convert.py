@@ -24,7 +24,7 @@ from specserve.profile.sections import ENV_NAME
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
-from specserve.vllm.table import VllmTable
+from specserve.vllm.arguments import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
 
 FILE = "<profile>"

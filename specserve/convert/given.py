@@ -12,7 +12,7 @@ from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.codes import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.values import Node
-from specserve.vllm.table import Argument
+from specserve.vllm.arguments import Argument
 from specserve.vllm.versions import options
 
 LEFT_OVER = "belongs to no option"

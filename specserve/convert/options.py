@@ -19,7 +19,7 @@ from specserve.plan.arguments import ArgumentProblem
 from specserve.profile.schema import Profile
 from specserve.profile.source import recall
 from specserve.profile.values import Node, Scalar, human_int, meaning
-from specserve.vllm.table import Argument, VllmTable
+from specserve.vllm.arguments import Argument, VllmTable
 from specserve.vllm.versions import ARGUMENTS
 
 Known = Mapping[str, tuple[Argument, bool]]

@@ -18,8 +18,8 @@ from specserve.profile import schema
 from specserve.profile.codes import quoted
 from specserve.profile.validate import name_of
 from specserve.profile.values import Node, meaning
+from specserve.vllm.arguments import VllmTable
 from specserve.vllm.speculation import METHODS, Key, retyped
-from specserve.vllm.table import VllmTable
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")

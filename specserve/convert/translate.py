@@ -12,7 +12,7 @@ from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
-from specserve.vllm.table import Argument, VllmTable, flag_of
+from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.versions import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement
 
 _DEFAULT_K = 3

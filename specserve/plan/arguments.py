@@ -16,7 +16,7 @@ from specserve.profile.fingerprint import jsonable
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
 from specserve.profile.values import human_int, meaning
-from specserve.vllm.table import Argument, Section, VllmTable
+from specserve.vllm.arguments import Argument, Section, VllmTable
 from specserve.vllm.versions import ARGUMENTS
 
 ELSEWHERE: Mapping[str, str] = {

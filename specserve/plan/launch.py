@@ -15,7 +15,7 @@ from specserve.plan.host import with_env
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
 from specserve.profile.fingerprint import fingerprint, jsonable
 from specserve.profile.schema import Profile, Target, keys_of
-from specserve.vllm.table import Argument, VllmTable
+from specserve.vllm.arguments import Argument, VllmTable
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
 DRAIN_MARGIN_S = 5

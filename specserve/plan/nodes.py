@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
 from specserve.profile.schema import Profile
-from specserve.vllm.table import VllmTable
+from specserve.vllm.arguments import VllmTable
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan

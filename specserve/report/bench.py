@@ -23,7 +23,18 @@ from specserve.measure.bench.result import (
 )
 from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.document import (
+from specserve.report.numbers import (
+    NONE,
+    moment,
+    number,
+    percent,
+    quantiles_words,
+    rate,
+    spread,
+    took,
+    with_spread,
+)
+from specserve.report.page import (
     Block,
     Card,
     Cards,
@@ -35,17 +46,6 @@ from specserve.report.document import (
     Section,
     Verbatim,
     render,
-)
-from specserve.report.numbers import (
-    NONE,
-    moment,
-    number,
-    percent,
-    quantiles_words,
-    rate,
-    spread,
-    took,
-    with_spread,
 )
 from specserve.report.serializer import json_document
 from specserve.report.table import Column, Table

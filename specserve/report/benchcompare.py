@@ -9,8 +9,8 @@ from typing import TextIO
 from specserve.errors import without_user
 from specserve.measure.bench.comparison import PointChange, RunComparison
 from specserve.report.bench import load, load_words, setting, size, where
-from specserve.report.document import Block, Document, Items, Paragraph, Section, render
 from specserve.report.numbers import moment, number, rate, with_spread
+from specserve.report.page import Block, Document, Items, Paragraph, Section, render
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 

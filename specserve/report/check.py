@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from specserve.checks.check import Checked, RuleGroup
-from specserve.checks.memory import is_fixed
+from specserve.checks.rules.memory import is_fixed
 from specserve.diagnostics import Report, Severity
 from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue, kind
 from specserve.memory.estimate import Bounds as Interval

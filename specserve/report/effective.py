@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from specserve.checks.byvllm import reasons
+from specserve.checks.rules.byvllm import reasons
 from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.report.console import clean, filled
 from specserve.report.serializer import picked

@@ -10,9 +10,9 @@ from inspect import cleandoc
 from textwrap import TextWrapper
 from typing import TextIO
 
-from specserve.checks.catalogue import RULES
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
+from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError

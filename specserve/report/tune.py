@@ -9,7 +9,8 @@ from typing import Any, TextIO
 
 from specserve.measure.tune.result import Confirmed, Row, TuneResult
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.document import (
+from specserve.report.numbers import NONE, moment, number, took, with_spread
+from specserve.report.page import (
     Block,
     Card,
     Cards,
@@ -22,7 +23,6 @@ from specserve.report.document import (
     Verbatim,
     html_page,
 )
-from specserve.report.numbers import NONE, moment, number, took, with_spread
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from specserve.checks.memory import capacity, gib
+from specserve.checks.rules.memory import capacity, gib
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.estimated import Estimate, Given
 from specserve.measure.tune.plan import TUNED, duration, in_words

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
+from specserve.vllm.arguments import Argument, Section, VllmTable, loads
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.table import Argument, Section, VllmTable, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.catalogue import RULES
+from specserve.checks.rules.catalogue import RULES
 from specserve.cli.commands import COMMANDS as BUILT
 from specserve.profile.codes import NAMES
 

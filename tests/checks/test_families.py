@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.checks.pairing import tokenizer_family
+from specserve.checks.rules.pairing import tokenizer_family
 
 
 @pytest.mark.parametrize(

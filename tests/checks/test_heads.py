@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.drafts import _bare as bare
+from specserve.checks.rules.drafts import _bare as bare
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from specserve.checks.rule import CheckedArm, Context
+from specserve.checks.rules.site import missing_bytes
 from specserve.checks.run import judged
-from specserve.checks.site import missing_bytes
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.plan.host import DownloadFolder, seen_from
 from specserve.plan.launch import launch

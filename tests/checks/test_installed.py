@@ -12,7 +12,7 @@ import pytest
 
 from specserve.checks.oraclechild import ask_installed, installed_table
 from specserve.vllm import versions
-from specserve.vllm.table import Section, VllmTable, dumps
+from specserve.vllm.arguments import Section, VllmTable, dumps
 from specserve.vllm.versions import Installed, newest, table
 
 NEWER = Installed("99.0.1", "cuda", "vllm", Path("/nowhere/vllm"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specserve.checks.gather import CheckOptions, gather
-from specserve.checks.memory import needed_at_once
+from specserve.checks.rules.memory import needed_at_once
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume

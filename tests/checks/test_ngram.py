@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import CheckedArm, Context
+from specserve.checks.rules.speculation import empty_ngram_window, surprising_ngram_window
 from specserve.checks.run import context_of, judged
-from specserve.checks.speculation import empty_ngram_window, surprising_ngram_window
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target

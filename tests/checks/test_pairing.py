@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.pairing import shortened_context, too_long_draft
 from specserve.checks.rule import Context
+from specserve.checks.rules.pairing import shortened_context, too_long_draft
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation, Target
 from tests.checks.judging import of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.catalogue import RULES
+from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import can_be_passed, examined, lint
 from specserve.convert.command import profile_of
 from specserve.diagnostics import Finding, Severity

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.revisions import is_hub_id
+from specserve.checks.rules.revisions import is_hub_id
 from specserve.checks.run import context_of, judge, judged
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.static import STATIC
+from specserve.checks.rules.static import STATIC
 from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table

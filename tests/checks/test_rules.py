@@ -10,8 +10,8 @@ from textwrap import dedent
 
 import pytest
 
-from specserve.checks.catalogue import RULES
 from specserve.checks.rule import Rule
+from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import examined, examined_in, judge
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.host import Host

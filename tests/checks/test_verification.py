@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.verification import contradictory_verification
+from specserve.checks.rules.verification import contradictory_verification
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation, Target
 from tests.checks.judging import of, places

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from specserve.checks.rule import Context
-from specserve.checks.runner import unsupported_async_scheduling
-from specserve.checks.slots import fewer_active_requests
+from specserve.checks.rules.model_runner import unsupported_async_scheduling
+from specserve.checks.rules.steps_and_graphs import fewer_active_requests
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.vllm.fact import minor

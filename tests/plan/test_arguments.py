@@ -17,7 +17,7 @@ from specserve.checks.prepare import prepare
 from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
 from specserve.profile.schema import Profile
 from specserve.vllm import versions
-from specserve.vllm.table import Argument
+from specserve.vllm.arguments import Argument
 from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]

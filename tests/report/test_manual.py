@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.catalogue import RULES
+from specserve.checks.rules.catalogue import RULES
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.report.manual import Page, blocks, find, manual, pages

@@ -11,7 +11,7 @@ import pytest
 from vllmsource.arguments import read_package
 from vllmsource.parsercalls import UnknownLayout
 
-from specserve.vllm.table import Argument, VllmTable, dumps, loads
+from specserve.vllm.arguments import Argument, VllmTable, dumps, loads
 
 FILES = {
     "_version.py": "__version__ = version = '0.34.1'\n",

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from specserve.checks.doctor.line import Line, State
-from specserve.checks.memory import gib
+from specserve.checks.rules.memory import gib
 from specserve.hardware.accelerators import Gpu, gpus, kind, selected
 from specserve.plan.host import PLUGIN, Host
 from specserve.vllm.versions import Installed, UnknownVersion, installed, known_versions, table

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from specserve.checks.doctor.limits import SHM
 from specserve.checks.doctor.line import Line
-from specserve.checks.memory import gib
+from specserve.checks.rules.memory import gib
 
 PROC = Path("/proc")
 _TITLE = re.compile(r"VLLM::\w+")

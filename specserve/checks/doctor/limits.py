@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from specserve.checks.doctor.line import Line
-from specserve.checks.memory import gib
-from specserve.checks.site import QUEUE_BYTES, SMALL_SHM_BYTES
+from specserve.checks.rules.memory import gib
+from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
 from specserve.models.hubcache import hub_cache, is_offline
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.memory import gib
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rules.memory import gib
 from specserve.diagnostics import Severity
 from specserve.vllm.versions import is_newer, known_versions, reaches_newer
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from specserve.checks import (
+from specserve.checks.rule import Rule
+from specserve.checks.rules import (
     arguments,
+    model_runner,
     nodes,
     pairing,
     revisions,
-    runner,
     schedule,
     serving,
     site,
-    slots,
     speculation,
+    steps_and_graphs,
     verification,
 )
-from specserve.checks.rule import Rule
 
 FAMILIES = (
-    arguments, nodes, pairing, revisions, runner, schedule, serving, site, slots, speculation, verification,
+    arguments, model_runner, nodes, pairing, revisions, schedule, serving, site, speculation, steps_and_graphs,
+    verification,
 )  # fmt: skip
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specserve.checks import (
+from specserve.checks.rules import (
     byvllm,
     contexts,
+    draft_heads,
     drafts,
     hardware,
-    heads,
     memory,
     models,
     multitoken,
@@ -17,6 +17,6 @@ from specserve.checks import (
 )
 
 _FAMILIES = (
-    byvllm, contexts, drafts, hardware, heads, memory, models, multitoken, targets, tokenizers,
+    byvllm, contexts, drafts, hardware, draft_heads, memory, models, multitoken, targets, tokenizers,
 )  # fmt: skip
 RULES = static.rules_of((*static.FAMILIES, *_FAMILIES))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import Config, architectures, has_kind, model_type, section, text_config, whole
-from specserve.checks.multitoken import predicts
 from specserve.checks.rule import CheckedArm, Context, Hit, rule
+from specserve.checks.rules.multitoken import predicts
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 

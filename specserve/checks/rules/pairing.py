@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
 from specserve.vllm.facts import SHORTENS_TARGET

@@ -11,7 +11,7 @@ from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
 from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND
-from specserve.vllm.table import Section
+from specserve.vllm.arguments import Section
 from specserve.vllm.versions import table, versions_with
 
 

@@ -17,9 +17,9 @@ from specserve.checks.arms import (
     vocab_size,
     whole,
 )
-from specserve.checks.heads import head_arms
-from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import CheckedArm, Context, Hit, rule
+from specserve.checks.rules.draft_heads import head_arms
+from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes

@@ -14,8 +14,8 @@ from specserve.checks.arms import (
     text_config,
     whole,
 )
-from specserve.checks.models import has_no_embedding
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rules.models import has_no_embedding
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS

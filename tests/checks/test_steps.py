@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.slots import needed_slots, too_few_lora_slots, too_few_slots
+from specserve.checks.rules.steps_and_graphs import needed_slots, too_few_lora_slots, too_few_slots
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from tests.checks.judging import of

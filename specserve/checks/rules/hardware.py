@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import section
-from specserve.checks.memory import (
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rules.memory import (
     estimates,
     gib,
     is_fixed,
@@ -13,7 +14,6 @@ from specserve.checks.memory import (
     machine_words,
     needed_at_once,
 )
-from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.profile.schema import world_size
@@ -38,7 +38,7 @@ def split_node(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
     Instead: target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
-    Source: specserve, checks/hardware.py
+    Source: specserve, checks/rules/hardware.py
     """
     machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
     assert machine is not None
@@ -58,7 +58,7 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 4}
     Instead: hardware: {accelerator: L4-24GB, count: 1}
-    Source: specserve, checks/hardware.py
+    Source: specserve, checks/rules/hardware.py
     """
     machine, ranks = ctx.machine, world_size(ctx.profile)
     assert machine is not None
@@ -77,7 +77,7 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}
     Instead: hardware: {accelerator: L4-24GB, count: 1}
-    Source: specserve, checks/hardware.py
+    Source: specserve, checks/rules/hardware.py
     """
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:

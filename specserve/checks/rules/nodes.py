@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.arms import count, on_cpu
-from specserve.checks.memory import machine_words
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rules.memory import machine_words
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.plan.nodes import node_count
