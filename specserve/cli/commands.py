@@ -17,7 +17,7 @@ from specserve.cli.options import OPTION_GROUPS
 from specserve.errors import UsageError
 
 COMMAND_GROUPS: Mapping[str, str] = {
-    "Profiles": "lint check convert plan diff lock pull explain rules schema",
+    "Profiles": "lint check convert drafts plan diff lock pull explain rules schema",
     "Serving": "up ask generate ps logs down render",
     "Measuring": "verify bench tune watch",
     "This host": "doctor gpus",

@@ -1,0 +1,64 @@
+"""The catalogue of published drafts: what an entry must hold, and which target it is for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from specserve.checks.published import judge
+from specserve.models.drafts import Draft, catalogue, drafts_for, plain_name
+from specserve.vllm.speculation import METHODS, NEEDS_MODEL, OWN_LAYERS
+
+ENTRIES = [pytest.param(entry, id=f"{entry.target}, {entry.model or entry.method}") for entry in catalogue()]
+
+
+def test_no_draft_stands_there_twice() -> None:
+    keys = Counter((entry.target, entry.model, entry.method) for entry in catalogue())
+    assert len(keys) >= 70 and max(keys.values()) == 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_names_its_models_a_method_and_a_public_page(entry: Draft) -> None:
+    for name in filter(None, (entry.target, entry.model)):
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    assert entry.method in METHODS
+    assert entry.model or (entry.method in OWN_LAYERS and entry.method not in NEEDS_MODEL)
+    assert entry.sources and all(source.url.startswith("https://") for source in entry.sources)
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", source.date) for source in entry.sources if source.date)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_figures_of_an_entry_can_be_true(entry: Draft) -> None:
+    assert entry.num_speculative_tokens is None or 1 <= entry.num_speculative_tokens <= 32
+    for said in entry.reported:
+        assert said.length or said.rate or said.speedup
+        assert said.length is None or 1 <= said.length <= (said.k or 32) + 1
+        assert said.rate is None or 0 < said.rate <= 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_no_rule_refuses_a_draft_for_its_own_target(entry: Draft) -> None:
+    assert not judge(entry, target=entry.target).is_refused
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("RedHatAI/gpt-oss-120b-FP8-dynamic", "gpt-oss-120b"),
+        ("nvidia/Kimi-K2.6-NVFP4", "kimi-k2.6"),
+        ("RedHatAI/gemma-4-31B-it-quantized.w4a16", "gemma-4-31b-it"),
+        ("/models/GLM-5-FP8/", "glm-5"),
+        ("org/awq-model", "awq-model"),
+    ],
+)
+def test_a_quantized_copy_has_the_name_of_what_it_was_made_from(model: str, name: str) -> None:
+    assert plain_name(model) == name
+
+
+def test_a_longer_name_is_another_model() -> None:
+    assert drafts_for("zai-org/GLM-5") and drafts_for("zai-org/GLM-5-FP8")
+    assert {entry.target for entry in drafts_for("zai-org/GLM-5")} == {"zai-org/GLM-5"}
+    assert not drafts_for("zai-org/GLM-5-Air") and not drafts_for("org/unknown")
