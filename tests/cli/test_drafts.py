@@ -47,3 +47,9 @@ def test_a_bad_profile_is_an_error_at_its_place(
 ) -> None:
     assert _run(["drafts", str(write("target: {modle: org/x}\n"))]) == 2
     assert "`modle`" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "drafts.md").read_text(encoding="utf-8")
+    assert _run(["drafts", "Qwen/Qwen3-32B"]) == 0
+    assert f"$ specserve drafts Qwen/Qwen3-32B\n{capsys.readouterr().out}```\n" in page
