@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specserve.checks.run import lint_text
 from specserve.diagnostics import Finding, Severity
-from specserve.models.drafts import Draft, drafts_for
+from specserve.errors import UsageError
+from specserve.models.drafts import Draft, as_of, drafts_for
 from specserve.profile.load import load_profile
+from specserve.profile.writer import rewrite_section
+
+_PROFILE = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class JudgedDraft:
 
 def target_of(target_or_profile: str) -> str:
     """The target's name; that of a profile file is its `target.model`. Raises ProfileError for a bad file."""
-    if target_or_profile.endswith((".yaml", ".yml")):
+    if target_or_profile.endswith(_PROFILE):
         return load_profile(target_or_profile).target.model
     return target_or_profile
 
@@ -44,13 +49,44 @@ def judge(draft: Draft, *, target: str) -> JudgedDraft:
     return JudgedDraft(draft, tuple(each for each in findings if each.severity is not Severity.INFO))
 
 
-def profile_text(draft: Draft, *, target: str) -> str:
-    """The smallest profile that serves the target with this draft, as YAML; K is 1 if no source says it."""
-    asked = {
+def add_alternatives(path: str, names: Iterable[str]) -> list[str]:
+    """Write published drafts into a profile file as `alternatives`; returns their names there. The rest stays.
+
+    `names`: Hub ids of drafts, or a method for layers of the target. Raises UsageError for what is not published,
+    ProfileError and FactError for a file that cannot be read or changed.
+    """
+    if not path.endswith(_PROFILE):
+        raise UsageError(f"`--write` can only change a profile file, and `{path}` is none")
+    known = {draft.model or draft.method: draft for draft in drafts_for(target_of(path))}
+    wanted = {}
+    for name in names:
+        if name not in known:
+            hint = f"published are {', '.join(f'`{each}`' for each in known)}" if known else None
+            raise UsageError(f"`{name}` is no published draft for this target", hint=hint)
+        wanted[re.sub(r"[^\w-]", "-", name.rpartition("/")[2])] = asked(known[name])
+    said = {each: dict(block.keys) for each, block in load_profile(path).alternatives.items()}
+    rewrite_section(
+        path,
+        "alternatives",
+        said | wanted,
+        said=lambda profile: {each: dict(block.keys) for each, block in profile.alternatives.items()},
+        remark=f"specserve drafts: catalogue of {as_of()}",
+    )
+    return list(wanted)
+
+
+def asked(draft: Draft) -> dict[str, object]:
+    """The `speculation` block of a draft; without K if no source says it."""
+    block = {
         "method": draft.method,
         "model": draft.model,
-        "num_speculative_tokens": draft.num_speculative_tokens or 1,
+        "num_speculative_tokens": draft.num_speculative_tokens,
         "parallel_drafting": draft.parallel_drafting or None,
     }
-    block = json.dumps({key: value for key, value in asked.items() if value is not None}, ensure_ascii=False)
+    return {key: value for key, value in block.items() if value is not None}
+
+
+def profile_text(draft: Draft, *, target: str) -> str:
+    """The smallest profile that serves the target with this draft, as YAML; K is 1 if no source says it."""
+    block = json.dumps({"num_speculative_tokens": 1, **asked(draft)}, ensure_ascii=False)
     return f"target: {{model: {json.dumps(target, ensure_ascii=False)}}}\nspeculation: {block}\n"

@@ -15,6 +15,14 @@ def drafts(
         typer.Argument(metavar="TARGET|PROFILE", help="Hub id or folder of a model, or a profile file."),
     ],
     *,
+    write: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--write",
+            metavar="DRAFT",
+            help="Write this draft into the profile as an alternative; repeatable.",
+        ),
+    ] = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """List the published drafts of a target, with their sources.
@@ -25,11 +33,18 @@ def drafts(
     \b
     specserve drafts openai/gpt-oss-20b
     specserve drafts my.yaml --format json
+    specserve drafts my.yaml --write nebius/EAGLE3-gpt-oss-20b
     """
-    from specserve.checks.published import judged_drafts, target_of
-    from specserve.report.console import out
+    from specserve.checks.published import add_alternatives, judged_drafts, target_of
+    from specserve.report.console import out, say
     from specserve.report.drafts import drafts_json, drafts_text
 
+    if write:
+        names = add_alternatives(target, write)
+        say(
+            f"{target}: `alternatives` has {', '.join(f'`{name}`' for name in names)}; `git diff` shows what changed"
+        )
+        return
     model = target_of(target)
     show = drafts_json if format is TextOrJson.JSON else drafts_text
     out(show(model, judged_drafts(model)))

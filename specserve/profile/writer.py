@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from specserve.errors import FactError, SpecserveError
+from specserve.profile.fingerprint import jsonable
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
 from specserve.profile.source import is_plain_text
 
 _WIDTH = 100
@@ -147,6 +155,54 @@ def _dumped(yaml: Any, data: Any) -> str:
     stream = StringIO()
     yaml.dump(data, stream)
     return stream.getvalue()
+
+
+def rewrite_section(
+    path: str, name: str, wanted: Mapping[str, Any] | None, *, said: Callable[[Profile], Any], remark: str
+) -> bool:
+    """Change one top-level section of a profile file; whether that changed anything. All other lines stay.
+
+    `said`: what the section says in a profile that was read; the file is replaced only if it then says what is wanted.
+    Raises ProfileError for a bad profile, FactError for a file that cannot be read, written or changed.
+    """
+    file = Path(path)
+    inherited = jsonable(said(load_profile(path))) or {}
+    try:
+        before = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot read `{file}`: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        after = with_section(before, name, jsonable(wanted), inherited=inherited, remark=remark)
+    except ValueError as error:
+        raise _unchangeable(file) from error
+    if after != before:
+        _exchange(file, after, is_right=lambda profile: jsonable(said(profile)) == jsonable(wanted))
+    return after != before
+
+
+def _unchangeable(file: Path) -> FactError:
+    return FactError(f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand")
+
+
+def _exchange(file: Path, text: str, *, is_right: Callable[[Profile], bool]) -> None:
+    """The new text in the place of the old, once it was read back and is right."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.stem}-", suffix=".yaml", dir=file.parent)
+    except OSError as error:
+        raise FactError(f"cannot write next to `{file}`: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(text)
+        shutil.copymode(file, name)
+        if not is_right(load_profile(name)):
+            raise _unchangeable(file)
+        Path(name).replace(file.resolve())
+    except SpecserveError as error:
+        Path(name).unlink(missing_ok=True)
+        raise _unchangeable(file) from error
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise FactError(f"cannot write `{file}`: {error.strerror}") from error
 
 
 def with_section(

@@ -10,6 +10,7 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.models.drafts import drafts_for
+from specserve.profile.load import load_profile
 
 TARGET = "openai/gpt-oss-120b"
 
@@ -47,6 +48,57 @@ def test_a_bad_profile_is_an_error_at_its_place(
 ) -> None:
     assert _run(["drafts", str(write("target: {modle: org/x}\n"))]) == 2
     assert "`modle`" in capsys.readouterr().err
+
+
+def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
+    capsys: pytest.CaptureFixture[str], write: Callable[..., Path]
+) -> None:
+    text = """\
+        # ours
+        target: {model: openai/gpt-oss-20b}
+        speculation: {method: ngram, num_speculative_tokens: 4}  # for now
+        alternatives:
+          suffix: {method: suffix, num_speculative_tokens: 8}  # tried
+        """
+    file = write(text)
+    before = file.read_text()
+    chosen = ["--write", "nebius/EAGLE3-gpt-oss-20b", "--write", "amazon/gpt-oss-20b-p-eagle"]
+    assert _run(["drafts", str(file), *chosen]) == 0
+    assert "`EAGLE3-gpt-oss-20b`, `gpt-oss-20b-p-eagle`" in capsys.readouterr().err
+    after = file.read_text()
+    assert all(line in after for line in before.splitlines())
+    blocks = {name: dict(block.keys) for name, block in load_profile(file).alternatives.items()}
+    assert blocks["suffix"] == {"method": "suffix", "num_speculative_tokens": 8}
+    assert blocks["EAGLE3-gpt-oss-20b"] == {
+        "method": "eagle3", "model": "nebius/EAGLE3-gpt-oss-20b", "num_speculative_tokens": 6,
+    }  # fmt: skip
+    assert blocks["gpt-oss-20b-p-eagle"]["parallel_drafting"] is True
+    assert _run(["drafts", str(file), *chosen]) == 0 and file.read_text() == after
+    assert _run(["lint", str(file)]) == 0
+
+
+def test_layers_of_the_target_are_written_into_a_profile_without_alternatives(
+    write: Callable[..., Path],
+) -> None:
+    file = write("target: {model: zai-org/GLM-5}\n")
+    assert _run(["drafts", str(file), "--write", "mtp"]) == 0
+    assert dict(load_profile(file).alternatives["mtp"].keys) == {"method": "mtp", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        ("openai/gpt-oss-20b", "nebius/EAGLE3-gpt-oss-20b", "`--write` can only change a profile file"),
+        ("p.yaml", "org/other", "`org/other` is no published draft for this target"),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(
+    capsys: pytest.CaptureFixture[str], write: Callable[..., Path], target: str, draft: str, said: str
+) -> None:
+    file = write("target: {model: openai/gpt-oss-20b}\n")
+    before = file.read_text()
+    assert _run(["drafts", str(file) if target == "p.yaml" else target, "--write", draft]) == 2
+    assert said in capsys.readouterr().err and file.read_text() == before
 
 
 def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
