@@ -36,6 +36,12 @@ speculation:
 """
 
 
+_PROGRESS = re.compile(r"  .*(…| of about )")
+"""How far a start or a measurement is: how often that is said depends on the machine."""
+_SAME = {"ask": "TTFT", "verify": "What this cannot see"}
+"""Where the output begins that does not depend on the machine: above it are an answer, and how far a minute gets."""
+
+
 def main() -> None:
     """Run the commands; write the picture, or compare it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
@@ -71,11 +77,9 @@ def missing(shown: list[tuple[str, str]], picture: str) -> list[str]:
     there = _bare(html.unescape("".join(re.findall(r">([^<]*)</text>", picture))))
     lines = []
     for command, text in shown:
-        told = text[text.index("TTFT") :] if " ask " in command else text
-        lines += [
-            command,
-            *(line for line in told.splitlines() if not line.startswith("  ") or "…" not in line),
-        ]
+        begin = next((start for name, start in _SAME.items() if f" {name} " in command), "")
+        told = text[text.index(begin) :]
+        lines += [command, *(line for line in told.splitlines() if not _PROGRESS.match(line))]
     return [line for line in lines if _bare(line) not in there]
 
 

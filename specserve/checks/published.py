@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from specserve.checks.run import lint_text
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
-from specserve.models.drafts import Draft, as_of, drafts_for
+from specserve.models.drafts import Draft, Source, as_of, drafts_for
 from specserve.profile.load import load_profile
 from specserve.profile.writer import rewrite_section
 
@@ -37,10 +37,30 @@ def target_of(target_or_profile: str) -> str:
     return target_or_profile
 
 
-def judged_drafts(target: str) -> Sequence[JudgedDraft]:
-    """The published drafts for a target, the refused ones last."""
-    judged = [judge(draft, target=target) for draft in drafts_for(target)]
-    return sorted(judged, key=lambda each: each.is_refused)
+def judged_drafts(target_or_profile: str) -> Sequence[JudgedDraft]:
+    """What the profile itself asks for, then the published drafts for its target, the refused ones last."""
+    target = target_of(target_or_profile)
+    own = drafts_of(target_or_profile) if target_or_profile.endswith(_PROFILE) else []
+    known = {(draft.method, draft.model) for draft in own}
+    drafts = [*own, *(each for each in drafts_for(target) if (each.method, each.model) not in known)]
+    return sorted((judge(draft, target=target) for draft in drafts), key=lambda each: each.is_refused)
+
+
+def drafts_of(path: str) -> list[Draft]:
+    """The blocks of a profile file, `speculation` first; their source is that file. Raises ProfileError."""
+    profile = load_profile(path)
+    blocks = [*filter(None, [profile.speculation]), *profile.alternatives.values()]
+    return [
+        Draft(
+            profile.target.model,
+            block.method,
+            (Source(path),),
+            model=block.keys.get("model"),
+            num_speculative_tokens=block.keys.get("num_speculative_tokens"),
+            parallel_drafting=bool(block.keys.get("parallel_drafting")),
+        )
+        for block in blocks
+    ]
 
 
 def judge(draft: Draft, *, target: str) -> JudgedDraft:

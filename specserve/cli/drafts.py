@@ -28,7 +28,8 @@ def drafts(
     """List the published drafts of a target, with their sources.
 
     The list comes from a catalogue that ships with specserve: heads, draft models and layers of the target itself.
-    Quantized copies of a target have its drafts. Each draft is judged by the rules that need no model.
+    Quantized copies of a target have its drafts. What a profile asks for stands first. Each draft is judged by the
+    rules that need no model.
 
     \b
     specserve drafts openai/gpt-oss-20b
@@ -45,6 +46,5 @@ def drafts(
             f"{target}: `alternatives` has {', '.join(f'`{name}`' for name in names)}; `git diff` shows what changed"
         )
         return
-    model = target_of(target)
     show = drafts_json if format is TextOrJson.JSON else drafts_text
-    out(show(model, judged_drafts(model)))
+    out(show(target_of(target), judged_drafts(target)))

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from specserve.checks.published import JudgedDraft
-from specserve.models.drafts import Reported, as_of
+from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.console import clean, filled
 from specserve.report.numbers import NONE, count
 from specserve.report.serializer import json_document, json_values
 from specserve.report.table import Column, Table
+from specserve.vllm.speculation import OWN_LAYERS
 
 _COLUMNS = (
     Column("draft", "name"),
@@ -20,7 +21,6 @@ _COLUMNS = (
     Column("tokens/step"),
     Column("rules", "text"),
 )
-_OWN = "layers of the target"
 _WITHOUT = (
     "`ngram` and `suffix` need no draft. tokens/step is what the authors report, on workloads that differ; "
     "`specserve bench` measures yours."
@@ -32,10 +32,10 @@ def drafts_text(target: str, judged: Sequence[JudgedDraft]) -> str:
     if not judged:
         lines = [f"no published draft for {clean(target)} is in the catalogue of {as_of()}"]
         return "\n".join([*lines, "", filled(_WITHOUT, lead="", stream=sys.stdout)])
-    lines = [f"{count(len(judged), 'published draft')} for {clean(target)}, as of {as_of()}:", ""]
+    lines = [f"{count(len(judged), 'draft')} for {clean(target)}, as of {as_of()}:", ""]
     lines += Table(_COLUMNS, [_row(each) for each in judged], keys=1).text()
     for each in judged:
-        lines += ["", f"  {clean(each.draft.model or _OWN)}", *_about(each)]
+        lines += ["", f"  {clean(_name(each.draft))}", *_about(each)]
     return "\n".join([*lines, "", filled(_WITHOUT, lead="", stream=sys.stdout)])
 
 
@@ -52,11 +52,15 @@ def drafts_json(target: str, judged: Sequence[JudgedDraft]) -> str:
     return json_document({"target": target, "as_of": str(as_of()), "drafts": rows})
 
 
+def _name(draft: Draft) -> str:
+    return draft.model or ("layers of the target" if draft.method in OWN_LAYERS else "no draft model")
+
+
 def _row(each: JudgedDraft) -> tuple[str, ...]:
     draft = each.draft
     codes = ", ".join(dict.fromkeys(found.code for found in each.findings))
     return (
-        draft.model or _OWN,
+        _name(draft),
         draft.method,
         str(draft.num_speculative_tokens or NONE),
         f"{draft.parameters / 1e9:.1f}B" if draft.parameters else NONE,

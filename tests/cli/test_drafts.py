@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,3 +106,24 @@ def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[st
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "drafts.md").read_text(encoding="utf-8")
     assert _run(["drafts", "Qwen/Qwen3-32B"]) == 0
     assert f"$ specserve drafts Qwen/Qwen3-32B\n{capsys.readouterr().out}```\n" in page
+
+
+def test_what_a_profile_asks_for_stands_first_and_once(
+    capsys: pytest.CaptureFixture[str], write: Callable[..., Path]
+) -> None:
+    file = write("""\
+        target: {model: openai/gpt-oss-20b}
+        speculation: {method: ngram, num_speculative_tokens: 4}
+        alternatives:
+          head: {method: eagle3, model: nebius/EAGLE3-gpt-oss-20b, num_speculative_tokens: 3}
+        """)
+    assert _run(["drafts", str(file), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["drafts"]
+    assert [(row["method"], row["model"], row["num_speculative_tokens"]) for row in rows[:2]] == [
+        ("ngram", None, 4),
+        ("eagle3", "nebius/EAGLE3-gpt-oss-20b", 3),
+    ]
+    assert rows[0]["sources"] == [{"url": str(file), "date": None}]
+    assert [row["model"] for row in rows].count("nebius/EAGLE3-gpt-oss-20b") == 1
+    assert _run(["drafts", str(file)]) == 0
+    assert re.search(r"^  no draft model +ngram +4 ", capsys.readouterr().out, re.M)

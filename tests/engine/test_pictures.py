@@ -23,7 +23,9 @@ def test_the_recorded_terminal_is_up_to_date() -> None:
 
 def test_a_line_that_the_picture_lacks_is_named_and_figures_do_not_count() -> None:
     picture = "<text>$ specserve</text><text>up&#160;x</text><text>ready&#160;in&#160;24s</text>"
-    shown = [("specserve up x", "  loading weights … 5.1s\nready in 3.1s\nstopped\n")]
+    shown = [
+        ("specserve up x", "  loading weights … 5.1s\n  comparing, 2 of about 60 s\nready in 3.1s\nstopped\n")
+    ]
     assert missing(shown, picture) == ["stopped"]
 
 
