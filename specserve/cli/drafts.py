@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson
+from specserve.cli.options import Assume, Format, TextOrJson, flag
 
 
 def drafts(
@@ -15,6 +15,10 @@ def drafts(
         typer.Argument(metavar="TARGET|PROFILE", help="Hub id or folder of a model, or a profile file."),
     ],
     *,
+    assume: Assume = None,
+    online: Annotated[
+        bool, flag("--online", "Also ask the Hub: its drafts of the target, and the files of every draft.")
+    ] = False,
     write: Annotated[
         list[str] | None,
         typer.Option(
@@ -25,26 +29,38 @@ def drafts(
     ] = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
-    """List the published drafts of a target, with their sources.
+    """List the ways to speculate for a target, with their sources.
 
     The list comes from a catalogue that ships with specserve: heads, draft models and layers of the target itself.
     Quantized copies of a target have its drafts. What a profile asks for stands first. Each draft is judged by the
-    rules that need no model.
+    rules that need no model; with --online, also by its files on the Hub.
+
+    With --assume, each draft gets its memory on this machine and an estimated speedup at 1, 16 and 64 requests at
+    once. The estimate takes the acceptance that the authors report; without a report there is no estimate.
 
     \b
     specserve drafts openai/gpt-oss-20b
+    specserve drafts meta-llama/Llama-3.3-70B-Instruct --assume 4xH100-80GB
     specserve drafts my.yaml --format json
     specserve drafts my.yaml --write nebius/EAGLE3-gpt-oss-20b
     """
-    from specserve.checks.published import add_alternatives, judged_drafts, target_of
+    from specserve.hardware.accelerators import assume as machine_of
+    from specserve.measure.drafts.find import DraftOptions, find_drafts
     from specserve.report.console import out, say
     from specserve.report.drafts import drafts_json, drafts_text
+    from specserve.report.findings import StderrNotices
 
+    notices = StderrNotices()
+    wanted = DraftOptions(machine_of(assume) if assume else None, online, notices.progress)
     if write:
-        names = add_alternatives(target, write)
+        from specserve.measure.drafts.write import add_alternatives
+
+        names = add_alternatives(target, write, wanted=wanted)
+        notices.progress("")
         say(
             f"{target}: `alternatives` has {', '.join(f'`{name}`' for name in names)}; `git diff` shows what changed"
         )
         return
-    show = drafts_json if format is TextOrJson.JSON else drafts_text
-    out(show(target_of(target), judged_drafts(target)))
+    found = find_drafts(target, wanted=wanted)
+    notices.progress("")
+    out((drafts_json if format is TextOrJson.JSON else drafts_text)(found))

@@ -54,6 +54,8 @@ class MemorySituation:
     method: str | None = None
     num_speculative_tokens: int = 0
     is_probabilistic: bool = False
+    is_parallel: bool = False
+    """Whether the block asks for all draft tokens in one step of the draft."""
     draft_kv_cache_dtype: str | None = None
     tiers: int = 1
     """Different K of a schedule by batch size."""
@@ -129,6 +131,7 @@ def situation(
         method=speculation.method if speculation else None,
         num_speculative_tokens=_k(speculation, draft, target),
         is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
+        is_parallel=keys.get("parallel_drafting") is True,
         draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
         tiers=_tiers(keys.get(SCHEDULE)),
         kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else told,

@@ -10,6 +10,8 @@ from datetime import date
 from functools import lru_cache
 from importlib import resources
 
+from specserve.models.facts import ModelFacts
+
 _AS_QUANTIZED = re.compile(
     r"[-_.](?:fp8|nvfp4|mxfp[48]|int[48]|awq|gptq|w[48]a(?:8|16)|quantized|dynamic|block|bf16|[48]bit)(?=[-_.]|$)",
     re.IGNORECASE,
@@ -98,3 +100,37 @@ def drafts_for(target: str) -> Sequence[Draft]:
 def plain_name(model: str) -> str:
     """The repository's name in lower case, without its owner and without words for a quantization."""
     return _AS_QUANTIZED.sub("", model.rstrip("/").rpartition("/")[2]).lower()
+
+
+def assumed_head(draft: Draft, target: ModelFacts) -> ModelFacts | None:
+    """A head as most are trained: one layer as wide as the target's, and the 32,000 most frequent tokens.
+
+    None for other methods than EAGLE-3. Source: SpecForge, configs/llama3-8B-eagle3.json and its siblings.
+    """
+    config = target.config
+    inner = config.get("text_config")
+    fields = {**config, **inner} if isinstance(inner, dict) else dict(config)
+    if draft.method != "eagle3" or not isinstance(fields.get("hidden_size"), int):
+        return None
+    is_sparse = any(fields.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    width = fields["hidden_size"]
+    kept = (
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rms_norm_eps",
+    )
+    head = {
+        **{key: fields[key] for key in kept if key in fields},
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "intermediate_size": 4 * width if is_sparse else fields.get("intermediate_size", 4 * width),
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 32000,
+        "max_position_embeddings": draft.context or fields.get("max_position_embeddings", 2048),
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    return ModelFacts(draft.model or target.model, "published", head)

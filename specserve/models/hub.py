@@ -72,16 +72,37 @@ def current_commit(model: str, *, revision: str | None = None) -> str:
     return revision if revision and COMMIT.fullmatch(revision) else _ask_about("commit", model, revision)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as the Hub lists it."""
+
+    model: str
+    license: str | None
+    date: str | None
+    """Of its last change: year, month, day."""
+
+
+def derived_drafts(target: str) -> list[ListedModel]:
+    """The models that name the target as their base and are tagged as drafts. Raises HubUnreachable, GatedModel."""
+    answer = _answer("derived", target, None)
+    return [ListedModel(**each) for each in answer["models"]]
+
+
 def _ask_about(work: str, model: str, revision: str | None, **request: Any) -> str:
     """The commit that the child's answer is about. Raises FactError with the model in front."""
+    return str(_answer(work, model, revision, **request)["commit"])
+
+
+def _answer(work: str, model: str, revision: str | None, **request: Any) -> dict[str, Any]:
+    """The child's answer. Raises FactError with the model in front."""
     limit_s = _ANSWERS * timeout_s()
     request |= {"work": work, "model": model, "revision": revision}
     request |= {"largest_bytes": MAX_SMALL_BYTES, "memory_bytes": _MEMORY_BYTES}
     # Xet is for weights, and reserves more memory than there may be
     env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
     answer = _ask(request, patience_s=limit_s, env=env)
-    if "commit" in answer:
-        return str(answer["commit"])
+    if "message" not in answer and answer:
+        return answer
     at = f" at `{revision}`" if revision else ""
     text = str(answer.get("message") or f"the Hub is too slow: not everything was read in {limit_s:.0f} s")
     raise _error(answer, message=text if f"`{model}" in text else f"`{model}`{at}: {text}")

@@ -2,7 +2,7 @@
 
     python -P -m specserve.models.hubchild
 
-One JSON line in; one out: the commit that it is about, or what went wrong. It ends with its parent.
+One JSON line in; one out: the commit that it is about, or models, or what went wrong. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ _RETRY_PAUSE_S = 0.3
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Answers that a second request may not meet."""
 _WORKERS = 8
+_DRAFT_TAGS = ("speculators", "speculative-decoding", "eagle3", "eagle", "dflash", "dspark")
+"""Tags that authors of drafts give their repositories; the first is that of the library."""
+_MOST_LISTED = 50
+"""Of each tag; the list of all models derived from a popular one has thousands."""
 _T = TypeVar("_T")
 
 
@@ -42,8 +46,11 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _limit(request)
-        work = {"commit": _commit, "read": _read, "fetch": _fetch}[request["work"]]
-        answer: dict[str, str | None] = {"commit": work(request)}
+        if request["work"] == "derived":
+            answer: dict[str, Any] = {"models": _derived(request["model"])}
+        else:
+            work = {"commit": _commit, "read": _read, "fetch": _fetch}[request["work"]]
+            answer = {"commit": work(request)}
     except Exception as error:
         problem = _problem(error)
         answer = {"cause": problem.cause, "message": problem.message, "hint": problem.hint}
@@ -193,6 +200,23 @@ def _fetch(request: Mapping[str, Any]) -> str:
     commit = str(request["revision"])
     _snapshot(request["model"], commit, request["names"], cache=Path(request["cache"]))
     return commit
+
+
+def _derived(target: str) -> list[dict[str, str | None]]:
+    """The models that name the target as their base and have a tag of drafts, by name."""
+    found: dict[str, dict[str, str | None]] = {}
+    for tag in _DRAFT_TAGS:
+        listed = _retried(
+            lambda tag=tag: list(  # type: ignore[misc]
+                _hub().list_models(filter=[f"base_model:{target}", tag], limit=_MOST_LISTED)
+            )
+        )
+        for info in listed:
+            words = (each.partition(":") for each in info.tags or ())
+            license = next((value for key, _, value in words if key == "license"), None)
+            date = info.last_modified.date().isoformat() if info.last_modified else None
+            found[info.id] = {"model": info.id, "license": license, "date": date}
+    return [found[name] for name in sorted(found)]
 
 
 def _problem(error: Exception) -> FactError:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from specserve.checks.published import JudgedDraft
+from specserve.hardware.accelerators import Machine
+from specserve.measure.drafts.find import LOADS, FoundDrafts, JudgedDraft
+from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.console import clean, filled
-from specserve.report.numbers import NONE, count
-from specserve.report.serializer import json_document, json_values
+from specserve.report.numbers import GIB, NONE, count
+from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 from specserve.vllm.speculation import OWN_LAYERS
 
@@ -20,40 +22,95 @@ _COLUMNS = (
     Column("size"),
     Column("tokens/step"),
     Column("rules", "text"),
+    Column("memory", "text"),
+    Column("draft GiB"),
+    *(Column(f"c={load}") for load in LOADS),
 )
-_WITHOUT = (
-    "`ngram` and `suffix` need no draft. tokens/step is what the authors report, on workloads that differ; "
-    "`specserve bench` measures yours."
+_TELLS = (
+    "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures yours. "
+    "`ngram` and `suffix` need no draft: what they bring depends on how often your texts repeat."
 )
+_ESTIMATED = (
+    "c=N: speedup of decoding with N requests at once, estimated from the least to the largest acceptance that the "
+    "authors report, on engines that reach less or more of the peak rates; `-`: nobody reports acceptance and K."
+)
+_ASSUMED = (
+    "*: no configuration of this head is known; it is taken for one layer as wide as the target, with 32,000 tokens "
+    "of output."
+)
+_MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
-def drafts_text(target: str, judged: Sequence[JudgedDraft]) -> str:
+def drafts_text(found: FoundDrafts) -> str:
     """Returns the table, then for each draft what its authors report and where."""
-    if not judged:
-        lines = [f"no published draft for {clean(target)} is in the catalogue of {as_of()}"]
-        return "\n".join([*lines, "", filled(_WITHOUT, lead="", stream=sys.stdout)])
-    lines = [f"{count(len(judged), 'draft')} for {clean(target)}, as of {as_of()}:", ""]
-    lines += Table(_COLUMNS, [_row(each) for each in judged], keys=1).text()
-    for each in judged:
-        lines += ["", f"  {clean(_name(each.draft))}", *_about(each)]
-    return "\n".join([*lines, "", filled(_WITHOUT, lead="", stream=sys.stdout)])
+    listed = [each for each in found.drafts if each.draft.method not in WITHOUT_DRAFT]
+    target = clean(found.target)
+    if listed:
+        lines = [f"{count(len(listed), 'draft')} for {target}{_on(found.machine)}, as of {as_of()}:", ""]
+    else:
+        lines = [f"no published draft for {target} is in the catalogue of {as_of()}", ""]
+    lines += Table(_COLUMNS, [_row(each) for each in found.drafts], keys=1).text()
+    for each in found.drafts:
+        if each.draft.method not in WITHOUT_DRAFT or each.findings:
+            lines += ["", f"  {clean(_name(each.draft))}", *_about(each)]
+    notes = [_TELLS]
+    if any(each.speedups for each in found.drafts):
+        notes.append(_ESTIMATED)
+    if any(each.is_assumed for each in found.drafts):
+        notes.append(_ASSUMED)
+    for note in (*notes, *found.notes):
+        lines += ["", filled(clean(note), lead="", stream=sys.stdout)]
+    return "\n".join(lines)
 
 
-def drafts_json(target: str, judged: Sequence[JudgedDraft]) -> str:
+def _on(machine: Machine | None) -> str:
+    if machine is None:
+        return ""
+    return f" on {machine.count * machine.nodes}x {machine.accelerator.name}"
+
+
+def drafts_json(found: FoundDrafts) -> str:
     """Returns the same for scripts."""
     rows = [
         {
             **json_values(each.draft),
             "refused": each.is_refused,
-            "findings": [{"code": found.code, "message": found.message} for found in each.findings],
+            "findings": [{"code": item.code, "message": item.message} for item in each.findings],
+            "memory": _memory_json(each),
+            "estimated_speedup": [
+                {"concurrency": load, **{name: round(value, 4) for name, value in json_values(gain).items()}}
+                for load, gain in each.speedups.items()
+            ]
+            or None,
         }
-        for each in judged
+        for each in found.drafts
     ]
-    return json_document({"target": target, "as_of": str(as_of()), "drafts": rows})
+    machine = found.machine
+    shown = {
+        "target": found.target,
+        "as_of": str(as_of()),
+        "machine": machine and {**picked(machine, "count", "nodes"), "accelerator": machine.accelerator.name},
+        "drafts": rows,
+        "notes": list(found.notes),
+    }
+    return json_document(shown)
+
+
+def _memory_json(each: JudgedDraft) -> dict[str, object] | None:
+    if each.memory is None:
+        return None
+    known = each.memory.unknown_draft is None
+    return {
+        "verdict": each.memory.verdict,
+        "draft_bytes": each.memory.per_gpu_bytes.draft_weights if known else None,
+        "is_head_assumed": each.is_assumed,
+    }
 
 
 def _name(draft: Draft) -> str:
-    return draft.model or ("layers of the target" if draft.method in OWN_LAYERS else "no draft model")
+    if draft.model is None and draft.method not in OWN_LAYERS:
+        return f"{draft.method} (needs no draft)"
+    return draft.model or "layers of the target"
 
 
 def _row(each: JudgedDraft) -> tuple[str, ...]:
@@ -66,7 +123,19 @@ def _row(each: JudgedDraft) -> tuple[str, ...]:
         f"{draft.parameters / 1e9:.1f}B" if draft.parameters else NONE,
         f"{draft.length:.2f}" if draft.length else NONE,
         (f"refused: {codes}" if each.is_refused else codes) or "ok",
+        *_on_machine(each),
     )
+
+
+def _on_machine(each: JudgedDraft) -> Iterator[str]:
+    """The cells that a named machine fills."""
+    memory, mark = each.memory, "*" * each.is_assumed
+    yield _MEMORY[memory.verdict] if memory else NONE
+    is_weighed = memory is not None and memory.unknown_draft is None and each.draft.model is not None
+    yield f"{memory.per_gpu_bytes.draft_weights / GIB:.1f}{mark}" if memory and is_weighed else NONE
+    for load in LOADS:
+        gain = each.speedups.get(load)
+        yield f"{gain.low:.1f}-{gain.high:.1f}x" if gain else NONE
 
 
 def _about(each: JudgedDraft) -> Iterator[str]:

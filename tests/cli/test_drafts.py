@@ -32,16 +32,23 @@ def test_a_profile_and_a_quantized_copy_have_the_drafts_of_their_target(
     assert _run(["drafts", str(file), "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["version"], shown["target"]) == (1, "org/gpt-oss-120b-FP8-dynamic")
-    assert {row["model"] for row in shown["drafts"]} == {draft.model for draft in drafts_for(TARGET)}
+    assert {row["model"] for row in shown["drafts"]} == {None, *(draft.model for draft in drafts_for(TARGET))}
     assert not any(row["refused"] for row in shown["drafts"])
     assert all(row["sources"] for row in shown["drafts"])
 
 
 def test_a_target_without_drafts_is_told_what_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["drafts", "org/unknown\x1b[31m"]) == 0
+    assert _run(["drafts", "org/unknown"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("no published draft for org/unknown\\x1b[31m is in the catalogue")
+    assert text.startswith("no published draft for org/unknown is in the catalogue")
     assert "`ngram` and `suffix` need no draft" in text
+
+
+def test_a_name_with_control_characters_is_an_error_that_shows_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(["drafts", "org/unknown\x1b[31m"]) == 2
+    assert "`org/unknown\\x1b[31m` is neither a model nor a profile" in capsys.readouterr().err
 
 
 def test_a_bad_profile_is_an_error_at_its_place(
@@ -90,7 +97,7 @@ def test_layers_of_the_target_are_written_into_a_profile_without_alternatives(
     ("target", "draft", "said"),
     [
         ("openai/gpt-oss-20b", "nebius/EAGLE3-gpt-oss-20b", "`--write` can only change a profile file"),
-        ("p.yaml", "org/other", "`org/other` is no published draft for this target"),
+        ("p.yaml", "org/other", "`org/other` is no known draft for this target"),
     ],
 )
 def test_what_cannot_be_written_is_an_error(
@@ -126,4 +133,4 @@ def test_what_a_profile_asks_for_stands_first_and_once(
     assert rows[0]["sources"] == [{"url": str(file), "date": None}]
     assert [row["model"] for row in rows].count("nebius/EAGLE3-gpt-oss-20b") == 1
     assert _run(["drafts", str(file)]) == 0
-    assert re.search(r"^  no draft model +ngram +4 ", capsys.readouterr().out, re.M)
+    assert re.search(r"^  ngram \(needs no draft\) +ngram +4 ", capsys.readouterr().out, re.M)

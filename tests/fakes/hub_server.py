@@ -1,7 +1,8 @@
 """A stand-in for the Hub on loopback, with the faults of a real one: serves directories as repositories.
 
-Speaks what huggingface_hub speaks: /api/models/ID[/revision/REV], /api/models/ID/tree/REV, and /ID/resolve/REV/FILE
-by HEAD and GET, with ranges, ETags, and a redirect for large files. Set HF_ENDPOINT to its `url`.
+Speaks what huggingface_hub speaks: /api/models?filter=TAG, /api/models/ID[/revision/REV], /api/models/ID/tree/REV,
+and /ID/resolve/REV/FILE by HEAD and GET, with ranges, ETags, and a redirect for large files. Set HF_ENDPOINT to its
+`url`.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Repository:
     """The fault shows only where the path holds this text."""
     answer: bytes | None = None
     """What the API says, instead of the truth."""
+    tags: tuple[str, ...] = ()
+    """By which the list of models is filtered, such as `base_model:org/target`."""
 
     def folder_of(self, revision: str) -> tuple[str, Path] | None:
         """The commit and directory of a branch or commit."""
@@ -144,7 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         hub.requests.append(Request(self.command, self.path, self.headers.get("range"), token))
         try:
-            if url.path.startswith("/cdn/"):
+            if url.path == "/api/models":
+                self._list(parse_qs(url.query))
+            elif url.path.startswith("/cdn/"):
                 self._file(url.path.removeprefix("/cdn/"), token="good")
             elif match := re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/([^/]+))?", url.path):
                 self._api(match[1], match[2], unquote(match[3] or "main"), parse_qs(url.query), token)
@@ -152,6 +157,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self._file(url.path.removeprefix("/"), token=token, redirect=True)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+
+    def _list(self, query: dict[str, list[str]]) -> None:
+        """The repositories that have all the tags that are asked for."""
+        wanted = {tag for text in query.get("filter", []) for tag in text.split(",")}
+        listed = [
+            {"id": name, "tags": list(each.tags), "lastModified": "2026-11-01T08:00:00.000Z"}
+            for name, each in self.server_of.repositories.items()
+            if wanted <= set(each.tags)
+        ]
+        self._send(json.dumps(listed).encode(), Repository(Path()), {"Content-Type": "application/json"})
 
     def _api(
         self, name: str, what: str | None, revision: str, query: dict[str, list[str]], token: str | None

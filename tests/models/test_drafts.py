@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.published import add_alternatives, judge
 from specserve.models.drafts import Draft, as_of, catalogue, drafts_for, plain_name
-from specserve.profile.load import load_profile
 from specserve.vllm.speculation import METHODS, NEEDS_MODEL, OWN_LAYERS
 
 ENTRIES = [pytest.param(entry, id=f"{entry.target}, {entry.model or entry.method}") for entry in catalogue()]
@@ -42,11 +40,6 @@ def test_the_figures_of_an_entry_can_be_true(entry: Draft) -> None:
         assert said.rate is None or 0 < said.rate <= 1
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_no_rule_refuses_a_draft_for_its_own_target(entry: Draft) -> None:
-    assert not judge(entry, target=entry.target).is_refused
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [
@@ -66,11 +59,3 @@ def test_a_longer_name_is_another_model() -> None:
     assert drafts_for("zai-org/GLM-5") and drafts_for("zai-org/GLM-5-FP8")
     assert {entry.target for entry in drafts_for("zai-org/GLM-5")} == {"zai-org/GLM-5"}
     assert not drafts_for("zai-org/GLM-5-Air") and not drafts_for("org/unknown")
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_can_be_written_as_an_alternative(entry: Draft, tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text(f"target: {{model: {entry.target}}}\n")
-    (name,) = add_alternatives(str(file), [entry.model or entry.method])
-    assert load_profile(file).alternatives[name].method == entry.method

@@ -17,6 +17,21 @@ _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle":
 """The method of a head by a word in its class."""
 
 
+def method_of(config: Config) -> str | None:
+    """The method that a draft head was made for, by its config.json; None if it is no head."""
+    for kind in (
+        config.get("speculators_model_type"),
+        section(config, "speculators_config").get("algorithm"),
+    ):
+        if kind in _METHODS.values():
+            return str(kind)
+    own = _own_method(config)
+    if own:
+        return own
+    names = architectures(config)
+    return next((method for word, method in _METHODS.items() if any(word in name for name in names)), None)
+
+
 def head_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config]]:
     """The arms with a head of its own that was read."""
     for arm in ctx.arms:

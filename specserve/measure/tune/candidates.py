@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Methods whose drafts can be sampled."""
-_WITHOUT_DRAFT: Mapping[str, Mapping[str, Any]] = {
+WITHOUT_DRAFT: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
     "suffix": {"method": "suffix"},
 }
+"""The blocks of the methods that need no draft."""
 _MOST_TOKENS = 8
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
 
@@ -79,11 +80,11 @@ def _named(name: str, own: Mapping[str, Any], profile: Profile) -> Idea:
     """An alternative of the profile, a method without a draft, or a draft model."""
     if name in profile.alternatives:
         return Idea(name, dict(profile.alternatives[name].keys))
-    if name in _WITHOUT_DRAFT:
-        return Idea(name, _WITHOUT_DRAFT[name])
+    if name in WITHOUT_DRAFT:
+        return Idea(name, WITHOUT_DRAFT[name])
     path = Path(name)
     if not path.is_dir() and "/" not in name:
-        known = ", ".join(dict.fromkeys([*_WITHOUT_DRAFT, *profile.alternatives]))
+        known = ", ".join(dict.fromkeys([*WITHOUT_DRAFT, *profile.alternatives]))
         raise UsageError(
             f"`--candidate {name}` is neither a method nor an alternative of the profile",
             hint=f"use {known}, or a draft model (ORG/NAME or a folder)",
@@ -99,7 +100,7 @@ def not_tried(profile: Profile, asked: TuneRequest) -> list[tuple[str, str, str]
     """Methods without a draft and alternatives that were not named: name, method and how to add them."""
     own = profile.speculation.method if profile.speculation else None
     methods = {name: block.method for name, block in profile.alternatives.items()}
-    for name in _WITHOUT_DRAFT:
+    for name in WITHOUT_DRAFT:
         if name != own and (name != "suffix" or find_spec("arctic_inference") is not None):
             methods.setdefault(name, name)
     return [

@@ -109,7 +109,7 @@ def estimate(
 
     Raises UsageError for an accelerator of which no rates are known, FactError if a model's facts do not suffice.
     """
-    rates, pair = _rates(s.machine), roofline.pair(s, context_tokens=context_tokens)
+    rates, pair = rates_of(s.machine), roofline.pair(s, context_tokens=context_tokens)
     alpha, at_once = chance.value, _at_once(s, context_tokens)
     there = Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
     why = follows_schedule(there)
@@ -149,7 +149,8 @@ def estimate(
     )
 
 
-def _rates(machine: Machine) -> Rates:
+def rates_of(machine: Machine) -> Rates:
+    """What the machine's accelerators do. Raises UsageError if nobody knows."""
     known = machine.accelerator
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(

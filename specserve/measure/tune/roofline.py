@@ -19,11 +19,10 @@ from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
 from specserve.models.shape import Shape
 from specserve.models.tensors import expected_tensors
+from specserve.vllm.speculation import BLOCK_DRAFTS
 
 LONGEST = 64
 """No more draft tokens are looked at."""
-PARALLEL = frozenset({"dflash", "dspark"})
-"""Methods whose draft makes all its tokens in one step."""
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 
 
@@ -90,6 +89,8 @@ class Pair:
     method: str
     context_tokens: float
     """Of each request, on average."""
+    is_parallel: bool = False
+    """Whether one step of the draft makes all draft tokens."""
 
 
 def model_s(work: Work, *, tokens: float, context: float, rates: Rates) -> float:
@@ -111,7 +112,7 @@ def draft_s(pair: Pair, *, batch: int, tokens: int, rates: Rates) -> float:
     """Of a step, what drafting takes."""
     if not tokens or pair.draft is None or pair.method in WITHOUT_MODEL:
         return 0.0
-    passes, width = (1, tokens + 1) if pair.method in PARALLEL else (tokens, 1)
+    passes, width = (1, tokens + 1) if pair.is_parallel else (tokens, 1)
     context = pair.context_tokens * batch
     each = model_s(pair.draft, tokens=batch * width, context=context, rates=rates)
     return passes * (each + pair.draft.layers * rates.draft_layer_s)
@@ -190,7 +191,10 @@ def pair(s: Situation, *, context_tokens: float) -> Pair:
     if not made.is_kv_known:
         raise FactError(made.notes[0])
     draft = None if s.method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=s.method)
-    return Pair(_target(s.target, made.stages, settings=s.settings), draft, s.method, context_tokens)
+    target = _target(s.target, made.stages, settings=s.settings)
+    return Pair(
+        target, draft, s.method, context_tokens, is_parallel=s.is_parallel or s.method in BLOCK_DRAFTS
+    )
 
 
 def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings) -> Work:

@@ -16,9 +16,9 @@ from specserve.measure.bench.result import WorkloadInfo
 from specserve.measure.workloads import patterns, userfile
 from specserve.measure.workloads.workload import (
     CountPrompt,
-    Draft,
     Message,
     Prompt,
+    ShippedPrompt,
     Workload,
     fitted,
     kept_whole,
@@ -31,7 +31,7 @@ _LONG_ENTRIES = 68
 _LONG_MODULES = 8
 
 Content = str | tuple[Message, ...]
-_Item = TypeVar("_Item", Draft, Prompt)
+_Item = TypeVar("_Item", ShippedPrompt, Prompt)
 
 
 _CODE = "Complete this code. Answer with the code alone.\n\n```{language}\n{text}```"
@@ -44,13 +44,13 @@ _TEXTS: Mapping[str, tuple[int, Callable[[dict[str, Any]], Content], Callable[[d
 """By file of rows: the longest answer, a row as a chat and as a completion."""
 
 
-def _texts(name: str, *, as_chat: bool) -> list[Draft]:
+def _texts(name: str, *, as_chat: bool) -> list[ShippedPrompt]:
     max_tokens, chat, completion = _TEXTS[name]
     form = chat if as_chat else completion
     return [_whole(row["id"], max_tokens, form(row)) for row in _rows(name)]
 
 
-def summarise(*, as_chat: bool) -> list[Draft]:
+def summarise(*, as_chat: bool) -> list[ShippedPrompt]:
     """Texts that are given back with small changes: most of the answer is a copy of the prompt."""
     prose = [
         [f"{row['title']}\n", *(f"{part}\n" for part in row["paragraphs"])] for row in _rows("documents")
@@ -61,7 +61,7 @@ def summarise(*, as_chat: bool) -> list[Draft]:
     ]
 
 
-def structured(*, as_chat: bool) -> list[Draft]:
+def structured(*, as_chat: bool) -> list[ShippedPrompt]:
     """Short texts whose facts are asked for as JSON."""
     drafts = []
     for index in range(PROMPTS):
@@ -72,12 +72,12 @@ def structured(*, as_chat: bool) -> list[Draft]:
     return drafts
 
 
-def long(*, as_chat: bool) -> list[Draft]:
+def long(*, as_chat: bool) -> list[ShippedPrompt]:
     """Long documents with a question behind them: 17 logbooks, 8 programs. Shortened if the context is small."""
     return [(_program if index % 3 == 2 else _logbook)(index, as_chat) for index in range(PROMPTS)]
 
 
-SHIPPED: Mapping[str, Callable[..., list[Draft]]] = {
+SHIPPED: Mapping[str, Callable[..., list[ShippedPrompt]]] = {
     "chat": partial(_texts, "chat"),
     "code": partial(_texts, "code"),
     "summarise": summarise,
@@ -87,7 +87,7 @@ SHIPPED: Mapping[str, Callable[..., list[Draft]]] = {
 }
 
 
-def _logbook(index: int, as_chat: bool) -> Draft:
+def _logbook(index: int, as_chat: bool) -> ShippedPrompt:
     head, ask = patterns.title(index), patterns.question(index)
     days = [patterns.entry(index, day) for day in range(1, _LONG_ENTRIES + 1)]
 
@@ -98,7 +98,7 @@ def _logbook(index: int, as_chat: bool) -> Draft:
     return _cuttable(f"long-{index + 1:02d}", 256, days, text, as_chat)
 
 
-def _program(index: int, as_chat: bool) -> Draft:
+def _program(index: int, as_chat: bool) -> ShippedPrompt:
     blocks = [block for step in range(_LONG_MODULES) for block in patterns.module_blocks(index + step * 5)]
 
     def text(kept: Sequence[str]) -> str:
@@ -110,7 +110,7 @@ def _program(index: int, as_chat: bool) -> Draft:
     return _cuttable(f"long-{index + 1:02d}", 256, blocks, text, as_chat)
 
 
-def _edit(index: int, blocks: list[str], is_prose: bool, as_chat: bool) -> Draft:
+def _edit(index: int, blocks: list[str], is_prose: bool, as_chat: bool) -> ShippedPrompt:
     """The text, and as a completion its first third once more: what follows is the rest of it."""
     ask, heading = _EDITS[is_prose]
 
@@ -142,7 +142,7 @@ _SYLLABLES = (
 )  # fmt: skip
 
 
-def _random(index: int, count: int, as_chat: bool) -> Draft:
+def _random(index: int, count: int, as_chat: bool) -> ShippedPrompt:
     words = [
         "".join(patterns.pick(_SYLLABLES, index, word, at) for at in range(1 + (index + word) % 3))
         for word in range(count)
@@ -152,17 +152,17 @@ def _random(index: int, count: int, as_chat: bool) -> Draft:
 
 def _cuttable(
     identity: str, max_tokens: int, blocks: list[str], text: Callable[[Sequence[str]], str], as_chat: bool
-) -> Draft:
+) -> ShippedPrompt:
     """A prompt that is shortened by leaving out its last blocks."""
 
     def render(kept: int) -> Content:
         return _user(text(blocks[:kept])) if as_chat else text(blocks[:kept])
 
-    return Draft(identity, max_tokens, len(blocks), render)
+    return ShippedPrompt(identity, max_tokens, len(blocks), render)
 
 
-def _whole(identity: str, max_tokens: int, content: Content) -> Draft:
-    return Draft(identity, max_tokens, 1, lambda _: content)
+def _whole(identity: str, max_tokens: int, content: Content) -> ShippedPrompt:
+    return ShippedPrompt(identity, max_tokens, 1, lambda _: content)
 
 
 def _user(text: str) -> tuple[Message, ...]:
@@ -207,7 +207,7 @@ def load(
     UsageError for an unknown name and if no prompt fits, FactError (with file and line) for a bad file.
     """
     if name_or_path in SHIPPED or re.fullmatch(rf"{RANDOM}(:\d{{1,7}})?", name_or_path):
-        drafts = _drafts(name_or_path, chat=chat)[:limit]
+        drafts = _shipped(name_or_path, chat=chat)[:limit]
         cap = _cap(max_tokens, max_model_len)
         prompts, remarks = fitted([_capped(item, cap) for item in drafts], max_model_len=max_model_len)
         source, note, name = "specserve", None if name_or_path in SHIPPED else NOTE, name_or_path
@@ -246,7 +246,7 @@ def info(workload: Workload) -> WorkloadInfo:
     return WorkloadInfo(workload.name, len(workload.prompts), workload.source, workload.sha256, workload.note)
 
 
-def _drafts(name: str, *, chat: bool) -> list[Draft]:
+def _shipped(name: str, *, chat: bool) -> list[ShippedPrompt]:
     if name in SHIPPED:
         return SHIPPED[name](as_chat=chat)
     count = int(name.partition(":")[2] or _WORDS)

@@ -97,7 +97,7 @@ def answer_tokens(
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ShippedPrompt:
     """A prompt of ours whose text can be shortened: `render` takes how many of its `blocks` are kept."""
 
     id: str
@@ -114,22 +114,22 @@ class Draft:
 
 
 def fitted(
-    drafts: Iterable[Draft], *, max_model_len: int | None
+    shipped: Iterable[ShippedPrompt], *, max_model_len: int | None
 ) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     """The prompts, each as long as it fits with its whole answer (estimated), and remarks on what was cut."""
     prompts: list[Prompt] = []
     shortened = left_out = 0
 
-    def is_too_long(draft: Draft, kept: int) -> bool:
-        return answer_tokens(draft.prompt(kept), max_model_len=max_model_len)[0] < draft.max_tokens
+    def is_too_long(each: ShippedPrompt, kept: int) -> bool:
+        return answer_tokens(each.prompt(kept), max_model_len=max_model_len)[0] < each.max_tokens
 
-    for draft in drafts:
-        kept = draft.blocks
-        if is_too_long(draft, kept):
-            kept = bisect_left(range(1, draft.blocks), True, key=partial(is_too_long, draft))
+    for each in shipped:
+        kept = each.blocks
+        if is_too_long(each, kept):
+            kept = bisect_left(range(1, each.blocks), True, key=partial(is_too_long, each))
             shortened, left_out = shortened + (kept > 0), left_out + (kept == 0)
         if kept:
-            prompts.append(draft.prompt(kept))
+            prompts.append(each.prompt(kept))
     remarks = []
     if shortened:
         remarks.append(

@@ -1,0 +1,1 @@
+"""Which draft for a target: those that are published, judged and estimated."""

@@ -1,0 +1,342 @@
+"""Every way to speculate for a target: judged by the rules, and on a named machine weighed and estimated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING
+
+from specserve.checks.gather import CheckOptions, Gathered, Read, gather
+from specserve.checks.rules.draft_heads import method_of
+from specserve.checks.rules.multitoken import trained
+from specserve.checks.run import examined_in
+from specserve.diagnostics import Finding, Severity
+from specserve.errors import FactError, UsageError
+from specserve.measure.bench.result import Interval
+from specserve.measure.tune import roofline
+from specserve.measure.tune.candidates import WITHOUT_DRAFT
+from specserve.measure.tune.estimated import DEFAULT_CONTEXT, DEFAULT_TOKENS, rates_of
+from specserve.measure.tune.walk import geometric_rate
+from specserve.memory.judge import assess
+from specserve.memory.situation import situation
+from specserve.models.drafts import Draft, Source, assumed_head, drafts_for
+from specserve.models.facts import ModelFacts, published
+from specserve.models.read import read_model
+from specserve.profile.load import examine, load_profile
+from specserve.profile.schema import Profile, Speculation
+from specserve.profile.source import keep
+from specserve.vllm.versions import known_versions
+
+if TYPE_CHECKING:
+    from specserve.hardware.accelerators import Machine
+    from specserve.memory.estimate import MemoryEstimate
+
+LOADS = (1, 16, 64)
+"""Requests at once of which a speedup is estimated."""
+_GUIDE = "https://docs.vllm.ai/en/latest/features/spec_decode/"
+_YAML = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedDraft:
+    """A draft, and the errors and warnings about a profile that serves its target with it."""
+
+    draft: Draft
+    findings: tuple[Finding, ...]
+    has_models: bool = False
+    """Whether the rules saw the files of target and draft."""
+    memory: MemoryEstimate | None = None
+    """On the named machine; None without one, or if the target is not known."""
+    is_assumed: bool = False
+    """Whether the memory is that of a head as most are, because the head's configuration is not known."""
+    speedups: Mapping[int, Interval] = field(default_factory=dict)
+    """Estimated, by load; empty if nobody reports the acceptance. The bounds are no interval of a measurement."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a rule says that vLLM refuses it, or serves wrong output."""
+        return any(found.severity is Severity.ERROR for found in self.findings)
+
+    @property
+    def gain(self) -> float:
+        """The largest estimated speedup; 0 without an estimate."""
+        return max((gain.value for gain in self.speedups.values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDrafts:
+    """The drafts for one target, the refused ones last."""
+
+    target: str
+    drafts: tuple[JudgedDraft, ...]
+    machine: Machine | None = None
+    notes: tuple[str, ...] = ()
+    """What could not be judged or estimated, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """The options of `drafts`."""
+
+    machine: Machine | None = None
+    online: bool = False
+    tell: Callable[[str], None] = field(default=lambda _: None)
+
+
+_AS_SHIPPED = DraftOptions()
+
+
+def is_profile(target_or_profile: str) -> bool:
+    """Whether it is the name of a profile file; else it is a model."""
+    return target_or_profile.endswith(_YAML)
+
+
+def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -> FoundDrafts:
+    """What the profile asks for, then the published drafts, the target's own layers, and what needs no draft.
+
+    With a machine, those that do not fit stand behind those that do, and the largest estimated speedup first.
+    Raises ProfileError for a bad file, FactError if the Hub was asked and does not answer.
+    """
+    base, read = _profile(target_or_profile, machine=wanted.machine), _reader(wanted)
+    target, machine = base.target.model, wanted.machine
+    facts, why = _known(read, target, base.target.revision)
+    notes = [f"memory and speedup are not estimated: {why}"] if machine and facts is None else []
+    if machine is not None:
+        notes += _rates_missing(machine)
+    own = [(draft_of(block, base, path), block) for path, block in _blocks(base)]
+    known = {(draft.method, draft.model) for draft, _ in own}
+    others: dict[tuple[str, str | None], Draft] = {}
+    for draft in _ways(target, facts, read, wanted):
+        if (draft.method, draft.model) not in known:
+            others.setdefault((draft.method, draft.model), draft)
+    ways = [*own, *((draft, _block(draft, target=target)) for draft in others.values())]
+    judged = [_judge(draft, base, block, facts=facts, read=read, wanted=wanted) for draft, block in ways]
+    first = judged[: len(own)]
+    rest = sorted(judged[len(own) :], key=lambda each: -each.gain)
+    ranked = sorted([*first, *rest], key=lambda each: (each.is_refused, _overflows(each)))
+    return FoundDrafts(target, tuple(ranked), machine, tuple(notes))
+
+
+def _ways(target: str, facts: ModelFacts | None, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
+    """Every way to speculate for the target; one of them can come from two places."""
+    yield from drafts_for(target)
+    yield from _own_layers(target, facts)
+    if wanted.online:
+        yield from _on_the_hub(target, read, wanted)
+    for method in WITHOUT_DRAFT:
+        yield Draft(target, method, (Source(_GUIDE),), num_speculative_tokens=DEFAULT_TOKENS)
+
+
+def _overflows(each: JudgedDraft) -> bool:
+    return each.memory is not None and each.memory.verdict == "does_not_fit"
+
+
+def _profile(target_or_profile: str, *, machine: Machine | None) -> Profile:
+    """The profile; that of a bare target divides it over all of the machine."""
+    if is_profile(target_or_profile):
+        return load_profile(target_or_profile)
+    ranks = machine.count * machine.nodes if machine is not None and not machine.is_cpu else 1
+    target = {"model": target_or_profile, "tensor_parallel_size": ranks}
+    return _profile_of({"target": target}, file=target_or_profile)
+
+
+def _profile_of(tree: Mapping[str, object], *, file: str) -> Profile:
+    keep(file, json.dumps(tree, ensure_ascii=False).encode())
+    profile, problems = examine(file)
+    if profile is None:
+        raise UsageError(f"`{file}` is neither a model nor a profile: {problems[0].message}")
+    return profile
+
+
+def _blocks(profile: Profile) -> Iterator[tuple[str, Speculation]]:
+    if profile.speculation:
+        yield "speculation", profile.speculation
+    for name, block in profile.alternatives.items():
+        yield f"alternatives.{name}", block
+
+
+def draft_of(block: Speculation, profile: Profile, path: str) -> Draft:
+    """The draft that a block of a profile asks for: its source is that file."""
+    return Draft(
+        profile.target.model,
+        block.method,
+        (Source(profile.span(path).file),),
+        model=block.keys.get("model"),
+        num_speculative_tokens=block.keys.get("num_speculative_tokens"),
+        parallel_drafting=bool(block.keys.get("parallel_drafting")),
+    )
+
+
+def asked(draft: Draft) -> dict[str, object]:
+    """The `speculation` block of a draft; without K if no source says it. What needs no draft has that of `tune`."""
+    block: dict[str, object] = {
+        **WITHOUT_DRAFT.get(draft.method, {}),
+        "method": draft.method,
+        "model": draft.model,
+        "num_speculative_tokens": draft.num_speculative_tokens,
+        "parallel_drafting": draft.parallel_drafting or None,
+    }
+    return {key: value for key, value in block.items() if value is not None}
+
+
+def _block(draft: Draft, *, target: str) -> Speculation:
+    """The block of a draft; K is 1 if no source says it."""
+    tree = {"target": {"model": target}, "speculation": {"num_speculative_tokens": 1, **asked(draft)}}
+    block = _profile_of(tree, file=draft.model or target).speculation
+    assert block is not None
+    return block
+
+
+def _reader(wanted: DraftOptions) -> Read:
+    """Reads each model once; what a machine without the Hub cannot tell raises FactError each time."""
+    seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
+
+    def read(model: str, revision: str | None) -> ModelFacts:
+        key = (model, revision)
+        if key not in seen:
+            wanted.tell(f"reading {model}")
+            try:
+                seen[key] = read_model(model, revision=revision, folder=Path.cwd(), offline=not wanted.online)
+            except FactError as error:
+                seen[key] = error
+        found = seen[key]
+        if isinstance(found, FactError):
+            raise found
+        return found
+
+    return read
+
+
+def _known(read: Read, model: str, revision: str | None) -> tuple[ModelFacts | None, str]:
+    """The facts of a model, or those that ship with specserve; or why there are none."""
+    try:
+        return read(model, revision), ""
+    except FactError as error:
+        return published(model), error.message
+
+
+def _own_layers(target: str, facts: ModelFacts | None) -> Iterator[Draft]:
+    """The multi-token prediction layers that the target's configuration names."""
+    layers = trained(facts.config) if facts else None
+    if layers:
+        yield Draft(
+            target,
+            "mtp",
+            (Source(f"config.json of {target}"),),
+            num_speculative_tokens=layers,
+            note=f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens",
+        )
+
+
+def _on_the_hub(target: str, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
+    """The heads that the Hub lists under the target. Raises FactError if it does not answer."""
+    from specserve.models.hub import derived_drafts
+
+    wanted.tell(f"asking the Hub for drafts of {target}")
+    for listed in derived_drafts(target):
+        try:
+            method = method_of(read(listed.model, None).config)
+        except FactError:  # gated, or broken: nobody can tell what it is
+            continue
+        if method:
+            yield Draft(
+                target,
+                method,
+                (Source(f"https://huggingface.co/{listed.model}", listed.date),),
+                model=listed.model,
+                license=listed.license,
+                note="listed by the Hub; not in the catalogue",
+            )
+
+
+def _judge(
+    draft: Draft,
+    base: Profile,
+    block: Speculation,
+    *,
+    facts: ModelFacts | None,
+    read: Read,
+    wanted: DraftOptions,
+) -> JudgedDraft:
+    """What the rules say of the profile with this block, and on a machine what it takes and may bring."""
+    profile = replace(base, speculation=block, alternatives={})
+    options = CheckOptions(offline=not wanted.online, machine=wanted.machine, here=False, no_lock=True)
+    known = gather(profile, wanted=options, read=read)
+    broken = filter(None, (item.finding(profile) for item in known.unread))
+    findings = examined_in(known.context, problems=broken)[0]
+    told = tuple(each for each in findings if each.severity is not Severity.INFO)
+    judged = JudgedDraft(draft, told, has_models=known.context.target is not None and not known.unread)
+    if wanted.machine is None or facts is None:
+        return judged
+    return _weighed(judged, known, block, facts=facts, machine=wanted.machine)
+
+
+def _weighed(
+    judged: JudgedDraft, known: Gathered, block: Speculation, *, facts: ModelFacts, machine: Machine
+) -> JudgedDraft:
+    """The same with the memory and the speedups; without those that the facts do not suffice for."""
+    arm = known.context.arms[0]
+    draft = arm.draft or (published(block.model) if block.model else None)
+    is_assumed = False
+    if draft is None and block.model:
+        draft = assumed_head(judged.draft, facts)
+        is_assumed = draft is not None
+    try:
+        s = situation(
+            known.profile,
+            target=facts,
+            machine=machine,
+            version=(known.context.versions or known_versions())[-1],
+            speculation=block,
+            draft=draft,
+        )
+        if block.model and draft is None:
+            s = replace(s, unknown_draft=block.model)
+        memory = assess(s)
+        if s.unknown_draft:
+            return replace(judged, memory=memory)
+        pair = roofline.pair(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
+        speedups = _speedups(judged.draft, pair, machine)
+    except (FactError, UsageError):
+        return judged
+    return replace(judged, memory=memory, is_assumed=is_assumed, speedups=speedups)
+
+
+def _speedups(draft: Draft, pair: roofline.Pair, machine: Machine) -> dict[int, Interval]:
+    """By load: from the lowest to the highest reported acceptance, over the range of what engines reach."""
+    chances = [(geometric_rate(length, tokens=k), k) for length, k in reported_lengths(draft)]
+    if not chances:
+        return {}
+    rates, found = rates_of(machine), {}
+    for load in LOADS:
+        gains = [
+            roofline.speedup(pair, acceptance=chance, batch=load, tokens=k, rates=rates)
+            for chance, k in chances
+        ]
+        found[load] = Interval(
+            geometric_mean(gain.value for gain in gains),
+            min(gain.low for gain in gains),
+            max(gain.high for gain in gains),
+        )
+    return found
+
+
+def reported_lengths(draft: Draft) -> Sequence[tuple[float, int]]:
+    """Reported mean acceptance lengths, each with its K; those without a K are left out."""
+    found = []
+    for said in draft.reported:
+        k = said.k or draft.num_speculative_tokens
+        length = said.length or (1 + said.rate * k if said.rate and k else None)
+        if length and k and length <= k + 1:
+            found.append((length, k))
+    return found
+
+
+def _rates_missing(machine: Machine) -> Iterable[str]:
+    try:
+        rates_of(machine)
+    except UsageError as error:
+        yield error.message
