@@ -83,6 +83,7 @@ soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long se
 	$(BIN)/python scripts/soak_verify.py
 	$(BIN)/python scripts/soak_bench.py
 	$(BIN)/python scripts/soak_oracle.py
+	rm -rf build/distill && $(BIN)/python scripts/soak_distill.py -o build/distill
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 	$(BIN)/python scripts/sweep_demo.py run -o build/sweep

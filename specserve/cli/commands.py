@@ -19,7 +19,7 @@ from specserve.errors import UsageError
 COMMAND_GROUPS: Mapping[str, str] = {
     "Profiles": "lint check convert drafts plan diff lock pull explain rules schema",
     "Serving": "up ask generate ps logs down render",
-    "Measuring": "verify bench tune watch",
+    "Measuring": "verify bench tune watch distill",
     "This host": "doctor gpus",
 }
 COMMANDS: Mapping[str, str] = {

@@ -47,8 +47,8 @@ def generate(
     as from the server.
 
     Answers keep the order of the input. An answer is {"id", "index", "text", "finish_reason", "prompt_tokens",
-    "completion_tokens"}. A line that fails becomes {"id", "index", "error"}; it is listed at the end and makes the exit
-    code 1.
+    "completion_tokens"}; with `logprobs` in the line, also the tokens and their log-probabilities. A line that fails
+    becomes {"id", "index", "error"}; it is listed at the end and makes the exit code 1.
 
     Each finished line is appended at once to OUT.jsonl.partial. After an interruption, `kill -9` included, the same
     command computes only the missing lines, unless the profile or the input has changed.

@@ -38,6 +38,11 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "What to run": "alternative baseline settings devices locked no_lock no_check",
         "Output": "output resume overwrite",
     },
+    "distill": {
+        "What to learn from": "traffic mix",
+        "How long": "train_for max_tokens",
+        "Output": "output no_write dry_run format",
+    },
     "ask": {
         "Which server": "url name model api_key_env",
         "How to sample": "chat max_tokens temperature seed",

@@ -150,6 +150,7 @@ class Generation:
                 finish_reason=completion.finish_reason,
                 prompt_tokens=len(output.prompt_token_ids or ()),
                 completion_tokens=len(completion.token_ids),
+                **_tokens(output, completion),
             )
 
     def _acceptance(self) -> dict[str, Any] | None:
@@ -181,6 +182,20 @@ class Generation:
         """End the engine's processes."""
         self._is_closing = True
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def _tokens(output: Any, completion: Any) -> dict[str, Any]:
+    """The tokens, and the likeliest ones at each position with their log-probabilities, if the line asks for these."""
+    if completion.logprobs is None:
+        return {}
+    return {
+        "prompt_token_ids": list(output.prompt_token_ids or ()),
+        "token_ids": list(completion.token_ids),
+        "logprobs": [
+            [[token, round(entry.logprob, 5)] for token, entry in step.items()]
+            for step in completion.logprobs
+        ],
+    }
 
 
 def _prompt(prompt: str | list[int]) -> dict[str, Any]:

@@ -158,6 +158,44 @@ def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int)
     return variance * (len(weights) - 1) / len(weights), max(equal - 1.0, 1.0)
 
 
+class PromptAcceptance(NamedTuple):
+    """What came of the drafts of one prompt's answers."""
+
+    prompt: str
+    accepted: int
+    drafted: int
+
+
+def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Interval | None:
+    """Accepted over drafted tokens of one draft minus those of another, with the 95 % interval over prompts.
+
+    Both answered the same prompts; None for fewer than two of them. Linearised, by the jackknife's first order.
+    """
+    sides = [_influences(new), _influences(over)]
+    prompts = sides[0][1].keys() | sides[1][1].keys()
+    if len(prompts) < 2 or None in (sides[0][0], sides[1][0]):
+        return None
+    (mine, own), (theirs, other) = sides
+    value = float(mine or 0.0) - float(theirs or 0.0)
+    parts = [own.get(each, 0.0) - other.get(each, 0.0) for each in prompts]
+    count = len(parts)
+    variance = count / (count - 1) * math.fsum(part * part for part in parts)
+    half = quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
+    return Interval(value, value - half, value + half)
+
+
+def _influences(rows: Sequence[PromptAcceptance]) -> tuple[float | None, dict[str, float]]:
+    """The rate, and what each prompt does to it."""
+    drafted = sum(row.drafted for row in rows)
+    if not drafted:
+        return None, {}
+    rate = sum(row.accepted for row in rows) / drafted
+    parts: dict[str, float] = defaultdict(float)
+    for row in rows:
+        parts[row.prompt] += (row.accepted - rate * row.drafted) / drafted
+    return rate, parts
+
+
 def point(values: Sequence[float], at: float) -> float:
     """A quantile, between its neighbours as numpy and vLLM take it. `values` must not be empty."""
     ordered = sorted(values)

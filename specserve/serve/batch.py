@@ -120,8 +120,16 @@ def record(entry: Entry, answer: Finished | Refused | None) -> dict[str, Json]:
             "finish_reason": answer.finish_reason,
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": answer.completion_tokens,
+            **_tokens(answer),
         }
     return {**head, "error": f"line {entry.line}: {entry.error if answer is None else answer.error}"}
+
+
+def _tokens(answer: Finished) -> dict[str, Json]:
+    if answer.logprobs is None:
+        return {}
+    named = ("prompt_token_ids", answer.prompt_token_ids), ("token_ids", answer.token_ids)
+    return cast("dict[str, Json]", {**dict(named), "logprobs": answer.logprobs})
 
 
 class GenerateView(Protocol):

@@ -40,13 +40,17 @@ class OfflineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One text, with vLLM's finish reason and token counts."""
+    """One text, with vLLM's finish reason and token counts; its tokens only if the line asks for `logprobs`."""
 
     index: int
     text: str
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    prompt_token_ids: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
+    """At each position, the token that came and the likeliest ones, with log-probabilities (nats, at temperature 1)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,22 +67,7 @@ class RunDirectory:
 
     def passes(self) -> list[Pass]:
         """The passes that are complete, the last of each that was measured twice. Raises FactError."""
-        requests: dict[str, list[dict[str, Any]]] = {}
-        for place, line in _lines(self.path / REQUESTS):
-            requests.setdefault(place, []).append(line)
-        passes: dict[str, Pass] = {}
-        try:
-            for place, line in _lines(self.path / PASSES):
-                count = line.pop("requests")
-                own = requests.get(place, [])[-count:]
-                if len(own) == count:
-                    sent = tuple(from_json(Request, each) for each in own)
-                    passes[place] = replace(from_json(Pass, {**line, "requests": []}), requests=sent)
-        except (KeyError, TypeError, ValueError) as error:
-            raise FactError(
-                f"`{self.path}` cannot be resumed: specserve cannot read its recorded passes"
-            ) from error
-        return list(passes.values())
+        return read_passes(self.path)
 
     def update(self, **fields: Any) -> None:
         """Change fields of run.json."""
@@ -95,6 +80,24 @@ class RunDirectory:
             write_anew(self.path / name, text.encode())
         except OSError as error:
             raise _unwritable(self.path / name, error) from error
+
+
+def read_passes(path: Path) -> list[Pass]:
+    """The complete passes of a run in this directory, the last of each that was measured twice. Raises FactError."""
+    requests: dict[str, list[dict[str, Any]]] = {}
+    for place, line in _lines(path / REQUESTS):
+        requests.setdefault(place, []).append(line)
+    passes: dict[str, Pass] = {}
+    try:
+        for place, line in _lines(path / PASSES):
+            count = line.pop("requests")
+            own = requests.get(place, [])[-count:]
+            if len(own) == count:
+                sent = tuple(from_json(Request, each) for each in own)
+                passes[place] = replace(from_json(Pass, {**line, "requests": []}), requests=sent)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FactError(f"`{path}` cannot be resumed: specserve cannot read its recorded passes") from error
+    return list(passes.values())
 
 
 def create(path: Path, content: dict[str, Any]) -> RunDirectory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,4 +176,8 @@ def _logged(line: Mapping[str, Any], number: int) -> Prompt:
     # clients write null for what they do not set
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
     limit = next((value for value in limits if value is not None), None)
-    return request(body, identity=f"line-{number}", max_tokens=limit)
+    prompt = request(body, identity=f"line-{number}", max_tokens=limit)
+    heat = body.get("temperature")
+    if not isinstance(heat, int | float) or isinstance(heat, bool) or not 0 <= heat <= 2:
+        return prompt
+    return replace(prompt, temperature=float(heat))

@@ -22,6 +22,8 @@ class Prompt:
     max_tokens: int
     text: str | None = None
     messages: tuple[Message, ...] | None = None
+    temperature: float | None = None
+    """Of the request in a log; what is sent again has the temperature of the measurement."""
 
     @property
     def content(self) -> str:

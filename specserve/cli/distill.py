@@ -1,0 +1,126 @@
+"""`specserve distill`: train the draft on the traffic that it is to serve, and prove that it pays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specserve.cli.options import Format, TextOrJson, flag
+from specserve.report.console import out, say
+from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.measure.distill.plan import DistillPlan
+    from specserve.measure.distill.result import Distilled
+
+_option = partial(typer.Option, show_default=False)
+
+
+def distill(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file; its draft is the start.")],
+    *,
+    traffic: Annotated[
+        str,
+        _option(
+            "--traffic",
+            metavar="LOG.jsonl",
+            help="Requests to learn from: a request log, or prompts as JSON lines.",
+        ),
+    ],
+    mix: Annotated[
+        str | None,
+        _option(
+            metavar="FILE.jsonl",
+            help="Prompts of the traffic that the draft serves now: it is kept in training, and its loss measured.",
+        ),
+    ] = None,
+    train_for: Annotated[
+        str, typer.Option(metavar="TIME", help="Train for this long at most, such as 5m or 1h.")
+    ] = "10m",
+    max_tokens: Annotated[
+        int | None,
+        _option(min=16, help="Stop each answer after this many tokens (default: 256; 64 on a CPU)."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        _option(
+            "--output", "-o", metavar="DIR", help="Keep answers, the new draft and the proof in this folder."
+        ),
+    ] = None,
+    no_write: Annotated[bool, flag("--no-write", "Leave the profile as it is.")] = False,
+    dry_run: Annotated[
+        bool, flag("--dry-run", "Split the traffic, print what would be done, and exit.")
+    ] = False,
+    format: Format = TextOrJson.TEXT,
+) -> None:
+    """Train the profile's draft model on your own traffic.
+
+    The target answers the prompts of the traffic, and the draft learns from the answers. A fifth of the prompts is held
+    out. On them, the new draft is simulated; if it is better, bench measures both drafts and verify looks for faults.
+    Only then is the new draft written into the profile, as the alternative `distilled`. Nothing leaves this machine.
+
+    The same command resumes a distillation that was interrupted. Heads (eagle3, dflash, dspark, mtp) are trained by
+    the speculators library: distill makes the data for it and prints the commands.
+
+    Exit codes: 1 if the new draft is not better, or faulty; 2 if the traffic is too small or anything cannot be read.
+
+    \b
+    specserve distill configs/demo.yaml --traffic log.jsonl
+    specserve distill my.yaml --traffic log.jsonl --mix old.jsonl --train-for 1h
+    specserve distill my.yaml --traffic log.jsonl --dry-run
+    """
+    from specserve.measure.distill.plan import DistillRequest, plan_distillation
+    from specserve.measure.values import seconds
+    from specserve.report.distill import distilled_json, distilled_text, plan_text
+
+    request = DistillRequest(
+        profile=profile,
+        traffic=traffic,
+        mix=mix,
+        train_for_s=seconds(train_for, option="--train-for", least_s=5.0),
+        max_tokens=max_tokens,
+        output=output,
+    )
+    plan = plan_distillation(request, notices=StderrNotices(), starts=not dry_run)
+    if dry_run:
+        out(plan_text(plan))
+        return
+    if plan.draft is None:
+        out(_head(plan))
+        return
+    found = run(plan, write=not no_write)
+    out(distilled_json(found) if format is TextOrJson.JSON else distilled_text(found))
+    say(f"answers, the new draft, the benchmark and logs: {plan.place}")
+    if found.outcome != "better":
+        raise typer.Exit(1)
+
+
+def _head(plan: DistillPlan) -> str:
+    from specserve.measure.distill.plan import open_place
+    from specserve.measure.distill.run import prepare_head
+    from specserve.report.distill import commands_text, distill_views
+
+    if open_place(plan):
+        say(f"resuming: {plan.place}")
+    return commands_text(plan, prepare_head(plan, views=distill_views(StderrNotices())))
+
+
+def run(plan: DistillPlan, *, write: bool) -> Distilled:
+    """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
+    from dataclasses import replace
+
+    from specserve.measure.distill.plan import open_place
+    from specserve.measure.distill.run import keep_result, run_distillation, write_alternative
+    from specserve.report.distill import card_text, distill_views, distilled_json
+
+    if open_place(plan):
+        say(f"resuming: {plan.place}")
+    found = run_distillation(plan, views=distill_views(StderrNotices()))
+    if found.outcome == "better":
+        if write:
+            found = replace(found, alternative=write_alternative(plan, found))
+        keep_result(plan, found, {"draft/README.md": card_text(found)})
+    keep_result(plan, found, {"result.json": distilled_json(found)})
+    return found

@@ -1,0 +1,1 @@
+"""A draft trained on the traffic that it is to serve, and proof that it pays."""

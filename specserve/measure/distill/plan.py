@@ -1,0 +1,212 @@
+"""A distillation before it starts: the profile, its draft, the traffic in parts, and where everything is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specserve.diagnostics import Notices
+from specserve.errors import FactError, UsageError
+from specserve.measure.distill.traffic import Split, read_old, read_split
+from specserve.measure.workloads.workload import Prompt
+from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.read import local_path
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile, Speculation
+from specserve.serve.files import private, read_own, state_folder, write_anew
+
+RUN = "run.json"
+VERSION = 1
+OLD_SHARE = 0.25
+"""Of the training batches with `--mix`: enough to keep what the draft knows (docs/distill.md)."""
+EPOCHS = 20
+"""Most passes over the answers; the best state by the validation prompts is kept."""
+TRAINED = frozenset({"draft_model", "eagle3", "dflash", "dspark", "mtp"})
+SIMULATED_K = 4
+"""If neither the profile nor the draft says K."""
+_LIKELIEST = 10
+"""Tokens of each position that the draft learns from, with their probabilities."""
+_CPU_TOKENS, _GPU_TOKENS = 64, 256
+_TEMPERATURES = (0.7, 1.0)
+"""Of further answers where requests are greedy or few: a draft also learns from what is less likely."""
+_ENOUGH = {"cpu": 900, "cuda": 4000}
+"""Answers to train on, by platform; if there are more prompts, each gets one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillRequest:
+    """The options of `distill`."""
+
+    profile: str
+    traffic: str
+    mix: str | None = None
+    train_for_s: float = 600.0
+    max_tokens: int | None = None
+    output: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DistillPlan:
+    """What a distillation does."""
+
+    request: DistillRequest
+    profile: Profile
+    block: Speculation
+    launch: LaunchPlan
+    """The target alone."""
+    draft: Path | None
+    """The folder of the present draft model; None for heads, which are not trained here."""
+    k: int
+    new: Split
+    old: Split | None
+    max_tokens: int
+    place: Path
+
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """The lines for `generate`, in the order of parts."""
+        return [
+            *_training("train", self.new.train, max_tokens=self.max_tokens, enough=self.enough),
+            *_held_out("validation", self.new.validation, max_tokens=self.max_tokens),
+            *_held_out("test", self.new.test, max_tokens=self.max_tokens),
+            *(self._old_questions() if self.old else ()),
+        ]
+
+    def _old_questions(self) -> Iterator[dict[str, Any]]:
+        assert self.old is not None
+        enough = self.enough // 4
+        yield from _training("old-train", self.old.train, max_tokens=self.max_tokens, enough=enough)
+        yield from _held_out("old-validation", self.old.validation, max_tokens=self.max_tokens)
+        yield from _held_out("old-test", self.old.test, max_tokens=self.max_tokens)
+
+    @property
+    def enough(self) -> int:
+        """Answers to train on, unless there are more prompts."""
+        return _ENOUGH.get(self.launch.platform, _ENOUGH["cuda"])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes it another distillation: resumed is only the same one."""
+        lines = json.dumps(self.questions, sort_keys=True)
+        return {
+            "version": VERSION,
+            "fingerprint": self.launch.fingerprint,
+            "speculation": json.loads(json.dumps(dict(self.block.keys), default=str)),
+            "questions_sha256": hashlib.sha256(lines.encode()).hexdigest(),
+            "train_for_s": self.request.train_for_s,
+        }
+
+
+def _training(
+    part: str, prompts: tuple[Prompt, ...], *, max_tokens: int, enough: int
+) -> Iterator[dict[str, Any]]:
+    """Each prompt at its own temperature, and while answers are few, once or twice at others."""
+    more = max(0, min(len(_TEMPERATURES), enough // max(1, len(prompts)) - 1))
+    for prompt in prompts:
+        own = prompt.temperature or 0.0
+        for number, temperature in enumerate((own, *_TEMPERATURES[:more])):
+            yield {
+                **_question(f"{part}/{prompt.id}/{number}", prompt, max_tokens=max_tokens),
+                "temperature": temperature,
+                "logprobs": _LIKELIEST,
+            }
+
+
+def _held_out(part: str, prompts: tuple[Prompt, ...], *, max_tokens: int) -> Iterator[dict[str, Any]]:
+    """Greedy answers: for them, what a draft would have guessed can be told without serving it."""
+    for prompt in prompts:
+        line = _question(f"{part}/{prompt.id}", prompt, max_tokens=max_tokens)
+        yield {**line, "temperature": 0.0, "logprobs": 1}
+
+
+def _question(identity: str, prompt: Prompt, *, max_tokens: int) -> dict[str, Any]:
+    said: dict[str, Any] = (
+        {"prompt": prompt.text}
+        if prompt.messages is None
+        else {"messages": [dict(part) for part in prompt.messages]}
+    )
+    return {"id": identity, **said, "max_tokens": min(prompt.max_tokens, max_tokens)}
+
+
+def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool = True) -> DistillPlan:
+    """Profile, draft and traffic. Raises ProfileError, CheckFailed, UsageError, FactError."""
+    from specserve.checks.prepare import cleared
+
+    if request.profile == "-":
+        raise UsageError("`distill` cannot read a profile from stdin because it could not be resumed")
+    new = read_split(Path(request.traffic))
+    old = read_old(Path(request.mix)) if request.mix else None
+    profile, launch = cleared(request.profile, baseline=True, starts=starts, check=starts, notices=notices)
+    block = _block(request.profile)
+    folder = None
+    if block.method == "draft_model":
+        folder = local_path(str(block.model)) or _cached(str(block.model), block.keys.get("revision"))
+    tokens = request.max_tokens or (_CPU_TOKENS if launch.platform == "cpu" else _GPU_TOKENS)
+    place = Path(request.output) if request.output else _default_place(profile.name, request)
+    k = block.num_speculative_tokens or SIMULATED_K
+    return DistillPlan(request, profile, block, launch, folder, k, new, old, tokens, place)
+
+
+def _block(path: str) -> Speculation:
+    from specserve.profile.load import load_profile
+
+    block = load_profile(path).speculation
+    if block is None:
+        raise UsageError(
+            f"`{path}` does not speculate: there is no draft to train",
+            hint="`specserve drafts` lists drafts to begin with",
+        )
+    if block.method not in TRAINED:
+        raise UsageError(
+            f"there is nothing to train for the method `{block.method}`",
+            hint="`distill` trains draft models, and prepares data for heads (eagle3, dflash, dspark, mtp)",
+        )
+    return block
+
+
+def _cached(model: str, revision: str | None) -> Path:
+    snapshot = find_snapshot(model, revision=revision, cache=hub_cache())
+    if snapshot is None:
+        raise FactError(
+            f"the draft `{model}` is not in the Hub cache", hint="`specserve pull PROFILE` downloads it"
+        )
+    return snapshot.folder
+
+
+def _default_place(name: str, request: DistillRequest) -> Path:
+    """The same folder for the same request, so that the same command resumes."""
+    words = json.dumps(
+        [str(Path(request.profile).resolve()), str(Path(request.traffic).resolve()), request.mix]
+    )
+    mark = hashlib.sha256(words.encode()).hexdigest()[:8]
+    return state_folder() / "distill" / f"{name}-{mark}"
+
+
+def open_place(plan: DistillPlan) -> bool:
+    """Make the folder, or find the same distillation in it; whether it was begun before.
+
+    Raises UsageError if something else is there, FactError if it cannot be written.
+    """
+    place, wanted = plan.place, plan.identity
+    try:
+        if (place / RUN).is_file():
+            found = json.loads(read_own(place / RUN, most_bytes=1 << 20))
+            if found != wanted:
+                raise UsageError(
+                    f"`{place}` holds another distillation: profile, traffic or options have changed",
+                    hint="`-o` with another folder starts over",
+                )
+            return True
+        if place.exists() and any(place.iterdir()):
+            raise UsageError(f"`{place}` exists already", hint="use another `-o`")
+        private(place)
+        place.chmod(0o700)  # it holds what users wrote
+        (place / "logs").mkdir(mode=0o700)
+        write_anew(place / RUN, (json.dumps(wanted, indent=2) + "\n").encode())
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot use `{place}`: {error}") from error
+    return False

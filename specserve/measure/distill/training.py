@@ -1,0 +1,94 @@
+"""The child that trains and simulates, as a process that can be stopped without losing what it learned."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from specserve.errors import Interrupted, LaunchError
+from specserve.serve.causes import count_oom_kills, died
+from specserve.serve.process import Child, clear
+from specserve.serve.signals import StopRequest
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.distilling")
+_TICK_S = 0.2
+_SAVE_S = 60.0
+"""How long a training that is stopped gets to save its state."""
+
+
+def ask_child(
+    request: Mapping[str, Any],
+    *,
+    log_path: Path,
+    stop: StopRequest,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The child's last message. `on_event` takes the others.
+
+    Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
+    """
+    oom_kills = count_oom_kills()
+    child = Child(CHILD, env={}, log_path=log_path, has_pipes=True)
+    messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read, args=(child, messages), daemon=True)
+    reader.start()
+    asked_at: float | None = None
+    try:
+        child.input.write(json.dumps(request).encode() + b"\n")
+        child.input.flush()
+        while True:
+            if stop.count and asked_at is None:
+                asked_at = time.monotonic()
+                child.send(signal.SIGTERM)
+            if asked_at is not None and (stop.count > 1 or time.monotonic() - asked_at > _SAVE_S):
+                raise _interrupted(stop)
+            try:
+                message = messages.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
+            if asked_at is not None and (message is None or message["event"] != "done"):
+                if message is None or message["event"] == "stopped":
+                    raise _interrupted(stop)
+                continue
+            if message is None or message["event"] == "failed":
+                child.wait(3.0)
+                raise died(
+                    str(request["work"]),
+                    exit_code=child.exit_code,
+                    after_s=child.elapsed_s,
+                    log_path=log_path,
+                    oom_kills=oom_kills,
+                    said=str(message["error"]) if message is not None else None,
+                )
+            if message["event"] == "done":
+                return message
+            on_event(message)
+    except BrokenPipeError:
+        raise LaunchError(f"the {request['work']} process ended at once", hint=f"see {log_path}") from None
+    finally:
+        clear(child)
+        reader.join(3.0)
+
+
+def _read(child: Child, messages: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    with child.output as stream:
+        for line in stream:
+            try:
+                messages.put(json.loads(line))
+            except ValueError:  # a line cut off by the child's death
+                continue
+    messages.put(None)
+
+
+def _interrupted(stop: StopRequest) -> Interrupted:
+    return Interrupted(
+        "interrupted; what was learned is kept, and the same command goes on",
+        signal_number=stop.signal or signal.SIGINT,
+    )

@@ -1,0 +1,141 @@
+"""The child that trains and simulates, on a small pair: it learns, survives a stop, and leaves what can be read."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).parents[2]
+DRAFT = ROOT / "demo" / "draft"
+K = 4
+
+
+def cycle(start: int, length: int) -> list[int]:
+    """Tokens that follow each other in a way that no draft knows yet, and that is easily learned."""
+    return [300 + (start + 7 * at) % 90 for at in range(length)]
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Path:
+    """A target that is sure of the next token of a cycle."""
+    rows: list[dict[str, Any]] = []
+    for part, starts in (("train", range(60)), ("validation", range(60, 70)), ("test", range(70, 90))):
+        for start in starts:
+            ids = cycle(start, 36)
+            prompt, own = ids[:12], ids[12:]
+            logprobs = [[[token, -0.01], [5, -6.0]] for token in own]
+            rows.append(
+                {"id": f"{part}/{start}", "prompt_token_ids": prompt, "token_ids": own, "logprobs": logprobs}
+            )
+    rows.append({"id": "train/refused", "error": "line 91: too long"})
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[dict[str, Any]], subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(request: dict[str, Any]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "specserve.engine.distilling"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        message = json.loads(line)
+        yield message
+        if message["event"] in ("done", "failed", "stopped"):
+            return
+
+
+def training(answers: Path, out: Path, **fields: Any) -> dict[str, Any]:
+    out.mkdir(exist_ok=True)
+    return {
+        "work": "train", "draft": str(DRAFT), "answers": str(answers), "out": str(out), "k": K, "budget_s": 300,
+        "epochs": 40, "seed": 0, "learning_rate": 0.002, "old_share": 0.0, **fields,
+    }  # fmt: skip
+
+
+def simulation(answers: Path, draft: Path) -> dict[str, Any]:
+    return {"work": "simulate", "draft": str(draft), "answers": str(answers), "parts": ["test"], "k": K}
+
+
+def rate(rows: list[dict[str, int]]) -> float:
+    return sum(row["accepted"] for row in rows) / sum(row["drafted"] for row in rows)
+
+
+def test_a_draft_learns_what_the_target_says_survives_a_stop_and_can_be_served(
+    answers: Path, tmp_path: Path, child: Callable[[dict[str, Any]], subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    first = child(training(answers, out))
+    told = events(first)
+    assert next(told)["event"] == "evaluated"
+    for message in told:
+        if message["event"] == "progress":
+            first.send_signal(signal.SIGTERM)
+            break
+    *_, last = told
+    assert last["event"] == "stopped" and first.wait(30) == 0
+    assert (out / "state.pt").is_file()
+
+    second = child(training(answers, out))
+    seen = list(events(second))
+    assert seen[-1]["event"] == "done" and seen[-1]["step"] > last["step"]
+    assert all(message["step"] >= last["step"] for message in seen if "step" in message)
+    assert not (out / "state.pt").exists()
+
+    names = {file.name for file in (out / "draft").iterdir()}
+    assert names == {file.name for file in DRAFT.iterdir()}
+    assert (out / "draft" / "model.safetensors").stat().st_size <= DRAFT.joinpath(
+        "model.safetensors"
+    ).stat().st_size
+    before, after = (
+        list(events(child(simulation(answers, draft))))[-1]["rows"]["test"]
+        for draft in (DRAFT, out / "draft")
+    )
+    assert len(before) == len(after) == 20
+    assert rate(before) < 0.2 and rate(after) > 0.8
+
+
+def test_what_cannot_be_read_is_told_and_ends_the_child(
+    tmp_path: Path, child: Callable[[dict[str, Any]], subprocess.Popen[str]]
+) -> None:
+    process = child(simulation(tmp_path / "none.jsonl", DRAFT))
+    (message,) = events(process)
+    assert message["event"] == "failed" and "none.jsonl" in message["error"]
+    assert process.wait(30) == 1
+
+
+def test_acceptance_is_walked_as_a_server_walks_it() -> None:
+    from specserve.engine.distilling import _walk
+
+    assert _walk([True] * 11, k=4) == {"steps": 2, "accepted": 8, "drafted": 8}
+    assert _walk([False, True, False, True, True], k=4) == {"steps": 2, "accepted": 3, "drafted": 8}
+    assert _walk([True], k=4) == {"steps": 0, "accepted": 0, "drafted": 0}
