@@ -21,7 +21,7 @@ SOAK ?= 20
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev demo test check lint site fmt unit installed engine vllm soak clean
+.PHONY: help setup dev heads demo test check lint site fmt unit installed engine vllm soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C 
 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev
+
+heads: python ## setup, and .venv-heads, whose Python trains EAGLE-3 heads (`distill --python`)
+	@$(PYTHON) scripts/setup.py --heads
 
 test: dev ## everything that CI runs
 	@rm -rf "$(ELSEWHERE)" && mkdir -p "$(ELSEWHERE)"
@@ -74,7 +77,7 @@ engine:
 vllm: dev ## every known vLLM: tables, facts, quoted sources, tests; VLLM=folder: wheels there (default: downloaded)
 	$(BIN)/python scripts/update_vllm.py --check --tests --known $(or $(VLLM),build/vllm)
 
-soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
+soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
 	$(PYTEST) -m soak
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
 	$(BIN)/python scripts/faults.py
@@ -84,6 +87,7 @@ soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long se
 	$(BIN)/python scripts/soak_bench.py
 	$(BIN)/python scripts/soak_oracle.py
 	rm -rf build/distill && $(BIN)/python scripts/soak_distill.py -o build/distill
+	rm -rf build/head && $(BIN)/python scripts/soak_head.py -o build/head
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 	$(BIN)/python scripts/sweep_demo.py run -o build/sweep

@@ -2,9 +2,9 @@
 
     python scripts/soak_distill.py -o DIR
 
-The domain is symbolic mathematics as sympy writes it (installed with torch): heads of its functions. The demo pair was
-trained on the standard library; heads of that, without the modules held out then, are the old traffic. Afterwards both
-drafts are measured on demo/prompts.jsonl, which neither of them has seen.
+The domain is constructors of neural networks as transformers writes them (installed with vLLM). The demo pair was
+trained on the standard library; functions of it, without the modules held out then, are the old traffic.
+Afterwards both drafts are measured on demo/prompts.jsonl, which neither of them has seen.
 """
 
 from __future__ import annotations
@@ -16,38 +16,32 @@ import json
 import random
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-REQUESTS, OLD_REQUESTS = 400, 96
-_MOST_CHARS, _LEAST_CHARS = 500, 80
-_NO_TEXT = {"test", "tests", "site-packages", "encodings", "pydoc_data", "idlelib", "lib2to3"}
+sys.path.append(str(ROOT / "scripts" / "demo_pair"))
+
+from corpus import held_out, is_test, library  # noqa: E402
+from prompts import heads, mids  # noqa: E402
+
+REQUESTS, OLD_REQUESTS = 250, 96
+_MOST_CHARS, _FIRST_LINES, _LEAST_LINES = 260, 5, 8
 _SEED = 20261123
 
 
-def heads(files: Iterable[Path]) -> Iterator[str]:
-    """Signature and docstring of functions, dedented, as far as they are not too long."""
+def constructors(files: Iterable[Path]) -> Iterator[str]:
+    """The first lines of each `__init__` that goes on for longer."""
     for file in files:
         text = file.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                lines = text.splitlines()[first - 1 : node.body[0].end_lineno]
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
                 indent = len(lines[0]) - len(lines[0].lstrip())
-                head = "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
-                if _LEAST_CHARS <= len(head) <= _MOST_CHARS:
+                head = "\n".join(line[indent:] for line in lines[:_FIRST_LINES])
+                if len(lines) >= _LEAST_LINES and len(head) <= _MOST_CHARS:
                     yield head
-
-
-def sources(folder: Path, *, without: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """The modules of a package, without tests and tables."""
-    for file in sorted(folder.rglob("*.py")):
-        inner = file.relative_to(folder)
-        if not _NO_TEXT & set(inner.parts) and inner.as_posix() not in without:
-            yield file
 
 
 def write_log(file: Path, texts: Iterable[str], *, count: int) -> None:
@@ -58,15 +52,20 @@ def write_log(file: Path, texts: Iterable[str], *, count: int) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def old_prompts() -> list[str]:
+    """Prompts as the demo's own, heads and insides of functions, from the modules that its pair was trained on."""
+    out = {name for names in held_out().values() for name in names}
+    texts = [text for name, text in library().items() if name not in out and not is_test(name)]
+    return [prompt for text in texts for find in (heads, mids) for prompt in find(text)]
+
+
 def make_inputs(folder: Path) -> None:
     """The profile, the log of the domain and the prompts of the old traffic."""
-    spec = importlib.util.find_spec("sympy")
+    spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
-    write_log(folder / "traffic.jsonl", heads(sources(Path(spec.origin).parent)), count=REQUESTS)
-    held_out = json.loads((ROOT / "scripts" / "demo_pair" / "held_out.json").read_text())["files"]
-    without = frozenset(name for names in held_out.values() for name in names)
-    library = Path(sysconfig.get_path("stdlib"))
-    write_log(folder / "old.jsonl", heads(sources(library, without=without)), count=OLD_REQUESTS)
+    models = sorted((Path(spec.origin).parent / "models").glob("*/modeling_*.py"))
+    write_log(folder / "traffic.jsonl", constructors(models), count=REQUESTS)
+    write_log(folder / "old.jsonl", old_prompts(), count=OLD_REQUESTS)
     profile = (ROOT / "configs" / "demo.yaml").read_text().replace("../demo", str(ROOT / "demo"))
     (folder / "demo.yaml").write_text(profile)
 
@@ -76,7 +75,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--train-for", default="5m")
+    parser.add_argument("--train-for", default="3m")
     given = parser.parse_args()
     folder = given.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)

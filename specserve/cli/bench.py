@@ -113,8 +113,8 @@ def bench(
     that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03, COSTS if it
     lies below 0.97, NO DIFFERENCE if it lies between, else INCONCLUSIVE. The load generator is that of vLLM.
 
-    Exit codes: 1 if a promise of `expect` is missed by its whole interval; 2 if nothing could be measured; 130 if
-    interrupted (--resume continues).
+    Exit codes: 1 if the whole interval of a figure lies outside of what `expect` promises; 2 if nothing could be
+    measured; 130 if interrupted (--resume continues).
 
     \b
     specserve bench configs/demo.yaml --quick

@@ -49,20 +49,25 @@ def distill(
             "--output", "-o", metavar="DIR", help="Keep answers, the new draft and the proof in this folder."
         ),
     ] = None,
+    python: Annotated[
+        str | None,
+        _option(metavar="PATH", help="Train an EAGLE-3 head with this Python, which has speculators."),
+    ] = None,
     no_write: Annotated[bool, flag("--no-write", "Leave the profile as it is.")] = False,
     dry_run: Annotated[
         bool, flag("--dry-run", "Split the traffic, print what would be done, and exit.")
     ] = False,
     format: Format = TextOrJson.TEXT,
 ) -> None:
-    """Train the profile's draft model on your own traffic.
+    """Train the profile's draft on your own traffic.
 
     The target answers the prompts of the traffic, and the draft learns from the answers. A fifth of the prompts is held
     out. On them, the new draft is simulated; if it is better, bench measures both drafts and verify looks for faults.
     Only then is the new draft written into the profile, as the alternative `distilled`. Nothing leaves this machine.
 
-    The same command resumes a distillation that was interrupted. Heads (eagle3, dflash, dspark, mtp) are trained by
-    the speculators library: distill makes the data for it and prints the commands.
+    The same command resumes a distillation that was interrupted. Draft models are trained here; EAGLE-3 heads too, if
+    --python names a Python with the speculators library. For other heads (and without --python), distill makes the data
+    for that library and prints its commands.
 
     Exit codes: 1 if the new draft is not better, or faulty; 2 if the traffic is too small or anything cannot be read.
 
@@ -82,6 +87,7 @@ def distill(
         train_for_s=seconds(train_for, option="--train-for", least_s=5.0),
         max_tokens=max_tokens,
         output=output,
+        python=python,
     )
     plan = plan_distillation(request, notices=StderrNotices(), starts=not dry_run)
     if dry_run:

@@ -40,7 +40,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "distill": {
         "What to learn from": "traffic mix",
-        "How long": "train_for max_tokens",
+        "How to train": "train_for max_tokens python",
         "Output": "output no_write dry_run format",
     },
     "ask": {

@@ -91,7 +91,7 @@ def up(
     """Check a profile, start vLLM, and say when it is ready.
 
     The server is ready when it has answered one short request, because the first request is slow; systemd is then
-    notified. stdout gets the address and a request to try, stderr the progress, a file vLLM's own log.
+    notified. The address and a request to try go to stdout, the progress goes to stderr, and vLLM's own log to a file.
 
     Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors or --verify failed; 2 if the
     server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops it.

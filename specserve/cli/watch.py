@@ -60,8 +60,8 @@ def watch(
     the profile, or the mean acceptance length below which the draft is dead. Until then the state is UNDECIDED. If the
     server is missing or restarts, watch waits for it.
 
-    Exit codes with --once or --for: 1 if the draft is dead, or if a promise of the profile is missed by its whole
-    interval; 2 if no server answered.
+    Exit codes with --once or --for: 1 if the draft is dead, or if the whole interval of a figure lies outside of what
+    the profile's `expect` promises; 2 if no server answered.
 
     \b
     specserve watch                       live, until Ctrl-C

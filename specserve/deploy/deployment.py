@@ -183,10 +183,10 @@ class Deployment:
     @property
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
-        read = "at 100 MB/s, and ten minutes"
+        read = "at 100 MB/s, and 10 minutes more"
         if self.weights_bytes:
             return f"{self.weights_bytes / 1e9:.3g} GB of weights (by the lock) {read}"
-        lock = "; `specserve lock` records their size"
+        lock = "; `specserve lock` records the real size"
         if self.memory_bytes:
             return f"weights that fill the accelerators, {self.memory_bytes / 1e9:.3g} GB, {read}{lock}"
         return f"60 GB of weights (assumed) {read}{lock}"
@@ -235,7 +235,7 @@ class Deployment:
         text = (
             f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
             f"for vLLM {release(self.plan.vllm)}, fingerprint {self.plan.fingerprint[:16]}.\n"
-            "Change the profile and render again; what is meant to be changed here says so."
+            "To change anything, change the profile and render again; a comment names the lines that you may edit here."
         )
         if self.corrupts_text and self.target != "monitoring":
             text += f"\n{textwrap.fill(f'Warning: {CORRUPTED_TEXT}', 100, break_on_hyphens=False)}"

@@ -26,7 +26,7 @@ class Bounds:
         if self.logs is None:
             return ""
         if not self.logs:
-            return "assumed: no log of this kind"
+            return "assumed: no public log of such a launch"
         return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
 

@@ -55,7 +55,10 @@ def apply(tree: Node, settings: Iterable[str]) -> Node:
         if not sign or not all(key.strip() for key in keys):
             raise UsageError(f"`--set` takes `key.path=value`; found {quoted(setting)}")
         if keys[0] == "extends":
-            raise UsageError("`--set extends` has no effect: parents are read first", hint="edit the file")
+            raise UsageError(
+                "`--set extends` has no effect because the profiles that `extends` names are read before `--set`",
+                hint="edit the file",
+            )
         value = _set_value(text, file=f"--set {path}")
         for key in reversed(keys):
             value = Node({key: value}, value.span, key=value.key)

@@ -31,7 +31,7 @@ _MISS = 0.10
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
     "m: measured, at full load; p: predicted from one launch without speculation and one with "
-    "the largest K; p~m: both; *: chosen; in brackets: the share of requests within the profile's limits"
+    "the largest K; p~m: both; *: chosen; a share in brackets: the share of requests within the profile's limits"
 )
 
 
@@ -242,7 +242,7 @@ def _causes(found: TuneResult) -> Section:
     lines = [
         (
             NONE if cause.share is None else f"{cause.share:.0%}",
-            f"{cause.name}: {cause.told}; moved by {cause.moves}",
+            f"{cause.name}: {cause.told}; what changes it: {cause.moves}",
         )
         for cause in found.causes
     ]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from specserve.engine.drafts import walk
+
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "demo" / "draft"
@@ -134,8 +136,9 @@ def test_what_cannot_be_read_is_told_and_ends_the_child(
 
 
 def test_acceptance_is_walked_as_a_server_walks_it() -> None:
-    from specserve.engine.distilling import _walk
+    def steps(right: list[bool]) -> dict[str, int]:
+        return walk(len(right), lambda at, nth: right[at + nth], k=4)
 
-    assert _walk([True] * 11, k=4) == {"steps": 2, "accepted": 8, "drafted": 8}
-    assert _walk([False, True, False, True, True], k=4) == {"steps": 2, "accepted": 3, "drafted": 8}
-    assert _walk([True], k=4) == {"steps": 0, "accepted": 0, "drafted": 0}
+    assert steps([True] * 11) == {"steps": 2, "accepted": 8, "drafted": 8}
+    assert steps([False, True, False, True, True]) == {"steps": 2, "accepted": 3, "drafted": 8}
+    assert steps([True]) == {"steps": 0, "accepted": 0, "drafted": 0}

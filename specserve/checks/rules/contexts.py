@@ -148,8 +148,8 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
 
     Many heads were trained on 2048 tokens. Until vLLM 0.32, the V1 runner drafts nothing for a batch with a longer
     request. Otherwise vLLM stretches the head's positions, and acceptance beyond its training length is seldom what the
-    head's page says (sgl-project/sglang#6783). In some versions, the V2 runner gives a `dflash` or `dspark` head
-    positions that it does not have: a longer request then ends the engine (vllm-project/vllm#57964).
+    head's page says (sgl-project/sglang#6783). In some versions, the V2 runner passes a `dflash` or `dspark`
+    head positions beyond the head's limit: a longer request then ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

@@ -153,8 +153,8 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
 
     vLLM compares its share, `gpu_memory_utilization` of the whole, with the free memory. It refuses to start if other
     processes use too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free in
-    addition to the weights. Ranks on the CPU fill theirs as they serve: if only all of them together exceed the free
-    memory, this finding is a warning.
+    addition to the weights. On the CPU, each rank fills its KV cache while it serves. If each rank fits alone but all
+    of them together do not, this finding is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}

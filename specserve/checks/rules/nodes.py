@@ -110,8 +110,8 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     """The model is split over more accelerators than there are.
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
-    and other executors may find accelerators elsewhere: `check` counts those of the machine, `lint` does not judge
-    them.
+    and other executors may find accelerators on other machines. For their launches, `check` counts the accelerators of
+    this machine only, and `lint` reports nothing.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

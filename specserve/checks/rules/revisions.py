@@ -81,12 +81,13 @@ def _words(value: Any) -> str:
 
 @rule("SD112", "unpinned-code", Severity.WARNING)
 def unpinned_code(ctx: Context) -> Iterator[Hit]:
-    """Code of a model is trusted that can change with every start.
+    """The profile trusts code of a model, and this code can change with every start.
 
     With `trust_remote_code`, the server runs the repository's code as it is at the start. Whoever can push there runs
     code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag can be
     moved; a commit cannot. This is an info if the profile trusts the target only and nothing says that it contains code
-    (`check` reads whether it does). It is a warning if the target contains code, or if others are trusted with it.
+    (`check` reads whether it does). It is a warning if the target contains code, or if the profile also
+    trusts the code of another model.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}

@@ -45,10 +45,10 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
 def split_draft(ctx: Context) -> Iterator[Hit]:
     """The draft's tensor parallelism is not the target's.
 
-    vLLM accepts 1 or the target's size in the configuration. With 1, the V1 runner then refuses `draft_model` after the
-    weights are loaded, and everything else ignores the value: layers are split over the target's ranks in any case
-    (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this finding is a warning.
-    Any other size is refused immediately.
+    vLLM accepts 1 or the target's size in the configuration. With 1, the V1 runner refuses `draft_model` after the
+    weights are loaded. The V2 runner and all other methods ignore the value: they split the draft over the target's
+    ranks in any case (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this
+    finding is a warning. Any other size is refused immediately.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -105,9 +105,9 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM looks for the layers of `mtp` and `dspark` in the target only if K is given. Otherwise it has no draft that
-    could give K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` may give K in its configuration as
-    `n_predict`: `check` reads whether it does. Without the head this is a warning.
+    vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K. If it does not, vLLM
+    refuses to start. The configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check`
+    reads this configuration; if it cannot be read, as in `lint`, this finding is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}

@@ -291,7 +291,7 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD207", "missing-draft-tokenizer", Severity.ERROR, needs="models")
 def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """The vocabulary of a draft without a tokenizer is to be mapped.
+    """The profile lets vLLM map the draft's vocabulary, but the draft has no tokenizer.
 
     To map the vocabularies, vLLM's workers load the draft's tokenizer from the draft's own repository, and die if there
     is none.

@@ -113,8 +113,9 @@ def _fly(block: Speculation) -> tuple[str, str] | None:
 def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
     """Block verification is asked for, but the runner does not have it.
 
-    The V1 runner serves on CPUs, and if V2 lacks something. Under `block` it verifies token by token and drafts
-    greedily, without a message, so `draft_sample_method: probabilistic` is lost.
+    vLLM uses the V1 runner on CPUs, and elsewhere if the V2 runner lacks a feature that the launch needs. Under `block`
+    the V1 runner verifies token by token and drafts greedily, without a message, so `draft_sample_method:
+    probabilistic` is lost.
     Example:
         speculation:
           method: draft_model
@@ -241,9 +242,9 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 def refused_combination(ctx: Context) -> Iterator[Hit]:
     """A feature of vLLM that cannot be combined with this way to speculate.
 
-    vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with methods
-    that cannot carry them, a quantized copy of the output layer for drafts that do not share it, the index option of
-    `mtp` with other methods.
+    vLLM refuses to start with any of these pairs: fast prefill over shared KV caches and a head; watermarks and greedy
+    drafts (or a method that cannot carry watermarks); a quantized copy of the output layer and a draft that does not
+    share this layer; the index option of `mtp` and any other method.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}

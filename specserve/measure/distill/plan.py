@@ -12,6 +12,7 @@ from typing import Any
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
 from specserve.measure.distill.traffic import Split, read_old, read_split
+from specserve.measure.distill.training import has_speculators
 from specserve.measure.workloads.workload import Prompt
 from specserve.models.hubcache import find_snapshot, hub_cache
 from specserve.models.read import local_path
@@ -29,11 +30,11 @@ TRAINED = frozenset({"draft_model", "eagle3", "dflash", "dspark", "mtp"})
 SIMULATED_K = 4
 """If neither the profile nor the draft says K."""
 _LIKELIEST = 10
-"""Tokens of each position that the draft learns from, with their probabilities."""
+"""Tokens of each position that a draft model learns from, with their probabilities."""
 _CPU_TOKENS, _GPU_TOKENS = 64, 256
 _TEMPERATURES = (0.7, 1.0)
 """Of further answers where requests are greedy or few: a draft also learns from what is less likely."""
-_ENOUGH = {"cpu": 900, "cuda": 4000}
+_ENOUGH = {"cpu": 450, "cuda": 4000}
 """Answers to train on, by platform; if there are more prompts, each gets one."""
 
 
@@ -47,6 +48,8 @@ class DistillRequest:
     train_for_s: float = 600.0
     max_tokens: int | None = None
     output: str | None = None
+    python: str | None = None
+    """Trains heads, if this Python cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,9 @@ class DistillPlan:
     launch: LaunchPlan
     """The target alone."""
     draft: Path | None
-    """The folder of the present draft model; None for heads, which are not trained here."""
+    """The folder of the present draft; None for heads that are not trained here."""
+    target: Path | None
+    """The folder of the target, for a head: it learns from the target's hidden states."""
     k: int
     new: Split
     old: Split | None
@@ -70,7 +75,7 @@ class DistillPlan:
     def questions(self) -> list[dict[str, Any]]:
         """The lines for `generate`, in the order of parts."""
         return [
-            *_training("train", self.new.train, max_tokens=self.max_tokens, enough=self.enough),
+            *self._training("train", self.new.train, enough=self.enough),
             *_held_out("validation", self.new.validation, max_tokens=self.max_tokens),
             *_held_out("test", self.new.test, max_tokens=self.max_tokens),
             *(self._old_questions() if self.old else ()),
@@ -78,10 +83,22 @@ class DistillPlan:
 
     def _old_questions(self) -> Iterator[dict[str, Any]]:
         assert self.old is not None
-        enough = self.enough // 4
-        yield from _training("old-train", self.old.train, max_tokens=self.max_tokens, enough=enough)
+        yield from self._training("old-train", self.old.train, enough=self.enough // 4)
         yield from _held_out("old-validation", self.old.validation, max_tokens=self.max_tokens)
         yield from _held_out("old-test", self.old.test, max_tokens=self.max_tokens)
+
+    def _training(self, part: str, prompts: tuple[Prompt, ...], *, enough: int) -> Iterator[dict[str, Any]]:
+        """Each prompt at its own temperature, and while answers are few, once or twice at others."""
+        more = max(0, min(len(_TEMPERATURES), enough // max(1, len(prompts)) - 1))
+        likeliest = _LIKELIEST if self.block.method == "draft_model" else 1
+        for prompt in prompts:
+            own = prompt.temperature or 0.0
+            for number, temperature in enumerate((own, *_TEMPERATURES[:more])):
+                yield {
+                    **_question(f"{part}/{prompt.id}/{number}", prompt, max_tokens=self.max_tokens),
+                    "temperature": temperature,
+                    "logprobs": likeliest,
+                }
 
     @property
     def enough(self) -> int:
@@ -99,21 +116,6 @@ class DistillPlan:
             "questions_sha256": hashlib.sha256(lines.encode()).hexdigest(),
             "train_for_s": self.request.train_for_s,
         }
-
-
-def _training(
-    part: str, prompts: tuple[Prompt, ...], *, max_tokens: int, enough: int
-) -> Iterator[dict[str, Any]]:
-    """Each prompt at its own temperature, and while answers are few, once or twice at others."""
-    more = max(0, min(len(_TEMPERATURES), enough // max(1, len(prompts)) - 1))
-    for prompt in prompts:
-        own = prompt.temperature or 0.0
-        for number, temperature in enumerate((own, *_TEMPERATURES[:more])):
-            yield {
-                **_question(f"{part}/{prompt.id}/{number}", prompt, max_tokens=max_tokens),
-                "temperature": temperature,
-                "logprobs": _LIKELIEST,
-            }
 
 
 def _held_out(part: str, prompts: tuple[Prompt, ...], *, max_tokens: int) -> Iterator[dict[str, Any]]:
@@ -142,13 +144,15 @@ def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool
     old = read_old(Path(request.mix)) if request.mix else None
     profile, launch = cleared(request.profile, baseline=True, starts=starts, check=starts, notices=notices)
     block = _block(request.profile)
-    folder = None
-    if block.method == "draft_model":
-        folder = local_path(str(block.model)) or _cached(str(block.model), block.keys.get("revision"))
+    is_head = block.method != "draft_model"
+    folder = target = None
+    if _is_trainable(block, request.python):
+        folder = _folder(str(block.model), block.keys.get("revision"), what="draft")
+        target = _folder(profile.target.model, profile.target.revision, what="target") if is_head else None
     tokens = request.max_tokens or (_CPU_TOKENS if launch.platform == "cpu" else _GPU_TOKENS)
     place = Path(request.output) if request.output else _default_place(profile.name, request)
     k = block.num_speculative_tokens or SIMULATED_K
-    return DistillPlan(request, profile, block, launch, folder, k, new, old, tokens, place)
+    return DistillPlan(request, profile, block, launch, folder, target, k, new, old, tokens, place)
 
 
 def _block(path: str) -> Speculation:
@@ -168,11 +172,33 @@ def _block(path: str) -> Speculation:
     return block
 
 
-def _cached(model: str, revision: str | None) -> Path:
+def _is_trainable(block: Speculation, python: str | None) -> bool:
+    """Whether this draft is trained here: draft models are. Raises UsageError if `--python` cannot train a head."""
+    is_eagle3 = block.method == "eagle3" and block.model and not block.keys.get("parallel_drafting")
+    if python is not None and not is_eagle3:
+        raise UsageError(
+            f"`--python` is for EAGLE-3 heads without parallel drafting; this draft is `{block.method}`"
+        )
+    if block.method == "draft_model":
+        return True
+    if not is_eagle3 or has_speculators(python):
+        return bool(is_eagle3)
+    if python is None:
+        return False
+    raise UsageError(
+        f"`--python {python}` has no speculators",
+        hint="docs/distill.md says how to install it; `make heads` does it beside the CPU engine",
+    )
+
+
+def _folder(model: str, revision: str | None, *, what: str) -> Path:
+    here = local_path(model)
+    if here is not None:
+        return here
     snapshot = find_snapshot(model, revision=revision, cache=hub_cache())
     if snapshot is None:
         raise FactError(
-            f"the draft `{model}` is not in the Hub cache", hint="`specserve pull PROFILE` downloads it"
+            f"the {what} `{model}` is not in the Hub cache", hint="`specserve pull PROFILE` downloads it"
         )
     return snapshot.folder
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specserve.measure.bench.driver import Pass
 
 _ALTERNATIVE = "distilled"
-_BUDGET = {"cpu": "8m", "cuda": "15m"}
+_BUDGET = {"cpu": "6m", "cuda": "15m"}
 _LOAD = {"cpu": "4", "cuda": "8"}
 _VERIFY_S = 60.0
 _MOST_VERIFIED = 64

@@ -147,15 +147,24 @@ def _trained(plan: DistillPlan, views: DistillViews) -> dict[str, Any]:
         "seed": 0,
         "learning_rate": None,
         "old_share": OLD_SHARE if plan.old else 0.0,
+        **_head_of(plan),
     }
     with stop_on_signals() as stop:
         done = ask_child(
-            request, log_path=plan.place / "logs" / "train.log", stop=stop, on_event=views.training
+            request,
+            log_path=plan.place / "logs" / "train.log",
+            stop=stop,
+            on_event=views.training,
+            python=plan.request.python,
         )
     if not (plan.place / "draft").is_dir():  # no state was better than the present draft
         done["step"] = 0
     _keep(plan.place / TRAINED, done)
     return done
+
+
+def _head_of(plan: DistillPlan) -> dict[str, str]:
+    return {"target": str(plan.target)} if plan.target else {}
 
 
 def _simulated(plan: DistillPlan, *, say: Callable[[str], None]) -> dict[str, Any]:
@@ -176,9 +185,10 @@ def _simulated(plan: DistillPlan, *, say: Callable[[str], None]) -> dict[str, An
                 "answers": str(plan.place / ANSWERS),
                 "parts": parts,
                 "k": plan.k,
+                **_head_of(plan),
             }
             log = plan.place / "logs" / f"simulate-{name}.log"
-            found[name] = ask_child(request, log_path=log, stop=stop)["rows"]
+            found[name] = ask_child(request, log_path=log, stop=stop, python=plan.request.python)["rows"]
     _keep(plan.place / SIMULATED, found)
     return found
 

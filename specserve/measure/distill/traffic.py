@@ -68,7 +68,7 @@ def read_old(path: Path, *, seed: int = 0) -> Split:
     unique = list({_key(prompt): prompt for prompt in reversed(prompts)}.values())[::-1]
     if len(unique) < LEAST_OLD:
         raise FactError(f"`{path}` has {len(unique)} different prompts; `--mix` needs at least {LEAST_OLD}")
-    shares = {"test": 0.5, "validation": 0.125}
+    shares = {"test": 0.5, "validation": 0.2}
     return split(unique, read=len(prompts), remarks=remarks, seed=seed, name=str(path), held_out=shares)
 
 

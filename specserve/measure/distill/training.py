@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,12 +14,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import Interrupted, LaunchError
+from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.serve.causes import count_oom_kills, died
 from specserve.serve.process import Child, clear
 from specserve.serve.signals import StopRequest
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.distilling")
+_ELSEWHERE = """
+import runpy, sys
+sys.path.append(sys.argv.pop())
+runpy.run_module("specserve.engine.distilling", run_name="__main__")
+"""
+"""For another Python: its own packages come first, and specserve need not be among them."""
 _TICK_S = 0.2
 _SAVE_S = 60.0
 """How long a training that is stopped gets to save its state."""
@@ -29,13 +37,14 @@ def ask_child(
     log_path: Path,
     stop: StopRequest,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    python: str | None = None,
 ) -> dict[str, Any]:
-    """The child's last message. `on_event` takes the others.
+    """The child's last message. `on_event` takes the others. `python`: the interpreter, if it is not this one.
 
     Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
     """
     oom_kills = count_oom_kills()
-    child = Child(CHILD, env={}, log_path=log_path, has_pipes=True)
+    child = Child(_command(python), env={}, log_path=log_path, has_pipes=True)
     messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(child, messages), daemon=True)
     reader.start()
@@ -75,6 +84,24 @@ def ask_child(
     finally:
         clear(child)
         reader.join(3.0)
+
+
+def has_speculators(python: str | None) -> bool:
+    """Whether an interpreter, by default this one, can train heads. Raises UsageError if it does not run."""
+    if python is None:
+        return importlib.util.find_spec("speculators") is not None
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('speculators') is None)"
+    try:
+        done = subprocess.run([python, "-P", "-c", probe], check=False, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"`--python {python}` does not run: {error}") from None
+    return done.returncode == 0
+
+
+def _command(python: str | None) -> tuple[str, ...]:
+    if python is None:
+        return CHILD
+    return (python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[3]))
 
 
 def _read(child: Child, messages: queue.SimpleQueue[dict[str, Any] | None]) -> None:

@@ -231,7 +231,7 @@ def _notes(wish: Wish, tune: Tune, known: Sequence[Known], fitted: Fitted) -> It
     for name, reason in fitted.left_out:
         yield f"{in_words(name)} was left out: {reason}"
     if tune.least_share < 1:
-        yield f"for the budget, as few as {tune.least_share:.0%} of a workload's prompts were sent"
+        yield f"to stay within the budget, as few as {tune.least_share:.0%} of a workload's prompts were sent"
 
 
 def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> Iterator[str]:

@@ -215,7 +215,7 @@ def penalties(session: VerifySession) -> tuple[Outcome, str]:
         decided += position.gap > TIE_TOLERANCE
     if not decided:
         return SKIPPED, "the penalty changes no token of this text"
-    return OK, f"{decided} of {len(scores)} tokens are others than without the penalty"
+    return OK, f"the penalty changed {decided} of {len(scores)} tokens, as it should"
 
 
 def _penalised(position: Position, seen: set[int]) -> tuple[float, float]:
@@ -260,7 +260,7 @@ def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> t
     span = f"{len(prompt)} to {len(prompt) + len(given.ids)} tokens"
     if worst > TIE_TOLERANCE:
         return NOT_OK, f"{span}: a token that a prefill does not choose (gap {worst:.2f})"
-    return OK, f"{span}, as a prefill has it"
+    return OK, f"{span} are the same as by a plain prefill"
 
 
 _FEW_TOKENS = 1000

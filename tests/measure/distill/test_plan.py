@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -150,3 +152,41 @@ def test_the_data_of_a_head_counts_the_answers_alone_and_the_commands_go_on_from
     assert all(
         line.startswith(("#", "pip ", "speculators ", "python ")) or not line for line in shown.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("speculation", "python", "said"),
+    [
+        ("{method: draft_model, model: ./llama-draft}", sys.executable, "`--python` is for EAGLE-3 heads"),
+        ("{method: eagle3, model: org/head}", "/none/python", "does not run: "),
+        ("{method: eagle3, model: org/head, parallel_drafting: true}", sys.executable, "for EAGLE-3 heads"),
+    ],
+)
+def test_another_python_trains_eagle3_heads_alone(
+    tmp_path: Path, write: Callable[..., Path], speculation: str, python: str, said: str
+) -> None:
+    laid_out(tmp_path)
+    said_k = speculation.replace("}", ", num_speculative_tokens: 3}")
+    file = write(
+        f"target: {{model: ./llama, max_model_len: 1024}}\nspeculation: {said_k}\nhardware: {{accelerator: cpu}}\n"
+    )
+    request = DistillRequest(str(file), str(log(tmp_path / "log.jsonl")), python=python)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        plan_distillation(request, notices=NoNotices(), starts=False)
+
+
+def test_a_python_without_speculators_is_refused(tmp_path: Path, write: Callable[..., Path]) -> None:
+    laid_out(tmp_path)
+    file = write("""\
+        target: {model: ./llama, max_model_len: 1024}
+        speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
+        hardware: {accelerator: cpu}
+        """)
+    traffic = str(log(tmp_path / "log.jsonl"))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    request = DistillRequest(str(file), traffic, python=str(python))
+    with pytest.raises(UsageError, match="has no speculators") as caught:
+        plan_distillation(request, notices=NoNotices(), starts=False)
+    assert caught.value.hint is not None and "make heads" in caught.value.hint

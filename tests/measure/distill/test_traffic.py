@@ -95,7 +95,7 @@ def test_too_little_and_too_alike_traffic_is_refused(tmp_path: Path, texts: list
 def test_half_of_the_old_traffic_is_held_out(tmp_path: Path) -> None:
     file = log(tmp_path / "old.jsonl", [{"prompt": text(at)} for at in range(64)])
     found = read_old(file)
-    assert (len(found.test), len(found.validation), len(found.train)) == (32, 8, 24)
+    assert (len(found.test), len(found.validation), len(found.train)) == (32, 12, 20)
     few = log(tmp_path / "few.jsonl", [{"prompt": text(at)} for at in range(LEAST_OLD - 1)])
     with pytest.raises(FactError, match="`--mix` needs at least 32"):
         read_old(few)

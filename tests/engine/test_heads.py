@@ -1,0 +1,71 @@
+"""The child that trains an EAGLE-3 head, in the environment of `make heads`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.errors import Interrupted
+from specserve.measure.distill.training import ask_child, has_speculators
+from specserve.serve.signals import StopRequest
+
+pytestmark = [pytest.mark.engine, pytest.mark.soak]
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-heads" / "bin" / "python"
+TARGET = ROOT / "demo" / "target"
+K = 3
+
+
+def answers(file: Path) -> Path:
+    """The target's own greedy text: a head learns what the target says, from its hidden states."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TARGET).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate((ROOT / "demo" / "prompts.jsonl").read_text().splitlines()):
+        ids = tokenizer(json.loads(line)["prompt"], return_tensors="pt").input_ids
+        with torch.inference_mode():
+            text = model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist()
+        part = ("test", "validation", "train", "train")[number % 4]
+        prompt = ids.shape[1]
+        rows.append({"id": f"{part}/{number}", "prompt_token_ids": text[:prompt], "token_ids": text[prompt:]})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def accepted(request: dict[str, Any], folder: Path, *, log: Path) -> float:
+    asked = {**request, "work": "simulate", "draft": str(folder), "parts": ["test"]}
+    rows = ask_child(asked, log_path=log, stop=StopRequest(), python=str(PYTHON))["rows"]["test"]
+    return float(sum(row["accepted"] for row in rows) / sum(row["drafted"] for row in rows))
+
+
+def test_a_head_learns_what_the_target_says_and_survives_a_stop(tmp_path: Path) -> None:
+    assert has_speculators(str(PYTHON)), "make heads"
+    head, out = tmp_path / "head", tmp_path / "out"
+    subprocess.run([PYTHON, ROOT / "scripts/demo_pair/head.py", TARGET, head], check=True)
+    out.mkdir()
+    request = {
+        "work": "train", "draft": str(head), "target": str(TARGET), "answers": str(answers(tmp_path / "a.jsonl")),
+        "out": str(out), "k": K, "budget_s": 40.0, "epochs": 500, "seed": 0, "learning_rate": 0.001, "old_share": 0.0,
+    }  # fmt: skip
+    stop, steps = StopRequest(), []
+
+    def on_event(event: Any) -> None:
+        steps.append(event["step"])
+        if event["step"]:
+            stop.count = stop.count or 1
+
+    with pytest.raises(Interrupted):
+        ask_child(request, log_path=tmp_path / "log", stop=stop, on_event=on_event, python=str(PYTHON))
+    began = time.monotonic()
+    done = ask_child(request, log_path=tmp_path / "log", stop=StopRequest(), python=str(PYTHON))
+    assert done["step"] > steps[-1] and time.monotonic() - began < 300
+    log = tmp_path / "simulated"
+    assert accepted(request, out / "draft", log=log) > accepted(request, head, log=log) + 0.01
