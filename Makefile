@@ -86,6 +86,7 @@ soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long se
 	$(BIN)/python scripts/soak_verify.py
 	$(BIN)/python scripts/soak_bench.py
 	$(BIN)/python scripts/soak_oracle.py
+	$(BIN)/python scripts/soak_pools.py
 	rm -rf build/distill && $(BIN)/python scripts/soak_distill.py -o build/distill
 	rm -rf build/head && $(BIN)/python scripts/soak_head.py -o build/head
 	$(BIN)/python scripts/bench_up.py

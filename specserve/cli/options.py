@@ -31,7 +31,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "Output": "format exit_code",
     },
     "render": {
-        "What to write": "to image vllm alternative baseline settings no_lock",
+        "What to write": "to image vllm alternative baseline canary plain_pool settings no_lock",
         "Output": "output check force no_check format",
     },
     "generate": {

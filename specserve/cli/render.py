@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,9 @@ from specserve.cli.options import (
     text_option,
 )
 from specserve.errors import UsageError
+
+if TYPE_CHECKING:
+    from specserve.deploy.deployment import Deployment
 
 
 class RenderTarget(StrEnum):
@@ -48,6 +52,17 @@ def render(
     ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
+    canary: Annotated[
+        str | None,
+        text_option("NAME=PERCENT%", "Also run this alternative, and send it this share of the requests."),
+    ] = None,
+    plain_pool: Annotated[
+        bool,
+        flag(
+            "--plain-pool",
+            "Also run servers without speculation, for requests that ask for them by a header.",
+        ),
+    ] = False,
     vllm: Annotated[
         str | None,
         text_option("VERSION", "Write for this vLLM version (default: the newest that the profile allows)."),
@@ -71,33 +86,31 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --image REPO@sha256:…
     specserve render big.yaml --to systemd
     specserve render big.yaml --to kubernetes -o deploy/big --check
+    specserve render big.yaml --to kubernetes --canary eagle=10% -o deploy/big
     """
-    from specserve.checks.prepare import prepare
+    from dataclasses import replace
+    from functools import partial
+
     from specserve.deploy import targets
-    from specserve.deploy.deployment import deployment, locked_weights_bytes
-    from specserve.profile.load import load_profile
+    from specserve.deploy.pools import with_canary
     from specserve.report.console import say
-    from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_files, say_stale, say_written
-    from specserve.vllm.versions import newest_in
 
     _refuse_contradictions(output, check=check, force=force, format=format)
-    vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
-    source, plan = prepare(
+    made_of = partial(
+        _made,
         profile,
-        settings=settings or (),
-        alternative=alternative,
-        baseline=baseline,
         vllm=vllm,
+        image=image,
+        settings=settings or (),
+        baseline=baseline,
         check=not no_check,
-        starts=False,
-        whole=True,
         use_lock=not no_lock,
-        notices=StderrNotices(),
     )
-    weights = None if no_lock else locked_weights_bytes(source)
-    made = deployment(source, version=vllm, platform=plan.platform, image=image, weights_bytes=weights)
-    folder = (output or Path(source.file).parent).absolute()
+    made = replace(made_of(alternative), has_plain_pool=plain_pool)
+    if canary is not None:
+        made = with_canary(made, canary, made_of)
+    folder = (output or Path(made.profile.file).parent).absolute()
     artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
         print_files(artifacts, target=to.value, as_json=format is TextOrJson.JSON)
@@ -109,6 +122,40 @@ def render(
         say_written(artifacts, output, changed=targets.put(artifacts, output, force=force))
     for line in targets.caveats(made, to.value):
         say(line)
+
+
+def _made(
+    profile: str,
+    alternative: str | None,
+    *,
+    vllm: str | None,
+    image: str | None,
+    settings: Sequence[str],
+    check: bool,
+    use_lock: bool,
+    **options: Any,
+) -> Deployment:
+    from specserve.checks.prepare import prepare
+    from specserve.deploy.deployment import deployment, locked_weights_bytes
+    from specserve.profile.load import load_profile
+    from specserve.report.findings import StderrNotices
+    from specserve.vllm.versions import newest_in
+
+    version = vllm or newest_in(load_profile(profile, settings=settings).vllm)
+    source, plan = prepare(
+        profile,
+        alternative=alternative,
+        settings=settings,
+        vllm=version,
+        check=check,
+        starts=False,
+        whole=True,
+        use_lock=use_lock,
+        notices=StderrNotices(),
+        **options,
+    )
+    weights = locked_weights_bytes(source) if use_lock else None
+    return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 
 
 def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: TextOrJson) -> None:

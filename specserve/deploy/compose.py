@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specserve.deploy.deployment import (
@@ -16,6 +18,7 @@ from specserve.deploy.deployment import (
     staging,
 )
 from specserve.deploy.monitoring import monitoring_files
+from specserve.deploy.pools import caddyfile
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.writer import Commented, yaml_text
@@ -23,6 +26,7 @@ from specserve.profile.writer import Commented, yaml_text
 PROMETHEUS = "prom/prometheus:v3.7.3"
 PROMETHEUS_URL = "http://prometheus:9090"
 GRAFANA = "grafana/grafana:12.3.0"
+PROXY = "caddy:2.11.7"
 _UNPRIVILEGED: dict[str, Any] = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
 _START = """\
 docker compose up --wait          (first: export HF_TOKEN=… for gated models)
@@ -42,15 +46,83 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
             ),
             hint="use `--to kubernetes`, or `--to systemd` for a unit on each host",
         )
-    stage = {"stage": _stage(made)} if made.downloads else {}
-    services = {**stage, "vllm": _server(made, folder=folder), **_monitoring()}
+    stages = {
+        name: _stage(one)
+        for name, one in (("stage", made), ("stage-canary", _canary(made)))
+        if one and one.downloads
+    }
+    services = {**stages, **_pools(made, folder=folder), **_monitoring()}
     volumes: dict[str, Any] = {"home": {}, "prometheus": {}, "grafana": {}}
     content = {"name": made.name, "services": services, "volumes": volumes}
     observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
-    return (Artifact("compose.yaml", yaml_text(content, head=f"{made.head}\n\n{_START}")), *observing)
+    proxy = (Artifact("proxy/Caddyfile", caddyfile(made), alone=False),) if _is_behind_proxy(made) else ()
+    return (Artifact("compose.yaml", yaml_text(content, head=f"{made.head}\n\n{_START}")), *proxy, *observing)
 
 
-def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
+def _canary(made: Deployment) -> Deployment | None:
+    return made.canary.made if made.canary else None
+
+
+def _is_behind_proxy(made: Deployment) -> bool:
+    return made.canary is not None or made.has_plain_pool
+
+
+def _pools(made: Deployment, *, folder: str) -> dict[str, Any]:
+    """The server; with more pools, each on a port and on accelerators of its own, and a proxy before them all."""
+    if not _is_behind_proxy(made):
+        return {"vllm": _server(made, folder=folder)}
+    pools = {"vllm": made}
+    if made.canary:
+        pools["vllm-canary"] = made.canary.made
+    if made.has_plain_pool and made.plain:
+        pools["vllm-plain"] = replace(made, plan=made.plain)
+    found: dict[str, Any] = {}
+    for number, (name, one) in enumerate(pools.items()):
+        found[name] = _server(one, folder=folder, stage="stage-canary" if name == "vllm-canary" else "stage")
+        found[name]["ports"] = Commented(
+            "past the proxy, for `specserve watch`",
+            [f"127.0.0.1:{made.plan.port + 1 + number}:{one.plan.port}"],
+        )
+        if not made.is_cpu:
+            found[name]["deploy"] = _accelerators(one, first=number * made.ranks_per_node)
+    started = {name: {"condition": "service_healthy"} for name in pools}
+    return {**found, "proxy": _proxy(made.plan.port, started)}
+
+
+def _proxy(port: int, started: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "image": PROXY,
+        **_UNPRIVILEGED,
+        "cap_add": Commented("caddy's program carries it, and does not start without", ["NET_BIND_SERVICE"]),
+        "read_only": True,
+        "tmpfs": ["/data", "/config"],
+        "ports": Commented(
+            "this host only; a proxy with TLS in front of it may be reached by others",
+            [f"127.0.0.1:{port}:{port}"],
+        ),
+        "volumes": ["./proxy:/etc/caddy:ro"],
+        "depends_on": started,
+        "restart": "unless-stopped",
+    }
+
+
+def _accelerators(made: Deployment, *, first: int) -> dict[str, Any]:
+    """GPUs that no other pool of this host has. Raises UsageError if the profile names them otherwise."""
+    if made.devices:
+        raise UsageError(
+            f"{made.profile.span('hardware.devices')}: `hardware.devices` names the GPUs of one server, but here "
+            "are several",
+            hint="remove it, and set `device_ids` in the rendered file",
+        )
+    ids = [str(first + rank) for rank in range(made.ranks_per_node)]
+    note = "of this host, in the order of the pools: change them to yours"
+    which = {"device_ids": Commented(note, ids)}
+    return {
+        "resources": {"reservations": {"devices": [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]}}
+    }
+
+
+def _server(made: Deployment, *, folder: str, stage: str = "stage") -> dict[str, Any]:
     plan = made.plan
     variables = environment(made, cache=_cache(made))
     service: dict[str, Any] = {
@@ -89,7 +161,7 @@ def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
         devices = [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]
         service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
     if made.downloads:
-        service["depends_on"] = {"stage": {"condition": "service_completed_successfully"}}
+        service["depends_on"] = {stage: {"condition": "service_completed_successfully"}}
     return service
 
 

@@ -123,6 +123,15 @@ class StagedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Canary:
+    """An alternative that runs beside the profile, and its share of the requests."""
+
+    alternative: str
+    percent: int
+    made: Deployment
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One profile, ready to be written for a target. Paths are those inside of a container."""
 
@@ -148,6 +157,9 @@ class Deployment:
     """Of all its accelerators, by the profile's `hardware`; None if that names none."""
     target: str = ""
     """What it is being written for."""
+    canary: Canary | None = None
+    has_plain_pool: bool = False
+    """Whether servers without speculation run beside it."""
 
     @property
     def reached_host(self) -> str:

@@ -10,27 +10,39 @@ from typing import Any
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.deploy.monitoring import alert_groups
 from specserve.deploy.pods import FINGERPRINT, pod, server
+from specserve.deploy.pools import HEADER, PLAIN, analysis, http_route, running_metric
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
 QUEUE = "vllm_num_requests_waiting"
+RUNNING = "vllm_num_requests_running"
 _POOL = "specserve/pool"
 _GB = 1e9
 _UNKNOWN_BYTES = 200e9
-_ADDS_PODS = ("autoscaling", "plain-pool")
+_ADDS_PODS = ("autoscaling", "plain-pool", "canary")
 _ADAPTER = """\
 needs the metric in the cluster's custom metrics, such as by a rule of prometheus-adapter:
 - seriesQuery: 'vllm:num_requests_waiting{namespace!="",pod!=""}'
   resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
   name: {as: vllm_num_requests_waiting}
   metricsQuery: sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"""
-_PLAIN = (
-    "The same server without speculation, for clients that send parameters that speculation refuses "
-    "(min_p, logit_bias), and for load at which speculation no longer pays. Send those requests to its "
-    "Service; this component routes nothing."
-)
+_TEXTS = {
+    "plain-pool": (
+        "The same server without speculation, for clients that send parameters that speculation refuses "
+        "(min_p, logit_bias), and for load at which speculation no longer pays."
+    ),
+    "canary": (
+        "The alternative `{alternative}` beside the server, on accelerators of its own. `specserve watch --against` "
+        "says when it may replace the server."
+    ),
+    "routes": (
+        "One address for all pools, by the Gateway API. Requests with the header "
+        f"`{HEADER}: {PLAIN}` are answered without speculation."
+    ),
+    "canary-analysis": "For Argo Rollouts: the canary's figures over those of the main pool.",
+}
 _SHARED = (
     "This component adds pods on other nodes, and they mount the same claims, so your storage class must "
     "offer ReadWriteMany. The access mode of an existing claim cannot change: include this component from "
@@ -41,7 +53,7 @@ Object = dict[str, Any]
 
 def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
     """Returns the manifests: the server alone, and components to put on top."""
-    main, plain = _Pool(made, made.plan, "main"), _Pool(made, made.plain or made.plan, "plain")
+    main = _Pool(made, made.plan, "main")
     several = made.nodes > 1
     claims = list(_claims(made, main))
     base = {
@@ -58,13 +70,7 @@ def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
         "monitoring": {"podmonitor.yaml": main.monitor(), "prometheusrule.yaml": rule},
         "autoscaling": {"autoscaler.yaml": main.autoscaler()},
     }
-    if made.plain and not several:
-        components["plain-pool"] = {
-            "deployment.yaml": plain.deployment(),
-            "service.yaml": plain.service(),
-            "poddisruptionbudget.yaml": plain.disruption_budget(),
-        }
-        components["plain-pool-monitoring"] = {"podmonitor.yaml": plain.monitor()}
+    components |= _more_pools(made)
     found = []
     for name, objects in base.items():
         documents = (yaml_text(each, head="" if at else made.head) for at, each in enumerate(objects))
@@ -85,6 +91,33 @@ def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
     return tuple(found)
 
 
+def _more_pools(made: Deployment) -> dict[str, dict[str, Object]]:
+    """What runs beside the server if it was asked for, and the routes to it."""
+    pools = {}
+    if made.has_plain_pool and made.plain:
+        pools["plain-pool"] = _Pool(made, made.plain, "plain")
+    if made.canary:
+        pools["canary"] = _Pool(made.canary.made, made.canary.made.plan, "canary")
+    found: dict[str, dict[str, Object]] = {}
+    for name, pool in pools.items():
+        found[name] = {
+            "deployment.yaml": pool.deployment(),
+            "service.yaml": pool.service(),
+            "poddisruptionbudget.yaml": pool.disruption_budget(),
+        }
+        found[f"{name}-monitoring"] = {"podmonitor.yaml": pool.monitor()}
+    main = _Pool(made, made.plan, "main")
+    if pools:
+        route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", http_route(made))
+        found["routes"] = {"httproute.yaml": route}
+    if made.canary:
+        template = main.object(
+            "argoproj.io/v1alpha1", "AnalysisTemplate", analysis(made), name=f"{made.name}-canary"
+        )
+        found["canary-analysis"] = {"analysistemplate.yaml": template}
+    return found
+
+
 def _component(
     made: Deployment, name: str, files: Mapping[str, Object], *, is_shared: bool
 ) -> list[Artifact]:
@@ -94,7 +127,8 @@ def _component(
         "kind": "Component",
         "resources": sorted(files),
     }
-    head = f"{made.head}\n\n{_PLAIN}" if name == "plain-pool" else made.head
+    text = _TEXTS.get(name, "").format(alternative=made.canary.alternative if made.canary else "")
+    head = f"{made.head}\n\n{text}" if text else made.head
     if name in _ADDS_PODS and is_shared:
         head = f"{head}\n\n{_SHARED}"
         change = json.dumps([{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}])
@@ -108,7 +142,7 @@ def _component(
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Pods of one launch: the server of the profile (`main`), or the same without speculation (`plain`)."""
+    """Pods of one launch: the profile's (`main`), an alternative's (`canary`), or without speculation (`plain`)."""
 
     made: Deployment
     plan: LaunchPlan
@@ -189,7 +223,9 @@ class _Pool:
         """More replicas while requests wait."""
         several = self.made.nodes > 1
         average = {"type": "AverageValue", "averageValue": "4"}
-        metric = {"type": "Pods", "pods": {"metric": {"name": QUEUE}, "target": average}}
+        metrics: list[Any] = [{"type": "Pods", "pods": {"metric": {"name": QUEUE}, "target": average}}]
+        if self.made.has_plain_pool:
+            metrics.append(running_metric(self.made, RUNNING))
 
         def one_per(seconds: int, *, settled_s: int) -> Object:
             policy = {"type": "Pods", "value": 1, "periodSeconds": seconds}
@@ -204,7 +240,7 @@ class _Pool:
             },
             "minReplicas": 1,
             "maxReplicas": Commented("as many as there are accelerators for", 2),
-            "metrics": Commented(_ADAPTER, [metric]),
+            "metrics": Commented(_ADAPTER, metrics),
             "behavior": {
                 "scaleUp": Commented("one at a time: a replica helps only once it has started", up),
                 "scaleDown": one_per(600, settled_s=900),
@@ -217,10 +253,10 @@ class _Pool:
         endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s"}
         if self.made.scheme == "https":
             endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-        if self.kind == "plain":
+        if self.kind != "main":
             name = {"sourceLabels": ["model_name"], "targetLabel": "model_name"}
-            renamed = {**name, "regex": "(.+)", "replacement": "$1 (plain)"}
-            text = "the alerts on speculation are for the other pool"
+            renamed = {**name, "regex": "(.+)", "replacement": f"$1 ({self.kind})"}
+            text = "tells its series from those of the main pool"
             endpoint["metricRelabelings"] = Commented(text, [renamed])
         spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
         return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)

@@ -11,6 +11,7 @@ from specserve.deploy.compose import compose
 from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Deployment
 from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
+from specserve.deploy.pools import require_pools
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
@@ -26,7 +27,10 @@ TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
 
 def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...]:
     """The files of one of TARGETS. `folder`: absolute, where they are to lie. Raises UsageError."""
-    return TARGETS[target](replace(made, target=target), folder)
+    if made.canary or made.has_plain_pool:
+        require_pools(made, target)
+    canary = made.canary and replace(made.canary, made=replace(made.canary.made, target=target))
+    return TARGETS[target](replace(made, target=target, canary=canary), folder)
 
 
 FileState = Literal["missing", "stale", "left over"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from specserve.deploy.deployment import Deployment, deployment
+from specserve.deploy.deployment import Canary, Deployment, deployment
 from specserve.deploy.targets import render
 from specserve.profile.load import load_profile, with_alternative
 
@@ -24,9 +25,10 @@ def made_of(
     image: str | None = None,
     weights_bytes: float | None = None,
     version: str = "0.33",
+    alternative: str | None = None,
 ) -> Deployment:
     """The deployment of a profile file by one version's shipped table."""
-    profile = with_alternative(load_profile(str(file), settings=settings), None, baseline=False)
+    profile = with_alternative(load_profile(str(file), settings=settings), alternative, baseline=False)
     cpu = profile.hardware is not None and profile.hardware.accelerator == "cpu"
     return deployment(
         profile,
@@ -71,3 +73,16 @@ def two_nodes() -> Deployment:
     return made_of(
         ROOT / "configs" / "llama70b-8b.yaml", "hardware.nodes=2", "target.pipeline_parallel_size=2"
     )
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Deployment:
+    """The same pair with a head as canary for 10 %, and servers without speculation."""
+    settings = (
+        "name=pools",
+        "hardware.count=12",
+        'alternatives.eagle={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}',
+    )
+    file = ROOT / "configs" / "llama70b-8b.yaml"
+    canary = Canary("eagle", 10, made_of(file, *settings, alternative="eagle"))
+    return replace(made_of(file, *settings), canary=canary, has_plain_pool=True)

@@ -10,6 +10,11 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 FOLDER = Path(__file__).parent / "schemas"
+_FILES = {
+    "monitoring.coreos.com": "prometheus-operator",
+    "gateway.networking.k8s.io": "gateway-api",
+    "argoproj.io": "argo-rollouts",
+}
 _POD_TEMPLATES = ("leaderTemplate", "workerTemplate")
 
 
@@ -32,10 +37,9 @@ def kubernetes_problems(document: dict[str, Any]) -> list[str]:
         pods = _validator("kubernetes", "PodTemplateSpec")
         found = list(Draft202012Validator(_schema("leaderworkerset")).iter_errors(document))
         found += [error for name in _POD_TEMPLATES for error in pods.iter_errors(template[name])]
-    elif document["apiVersion"].startswith("monitoring.coreos.com"):
-        found = list(_validator("prometheus-operator", kind).iter_errors(document))
     else:
-        found = list(_validator("kubernetes", kind).iter_errors(document))
+        group = document["apiVersion"].partition("/")[0]
+        found = list(_validator(_FILES.get(group, "kubernetes"), kind).iter_errors(document))
     return [f"{error.json_path}: {error.message}" for error in found]
 
 

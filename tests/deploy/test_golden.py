@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve.deploy.deployment import Deployment
 from specserve.deploy.targets import TARGETS
 from tests.deploy.conftest import ROOT, files_of, made_of
 
@@ -30,7 +31,6 @@ CASES = [
     ("llama", "kubernetes", "deployment.yaml"),
     ("llama", "kubernetes", "kustomization.yaml"),
     ("llama", "kubernetes", "components/autoscaling/autoscaler.yaml"),
-    ("llama", "kubernetes", "components/plain-pool-monitoring/podmonitor.yaml"),
     ("llama", "ray", "serve.yaml"),
     ("llama", "systemd", "llama70b-8b.service"),
     ("two-nodes", "kubernetes", "leaderworkerset.yaml"),
@@ -45,6 +45,25 @@ def test_the_file_is_what_was_reviewed(
 ) -> None:
     file, settings = SERVERS[server]
     golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made_of(file, *settings))[path])
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("kubernetes", "components/autoscaling/autoscaler.yaml"),
+        ("kubernetes", "components/canary/deployment.yaml"),
+        ("kubernetes", "components/canary-analysis/analysistemplate.yaml"),
+        ("kubernetes", "components/plain-pool-monitoring/podmonitor.yaml"),
+        ("kubernetes", "components/routes/httproute.yaml"),
+        ("compose", "compose.yaml"),
+        ("compose", "proxy/Caddyfile"),
+    ],
+    ids=lambda part: part.replace("/", "-"),
+)
+def test_pools_are_what_was_reviewed(
+    target: str, path: str, pools: Deployment, golden: Callable[[str, str], None]
+) -> None:
+    golden(f"deploy/pools/{target}/{Path(path).name}", files_of(target, pools)[path])
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))

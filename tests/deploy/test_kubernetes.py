@@ -77,7 +77,7 @@ def test_whatever_adds_pods_on_other_nodes_shares_the_claims(llama: Deployment) 
     files = files_of("kubernetes", llama)
     assert "ReadWriteOnce" in files["claims.yaml"]
     patched = {path.split("/")[1] for path, text in files.items() if "accessModes" in text and "/" in path}
-    assert patched == {"autoscaling", "plain-pool"}
+    assert patched == {"autoscaling"}
 
 
 def test_a_drain_takes_one_pod_of_a_pool_at_a_time(llama: Deployment) -> None:
@@ -169,36 +169,6 @@ def test_every_object_says_which_profile_it_is(llama: Deployment) -> None:
             assert document["metadata"]["annotations"]["specserve/fingerprint"] == llama.plan.fingerprint, (
                 name
             )
-
-
-def test_the_plain_pool_is_the_same_server_without_speculation(llama: Deployment) -> None:
-    objects = objects_of(files_of("kubernetes", llama))
-    plain = objects["components/plain-pool/Deployment/llama70b-8b-plain"]
-    args = plain["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert "--speculative-config" not in args
-    assert "--tensor-parallel-size" in args
-    selectors = [
-        objects[name]["spec"]["selector"]
-        for name in ("Service/llama70b-8b", "components/plain-pool/Service/llama70b-8b-plain")
-    ]
-    assert selectors[0] != selectors[1]
-    assert selectors[1] == plain["spec"]["selector"]["matchLabels"]
-    assert not [
-        path for path in files_of("kubernetes", made_of(LLAMA, "speculation=null")) if "plain" in path
-    ]
-
-
-def test_alerts_on_speculation_do_not_fire_for_the_plain_pool(llama: Deployment) -> None:
-    objects = objects_of(files_of("kubernetes", llama))
-    monitor = objects["components/plain-pool-monitoring/PodMonitor/llama70b-8b-plain"]
-    renamed = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]
-    assert (renamed["targetLabel"], renamed["replacement"]) == ("model_name", "$1 (plain)")
-    assert (
-        objects["components/monitoring/PodMonitor/llama70b-8b"]["spec"]["selector"]["matchLabels"][
-            "specserve/pool"
-        ]
-        == "main"
-    )
 
 
 def test_several_nodes_are_one_group_that_lives_and_dies_together(two_nodes: Deployment) -> None:

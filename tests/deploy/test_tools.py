@@ -31,12 +31,12 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("which", ["one", "several", "pools"])
 def test_kustomize_builds_the_server_and_every_component(
-    several: bool, llama: Deployment, two_nodes: Deployment, tmp_path: Path
+    which: str, llama: Deployment, two_nodes: Deployment, pools: Deployment, tmp_path: Path
 ) -> None:
-    kubectl = tool("kubectl")
-    files = files_of("kubernetes", two_nodes if several else llama)
+    kubectl, several = tool("kubectl"), which == "several"
+    files = files_of("kubernetes", {"one": llama, "several": two_nodes, "pools": pools}[which])
     folder = written(tmp_path / "base", files)
     alone = run(kubectl, "kustomize", str(folder))
     assert alone.returncode == 0, alone.stderr
@@ -51,6 +51,7 @@ def test_kustomize_builds_the_server_and_every_component(
     documents = list(yaml.safe_load_all(everything.stdout))
     kinds = {document["kind"] for document in documents}
     assert kinds >= {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+    assert ({"HTTPRoute", "AnalysisTemplate"} <= kinds) == (which == "pools")
     claims = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
     assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteMany"]]  # pods on several nodes
 

@@ -1,0 +1,196 @@
+"""Several pools behind one address: which requests reach which, by the Gateway API and by the proxy itself."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from specserve.cli.commands import run
+from specserve.deploy.deployment import Deployment
+from specserve.deploy.pools import canary_share, crossover
+from specserve.errors import SpecserveError, UsageError
+from specserve.hardware.host import free_port
+from tests.deploy.conftest import ROOT, files_of, made_of, objects_of
+from tests.deploy.schema import compose_problems, kubernetes_problems
+
+LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
+CADDY = Path(sys.executable).with_name("caddy")
+
+
+def components(made: Deployment) -> dict[str, Any]:
+    files = files_of("kubernetes", made)
+    return objects_of({path: text for path, text in files.items() if "kustomization" not in path})
+
+
+def test_every_object_is_one_that_an_api_server_takes(pools: Deployment) -> None:
+    problems = {name: kubernetes_problems(document) for name, document in components(pools).items()}
+    assert not any(problems.values()), problems
+    route = components(pools)["components/routes/HTTPRoute/pools"]
+    route["spec"]["rules"][0]["weight"] = 1
+    assert kubernetes_problems(route)
+    assert compose_problems(yaml.safe_load(files_of("compose", pools)["compose.yaml"])) == []
+
+
+def test_each_pool_has_pods_a_service_and_series_of_its_own(pools: Deployment) -> None:
+    found = components(pools)
+    pods = {}
+    for kind, folder in (("main", ""), ("canary", "components/canary/"), ("plain", "components/plain-pool/")):
+        name = "pools" if kind == "main" else f"pools-{kind}"
+        deployment = found[f"{folder}Deployment/{name}"]["spec"]
+        service = found[f"{folder}Service/{name}"]["spec"]
+        assert service["selector"] == deployment["selector"]["matchLabels"]
+        assert service["selector"]["specserve/pool"] == kind
+        pods[kind] = deployment["template"]["spec"]["containers"][0]["args"]
+    assert '"method": "draft_model"' in " ".join(pods["main"])
+    assert '"method": "eagle3"' in " ".join(pods["canary"])
+    assert "--speculative-config" not in pods["plain"] and "--tensor-parallel-size" in pods["plain"]
+    for kind in ("canary", "plain-pool"):
+        monitor = found[f"components/{kind}-monitoring/PodMonitor/pools-{kind.partition('-')[0]}"]
+        renamed = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]
+        assert (renamed["targetLabel"], renamed["replacement"]) == (
+            "model_name",
+            f"$1 ({kind.partition('-')[0]})",
+        )
+
+
+def test_pods_on_other_nodes_share_the_claims(pools: Deployment) -> None:
+    files = files_of("kubernetes", pools)
+    patched = {path.split("/")[1] for path, text in files.items() if "accessModes" in text and "/" in path}
+    assert patched == {"autoscaling", "plain-pool", "canary"}
+
+
+def test_without_the_options_there_is_one_pool(llama: Deployment) -> None:
+    files = files_of("kubernetes", llama)
+    assert {path.split("/")[1] for path in files if "/" in path} == {"monitoring", "autoscaling"}
+    assert "proxy" not in yaml.safe_load(files_of("compose", llama)["compose.yaml"])["services"]
+
+
+def test_the_load_at_which_speculation_ends_comes_from_the_schedule(pools: Deployment) -> None:
+    assert crossover(pools.profile) is None
+    schedule = "speculation.num_speculative_tokens_per_batch_size=[[1,16,5],[17,64,0]]"
+    made = replace(made_of(LLAMA, schedule), has_plain_pool=True)
+    assert crossover(made.profile) == 17
+    scaler = components(made)["components/autoscaling/HorizontalPodAutoscaler/llama70b-8b"]
+    waiting, running = scaler["spec"]["metrics"]
+    assert waiting["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
+    assert running["pods"]["target"]["averageValue"] == "17"
+
+
+def test_pools_of_one_host_have_accelerators_and_ports_of_their_own(pools: Deployment) -> None:
+    services = yaml.safe_load(files_of("compose", pools)["compose.yaml"])["services"]
+    servers = [services[name] for name in ("vllm", "vllm-canary", "vllm-plain")]
+    ids = [one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for one in servers]
+    assert ids == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "10", "11"]]
+    assert [one["ports"] for one in servers] == [[f"127.0.0.1:{8001 + at}:8000"] for at in range(3)]
+    assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
+    named = made_of(LLAMA, "hardware.devices=[0,1,2,3]")
+    with pytest.raises(UsageError, match=r"`hardware\.devices` names the GPUs of one server"):
+        files_of("compose", replace(named, has_plain_pool=True))
+
+
+@pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])
+def test_a_share_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an alternative with its share"):
+        canary_share(text)
+    assert canary_share("a=b=7%") == ("a=b", 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--to", "systemd", "--plain-pool"), "`--plain-pool` is for `--to kubernetes` and `--to compose`"),
+        (("--to", "kubernetes", "--canary", "none=10%"), "none"),
+        (("--to", "kubernetes", "--plain-pool", "--baseline"), "does not speculate"),
+        (("--to", "kubernetes", "--plain-pool", "--set", "hardware.nodes=2",
+          "--set", "target.pipeline_parallel_size=2"), "on one node"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SpecserveError, match=said):
+        run(["render", str(LLAMA), *arguments])
+
+
+@contextlib.contextmanager
+def answering(name: str, seen: Counter[str]) -> Iterator[int]:
+    """A server that counts its requests, and streams two lines half a second apart."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            seen[name] += 1
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            for line in (b"data: 1\n\n", b"data: 2\n\n"):
+                self.wfile.write(line)
+                self.wfile.flush()
+                time.sleep(0.5 if "slow" in self.path else 0)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def proxied(pools: Deployment, tmp_path: Path) -> Iterator[tuple[str, Counter[str]]]:
+    """The rendered proxy before three servers: its address, and who was asked how often."""
+    seen: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        text = files_of("compose", pools)["proxy/Caddyfile"]
+        for name in ("vllm-canary", "vllm-plain", "vllm"):
+            text = text.replace(f"{name}:8000", f"127.0.0.1:{stack.enter_context(answering(name, seen))}")
+        port = free_port()
+        (tmp_path / "Caddyfile").write_text(text.replace(":8000 {", f"http://127.0.0.1:{port} {{"))
+        process = stack.enter_context(
+            subprocess.Popen(
+                [CADDY, "run", "--config", tmp_path / "Caddyfile"],
+                env={"HOME": str(tmp_path)},
+                stderr=stack.enter_context((tmp_path / "log").open("w")),
+            )
+        )
+        stack.callback(process.terminate)
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(100):
+            with contextlib.suppress(httpx.ConnectError):
+                httpx.post(f"{url}/ready", content=b"")
+                break
+            time.sleep(0.1)
+        seen.clear()
+        yield url, seen
+
+
+def test_the_proxy_shares_requests_by_weight_and_by_header(proxied: tuple[str, Counter[str]]) -> None:
+    url, seen = proxied
+    with httpx.Client() as client:
+        for _ in range(40):
+            client.post(f"{url}/v1/completions", content=b"{}").raise_for_status()
+        assert seen == {"vllm": 36, "vllm-canary": 4}
+        for _ in range(5):
+            client.post(f"{url}/v1/completions", content=b"{}", headers={"X-Specserve-Pool": "plain"})
+        assert seen["vllm-plain"] == 5
+
+
+def test_the_proxy_passes_a_stream_on_as_it_comes(proxied: tuple[str, Counter[str]]) -> None:
+    url, _ = proxied
+    with httpx.stream("POST", f"{url}/slow", content=b"{}") as answer:
+        times = [(time.monotonic(), chunk) for chunk in answer.iter_bytes() if chunk]
+    assert [chunk for _, chunk in times] == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert times[1][0] - times[0][0] > 0.2
