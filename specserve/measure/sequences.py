@@ -1,0 +1,154 @@
+"""Confidence sequences: intervals that hold at all looks together, so that one may look often and stop at any time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_EFFECT = 2.0
+"""Differences that are found fastest, in standard deviations of a block; others take a little longer."""
+_RARE = (0.5, 49.5)
+"""Prior of a share of errors, as a beta distribution: about 1 %. It changes the width, not the validity."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedDifference:
+    """A difference and the bounds of its confidence sequence; infinite while there is too little to bound it."""
+
+    value: float
+    low: float
+    high: float
+
+
+class PairedDifference:
+    """The difference of two ratios of sums, second minus first, from blocks of time that both sides share.
+
+    Each block compares both sides over the same minutes (Mantel and Haenszel's weights), so what changes for both sides
+    alike, such as the traffic of the day, neither shifts nor widens the difference. Blocks are the sample: tokens of a
+    request are correlated.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self._weight = self._weight_squared = 0.0
+        self._first = self._second = 0.0  # sums of weight times ratio
+        self._squares = (0.0, 0.0, 0.0)
+        self._neighbours = (0.0, 0.0, 0.0)
+        self._last: tuple[float, float] | None = None
+
+    def add(self, first: tuple[float, float], second: tuple[float, float]) -> None:
+        """Add one block: numerator and denominator of each side. A block without a denominator says nothing."""
+        (upper, lower), (other_upper, other_lower) = first, second
+        if lower <= 0 or other_lower <= 0:
+            return
+        weight = lower * other_lower / (lower + other_lower)
+        self.blocks += 1
+        self._weight += weight
+        self._weight_squared += weight**2
+        self._first += weight * upper / lower
+        self._second += weight * other_upper / other_lower
+        now = (weight * (other_upper / other_lower - upper / lower), weight)
+        self._squares = _products(self._squares, now, now)
+        if self._last is not None:
+            self._neighbours = _products(self._neighbours, self._last, now)
+        self._last = now
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """Both ratios over the blocks, each block with the same weight on both sides; 0 without a block."""
+        weight = self._weight or 1.0
+        return self._first / weight, self._second / weight
+
+    def interval(self, *, error: float, least_variance: float = 0.0) -> BoundedDifference | None:
+        """Return the difference and an interval that at no look leaves out the true one, but for a share `error`.
+
+        `least_variance` is the variance of the difference that cannot be undercut, such as that of independent tokens.
+        None before the first block; infinite if there are too few blocks.
+        """
+        if not self.blocks:
+            return None
+        value = (self._second - self._first) / self._weight
+        # blocks of unequal weight are as good as fewer equal ones
+        count = self._weight**2 / self._weight_squared
+        if count <= 1 + 1e-9:
+            return BoundedDifference(value, -math.inf, math.inf)
+        within = _spread(self._squares, value) * count / (count - 1)
+        # a request that runs on into the next block makes neighbours alike
+        across = 2 * max(_spread(self._neighbours, value), 0.0)
+        variance = max(max(within + across, 0.0) / self._weight**2, least_variance)
+        half = standard_errors(count, error=error)
+        half = half * math.sqrt(variance) if math.isfinite(half) else math.inf
+        return BoundedDifference(value, value - half, value + half)
+
+
+def _products(
+    sums: tuple[float, float, float], one: tuple[float, float], other: tuple[float, float]
+) -> tuple[float, float, float]:
+    """Sums from which `_spread` computes the products of residuals for any difference."""
+    gain, mixed, weights = sums
+    return (
+        gain + one[0] * other[0],
+        mixed + one[0] * other[1] + one[1] * other[0],
+        weights + one[1] * other[1],
+    )
+
+
+def _spread(sums: tuple[float, float, float], value: float) -> float:
+    gain, mixed, weights = sums
+    return gain - value * mixed + value**2 * weights
+
+
+def standard_errors(count: float, *, error: float) -> float:
+    """Return how many standard errors the mean of `count` normal values is off at most, at all looks together.
+
+    It is infinite if there are too few values. The bound inverts a test martingale: the Bayes factor of the t statistic
+    for a normal prior of the effect size, which does not depend on the unknown variance (Gönen, Johnson, Lu, Westfall
+    2005; as a confidence sequence: Wang and Ramdas, arXiv:2310.03722). For many values it becomes the asymptotic
+    confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (arXiv:2103.06476), which needs no normality.
+    """
+    if count <= 1:
+        return math.inf
+    spread = 1 + count * _EFFECT**2
+    power = (math.sqrt(spread) / error) ** (2 / count)
+    if power >= spread:
+        return math.inf
+    return math.sqrt((count - 1) * (power - 1) / (1 - power / spread))
+
+
+def share_bounds(count: int, *, of: int, error: float) -> tuple[float, float]:
+    """Return the bounds of a probability of which `count` in `of` independent trials came true, valid at all looks.
+
+    They are exact, also for rare events: the beta-binomial mixture martingale (Robbins 1970) against each probability.
+    """
+    if of == 0:
+        return 0.0, 1.0
+    mixture = _log_beta(_RARE[0] + count, _RARE[1] + of - count) - _log_beta(*_RARE)
+    limit = -math.log(error)
+
+    def is_refuted(share: float) -> bool:
+        likelihood = count * math.log(share) if count else 0.0
+        likelihood += (of - count) * math.log1p(-share) if count < of else 0.0
+        return mixture - likelihood >= limit
+
+    def edge(refuted: float, kept: float) -> float:
+        for _ in range(40):
+            middle = (refuted + kept) / 2
+            refuted, kept = (middle, kept) if is_refuted(middle) else (refuted, middle)
+        return refuted
+
+    return edge(0.0, count / of) if count else 0.0, edge(1.0, count / of) if count < of else 1.0
+
+
+def share_difference(
+    first: tuple[int, int], second: tuple[int, int], *, error: float
+) -> BoundedDifference | None:
+    """Return the second probability minus the first, each given as a count and its trials; None without any."""
+    if not first[1] or not second[1]:
+        return None
+    low, high = share_bounds(first[0], of=first[1], error=error / 2)
+    other_low, other_high = share_bounds(second[0], of=second[1], error=error / 2)
+    return BoundedDifference(second[0] / second[1] - first[0] / first[1], other_low - high, other_high - low)
+
+
+def _log_beta(one: float, other: float) -> float:
+    return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
