@@ -47,7 +47,7 @@ def watch(
         list[str] | None,
         text_option(
             "KEY=VALUE",
-            "How much worse the canary may be: acceptance=0.02, tpot=0.05 (as a share), errors=0.01 (the defaults); "
+            "How much worse the canary may be: acceptance=0.05, tpot=0.05 (as a share), errors=0.01 (the defaults); "
             "repeatable.",
         ),
     ] = None,

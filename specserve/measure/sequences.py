@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_EFFECT = 2.0
+_EFFECT = 1.0
 """Differences that are found fastest, in standard deviations of a block; others take a little longer."""
 _RARE = (0.5, 49.5)
 """Prior of a share of errors, as a beta distribution: about 1 %. It changes the width, not the validity."""
