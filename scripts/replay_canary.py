@@ -89,9 +89,14 @@ PAIRS: Mapping[str, Pair] = {
     "split": Pair("equal, the canary gets 10 % of the traffic", Traffic(per_s=0.9), LITTLE, pairs=1.0),
     "half": Pair("half the acceptance", Traffic(), Traffic(token=0.523), worse=True),
     "half-split": Pair(
-        "half the acceptance, the canary gets 10 %", Traffic(per_s=0.9), Traffic(per_s=0.1, token=0.523), worse=True
+        "half the acceptance, the canary gets 10 %",
+        Traffic(per_s=0.9),
+        Traffic(per_s=0.1, token=0.523),
+        worse=True,
     ),
-    "bursts": Pair("equal, traffic in bursts", Traffic(per_s=2.5, when=bursts), Traffic(per_s=2.5, when=bursts)),
+    "bursts": Pair(
+        "equal, traffic in bursts", Traffic(per_s=2.5, when=bursts), Traffic(per_s=2.5, when=bursts)
+    ),
     "drift": Pair("equal, acceptance falls for both", Traffic(drift=fall), Traffic(drift=fall)),
     "ramp": Pair(
         "equal, acceptance falls for both while the canary gets more of the traffic",
@@ -163,7 +168,9 @@ def readings(
         "e2e": np.bincount(last, lasts_s, LOOKS + 1),
     }
     sums = {name: np.concatenate([[0.0], np.cumsum(values[:-1])]) for name, values in ends.items()}
-    drafts, taken = (np.floor(np.concatenate([[0.0], np.cumsum(part[:-1])]) + 1e-6) for part in (drafts, taken))
+    drafts, taken = (
+        np.floor(np.concatenate([[0.0], np.cumsum(part[:-1])]) + 1e-6) for part in (drafts, taken)
+    )
     edges = np.arange(LOOKS + 1) * LOOK_S
     running = np.searchsorted(np.sort(begins), edges) - np.searchsorted(np.sort(begins + lasts_s), edges)
     for look in range(LOOKS + 1):
@@ -235,7 +242,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    print("| pair | replays | false verdicts | PROMOTE, ROLL BACK, UNDECIDED | canary's / all requests, minutes (median, worst) |")
+    print(
+        "| pair | replays | false verdicts | PROMOTE, ROLL BACK, UNDECIDED | canary's requests / all / minutes |"
+    )
     print("|---|---|---|---|---|")
     bad: list[str] = []
     began_s = time.process_time()

@@ -263,9 +263,12 @@ class CanaryComparison:
 
     def _compare_tpot(self) -> ComparedFigure:
         found, (other, _) = self._tpot.interval(error=self._error), self._tpot.ratios
-        if found is not None and other > 0:
+        if self._blocks and other <= 0:
+            why = "no request had a second output token, or vLLM does not count the time per output token"
+            return ComparedFigure("tpot", FigureVerdict.NOT_COMPARED, self._margins.tpot, why=why)
+        if found is not None:
             found = BoundedDifference(found.value / other, found.low / other, found.high / other)
-        return _judged("tpot", found if other > 0 else None, self._tpot.ratios, self._margins.tpot, sign=-1)
+        return _judged("tpot", found, self._tpot.ratios, self._margins.tpot, sign=-1)
 
     def _compare_errors(self) -> ComparedFigure:
         theirs, mine = (
