@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -55,9 +56,13 @@ def show_comparison(reports: Iterable[CanaryReport], *, urls: tuple[str, str], i
 
 
 def look_line(report: CanaryReport) -> str:
-    """One look in 80 columns."""
+    """One look in 80 columns; `-` for a figure that is not decided or not compared."""
     moment = datetime.fromtimestamp(report.at_s).strftime("%H:%M:%S")
-    words = "  ".join(f"{_NAMES[figure.name]} {figure.verdict.value}" for figure in report.figures)
+    decided = (FigureVerdict.BETTER, FigureVerdict.NO_WORSE, FigureVerdict.WORSE)
+    words = "  ".join(
+        f"{_NAMES[figure.name]} {figure.verdict.value if figure.verdict in decided else NONE}"
+        for figure in report.figures
+    )
     return f"{moment}  {report.canary.requests:,}/{report.other.requests:,} requests  {words}"
 
 
@@ -115,7 +120,9 @@ def _row(figure: ComparedFigure) -> tuple[str, ...]:
         return f"{step * number:+.{step_digits}f}"
 
     found: BoundedDifference | None = figure.difference
-    interval = f"{gain(found.low)} to {gain(found.high)}{step_unit}" if found is not None else NONE
+    interval = NONE
+    if found is not None and math.isfinite(found.high):
+        interval = f"{gain(found.low)} to {gain(found.high)}{step_unit}"
     return (
         _NAMES[figure.name],
         value(figure.canary),
