@@ -107,35 +107,36 @@ def _requests(totals: ServerTotals) -> str:
 
 
 def _row(figure: ComparedFigure) -> tuple[str, ...]:
-    """The cells of one figure: acceptance as it is, TPOT in milliseconds, errors and differences in %."""
-    scale, digits, unit = {"acceptance": (1, 3, ""), "tpot": (1000, 1, " ms")}.get(
-        figure.name, (100, 2, " %")
-    )
-    step, step_digits, step_unit = (1, 3, "") if figure.name == "acceptance" else (100, 1, " %")
+    """The cells of one figure; the difference of TPOT is a share of the other server's."""
+    step, digits, unit = (1, 3, "") if figure.name == "acceptance" else (100, 1, " %")
 
     def value(number: float | None) -> str:
-        return NONE if number is None else f"{scale * number:.{digits}f}{unit}"
+        if number is None:
+            return NONE
+        if figure.name == "tpot":
+            return f"{number:.2f} s" if number >= 1 else f"{1000 * number:.1f} ms"
+        return f"{100 * number:.2f} %" if figure.name == "errors" else f"{number:.3f}"
 
     def gain(number: float) -> str:
-        return f"{step * number:+.{step_digits}f}"
+        return f"{step * number:+.{digits}f}"
 
     found: BoundedDifference | None = figure.difference
     interval = NONE
     if found is not None and math.isfinite(found.high):
-        interval = f"{gain(found.low)} to {gain(found.high)}{step_unit}"
+        interval = f"{gain(found.low)} to {gain(found.high)}{unit}"
     return (
         _NAMES[figure.name],
         value(figure.canary),
         value(figure.other),
-        f"{gain(found.value)}{step_unit}" if found is not None else NONE,
+        f"{gain(found.value)}{unit}" if found is not None else NONE,
         interval,
-        f"{step * figure.margin:g}{step_unit}",
+        f"{step * figure.margin:g}{unit}",
         figure.verdict.value,
     )
 
 
 def as_json(report: CanaryReport, *, urls: tuple[str, str]) -> dict[str, Any]:
-    """Returns the same for programs, `version` 1; null if it is not known or not bounded."""
+    """Returns the same for programs, `version` 1, TPOT in milliseconds; null if it is not known or not bounded."""
     servers = ((report.canary, urls[0]), (report.other, urls[1]))
     canary, other = (
         {
@@ -147,7 +148,10 @@ def as_json(report: CanaryReport, *, urls: tuple[str, str]) -> dict[str, Any]:
     )
     figures = {
         figure.name: {
-            **picked(figure, "canary", "other"),
+            **{
+                name: value and (1000 * value if figure.name == "tpot" else value)
+                for name, value in (("canary", figure.canary), ("other", figure.other))
+            },
             "difference": figure.difference and figure.difference.value,
             "interval": figure.difference and json_values((figure.difference.low, figure.difference.high)),
             **picked(figure, "margin", "verdict"),
