@@ -253,7 +253,7 @@ def main() -> int:
         found = replay(pair, pairs=max(1, round(args.pairs * pair.pairs)), seed=args.seed)
         bad += missed(pair, found)
         by_figure = ", ".join(f"{each} {number}" for each, number in found.false_by_figure.items() if number)
-        states = ", ".join(str(found.states[state]) for state in ("PROMOTE", "ROLL BACK", "UNDECIDED"))
+        states = ", ".join(str(found.states[state]) for state in CanaryState)
         until = [f"{np.median(part):.0f}, {max(part):.0f}" for part in zip(*found.decided_at, strict=True)]
         print(
             f"| {pair.about} | {found.pairs} | {found.false}{f' ({by_figure})' if by_figure else ''} | {states} | "
