@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,7 @@ from specserve.errors import UsageError
 if TYPE_CHECKING:
     from specserve.measure.watch.server import WatchRequest
 
-_WINDOW = "60s"
+_WINDOW_S = 60.0
 UNDECIDED_CODE = 4
 """Exit code of a comparison that ended before it was decided: a pipeline must neither promote nor roll back."""
 
@@ -58,7 +57,7 @@ def watch(
     ] = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="Length of the window that is measured.")
-    ] = _WINDOW,
+    ] = f"{_WINDOW_S:g}s",
     interval: Annotated[
         str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
     ] = "5s",
@@ -86,9 +85,8 @@ def watch(
     Exit codes with --once or --for: 1 if the draft is dead, or if a promise of the profile is missed by its whole
     interval; 2 if no server answered.
 
-    With --against, watch compares acceptance, TPOT and errors of two servers under their own traffic. It ends as soon
-    as the canary is worse in one of them, or no worse than by the margin in all. Exit codes: 0 for PROMOTE, 1 for
-    ROLL BACK, 4 if it is not decided when --for ends.
+    With --against, watch compares acceptance, TPOT and errors of two servers under their own traffic until it is
+    decided. Exit codes: 0 for PROMOTE, 1 for ROLL BACK, 4 if it is not decided when --for ends.
 
     \b
     specserve watch                       live, until Ctrl-C
@@ -119,16 +117,8 @@ def watch(
         for_s=window_s if once else for_s,
         exporter=exporter,
     )
-    if against is not None:
-        is_other = {
-            "--profile": profile,
-            "--once": once,
-            "--exporter": exporter,
-            "--window": window != _WINDOW,
-        }
-        return _compare(request, against, margin or [], format=format, strict=strict, refused=is_other)
-    if margin:
-        raise UsageError("`--margin` needs `--against`: it is about a comparison of two servers")
+    if against is not None or margin:
+        return _compare(request, against, margin or [], is_once=once, format=format, strict=strict)
     last = run_watch(request, WatchPrinter(is_json=format is TextOrJson.JSON, only_last=once))
     if last.trouble is not None and last.figures is None:
         raise last.trouble
@@ -137,17 +127,25 @@ def watch(
 
 def _compare(
     request: WatchRequest,
-    against: str,
+    against: str | None,
     margins: list[str],
     *,
+    is_once: bool,
     format: TextOrJson,
     strict: bool,
-    refused: Mapping[str, object],
 ) -> int:
     """Compare two servers; the exit code."""
     from specserve.measure.watch.compare import CanaryState, compare_servers, compared_servers, read_margins
     from specserve.report.canary import show_comparison
 
+    if against is None:
+        raise UsageError("`--margin` needs `--against`: it is about a comparison of two servers")
+    refused = {
+        "--profile": request.profile,
+        "--once": is_once,
+        "--exporter": request.exporter,
+        "--window": request.window_s != _WINDOW_S,
+    }
     for option, value in refused.items():
         if value:
             raise UsageError(f"`{option}` cannot be combined with `--against`", hint=f"leave `{option}` out")
