@@ -1,6 +1,6 @@
 """Three canaries beside the demo under traffic: an equal draft, a worse one, none. Which verdicts does `watch` give?
 
-    python scripts/soak_canary.py [--for 6m] [--concurrency 2] [--noise 0.5] [--only equal]
+    python scripts/soak_canary.py [--for 15m] [--concurrency 2] [--noise 0.5] [--only equal]
 
 Both servers of a pair get prompts of demo/prompts.jsonl at random, 48 tokens each at temperature 0. The worse draft has
 noise in its weights, `--noise` standard deviations of each tensor. The margins are wide, so that few minutes of a CPU
@@ -40,7 +40,8 @@ class Canary:
 
     about: str
     settings: tuple[str, ...]
-    code: int
+    codes: frozenset[int]
+    """Exit codes that are right; 4, not decided, is right of an equal draft on a machine that is slow."""
     figures: frozenset[str]
     """Those of which at least one must be worse."""
 
@@ -49,9 +50,9 @@ def canaries(worse_draft: Path) -> Mapping[str, Canary]:
     """The pairs by name."""
     draft = ("--set", f"speculation.model={worse_draft}")
     return {
-        "equal": Canary("the same draft", (), 0, frozenset()),
-        "worse": Canary("noise in the draft", draft, 1, frozenset({"acceptance"})),
-        "none": Canary("no speculation", ("--baseline",), 1, frozenset({"tpot"})),
+        "equal": Canary("the same draft", (), frozenset({0, 4}), frozenset()),
+        "worse": Canary("noise in the draft", draft, frozenset({1}), frozenset({"acceptance"})),
+        "none": Canary("no speculation", ("--baseline",), frozenset({1}), frozenset({"tpot"})),
     }
 
 
@@ -152,7 +153,7 @@ def run(args: argparse.Namespace, folder: Path) -> list[str]:
             )
             for key, figure in found["figures"].items():
                 print(f"  {key}: {json.dumps(figure)}")
-            bad += [f"{pair.about}: exit code {code}, expected {pair.code}"] if code != pair.code else []
+            bad += [f"{pair.about}: exit code {code}"] if code not in pair.codes else []
             worse = {key for key, figure in found["figures"].items() if figure["verdict"] == "worse"}
             if bool(worse & pair.figures) != bool(pair.figures) or (worse and not pair.figures):
                 bad.append(f"{pair.about}: worse in {worse or 'nothing'}")
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace, folder: Path) -> list[str]:
 def main() -> int:
     """0: every verdict is right."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--for", dest="for_time", default="6m")
+    parser.add_argument("--for", dest="for_time", default="15m")
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--noise", type=float, default=0.5)
     parser.add_argument("--only", choices=("equal", "worse", "none"), action="append")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 _EFFECT = 1.0
 """Differences that are found fastest, in standard deviations of a block; others take a little longer."""
@@ -29,12 +32,7 @@ class PairedDifference:
     """
 
     def __init__(self) -> None:
-        self.blocks = 0
-        self._weight = self._weight_squared = 0.0
-        self._first = self._second = 0.0  # sums of weight times ratio
-        self._squares = (0.0, 0.0, 0.0)
-        self._neighbours = (0.0, 0.0, 0.0)
-        self._last: tuple[float, float] | None = None
+        self._parts: list[_Part] = []
 
     def add(self, first: tuple[float, float], second: tuple[float, float]) -> None:
         """Add one block: numerator and denominator of each side. A block without a denominator says nothing."""
@@ -42,22 +40,15 @@ class PairedDifference:
         if lower <= 0 or other_lower <= 0:
             return
         weight = lower * other_lower / (lower + other_lower)
-        self.blocks += 1
-        self._weight += weight
-        self._weight_squared += weight**2
-        self._first += weight * upper / lower
-        self._second += weight * other_upper / other_lower
-        now = (weight * (other_upper / other_lower - upper / lower), weight)
-        self._squares = _products(self._squares, now, now)
-        if self._last is not None:
-            self._neighbours = _products(self._neighbours, self._last, now)
-        self._last = now
+        self._parts.append(_Part(weight, weight * upper / lower, weight * other_upper / other_lower))
+        if len(self._parts) > _MOST_PARTS:  # neighbours as one: memory does not grow
+            self._parts = [_joined(self._parts[at : at + 2]) for at in range(0, len(self._parts), 2)]
 
     @property
     def ratios(self) -> tuple[float, float]:
         """Both ratios over the blocks, each block with the same weight on both sides; 0 without a block."""
-        weight = self._weight or 1.0
-        return self._first / weight, self._second / weight
+        whole = _joined(self._parts)
+        return whole.first / (whole.weight or 1.0), whole.second / (whole.weight or 1.0)
 
     def interval(self, *, error: float, least_variance: float = 0.0) -> BoundedDifference | None:
         """Return the difference and an interval that at no look leaves out the true one, but for a share `error`.
@@ -65,37 +56,54 @@ class PairedDifference:
         `least_variance` is the variance of the difference that cannot be undercut, such as that of independent tokens.
         None before the first block; infinite if there are too few blocks.
         """
-        if not self.blocks:
+        if not self._parts:
             return None
-        value = (self._second - self._first) / self._weight
+        whole = _joined(self._parts)
+        value = (whole.second - whole.first) / whole.weight
         # blocks of unequal weight are as good as fewer equal ones
-        count = self._weight**2 / self._weight_squared
+        count = whole.weight**2 / math.fsum(part.weight**2 for part in self._parts)
         if count <= 1 + 1e-9:
             return BoundedDifference(value, -math.inf, math.inf)
-        within = _spread(self._squares, value) * count / (count - 1)
-        # a request that runs on into the next block makes neighbours alike
-        across = 2 * max(_spread(self._neighbours, value), 0.0)
-        variance = max(max(within + across, 0.0) / self._weight**2, least_variance)
-        half = standard_errors(count, error=error)
-        half = half * math.sqrt(variance) if math.isfinite(half) else math.inf
+        residuals = [part.second - part.first - value * part.weight for part in self._parts]
+        alone = math.fsum(each**2 for each in residuals) * count / (count - 1)
+        variance = max(alone, _correlated(residuals, alone))
+        # blocks that are alike are as good as fewer independent ones
+        half = standard_errors(count * alone / variance if variance else count, error=error)
+        if math.isfinite(half):
+            half *= math.sqrt(max(variance / whole.weight**2, least_variance))
         return BoundedDifference(value, value - half, value + half)
 
 
-def _products(
-    sums: tuple[float, float, float], one: tuple[float, float], other: tuple[float, float]
-) -> tuple[float, float, float]:
-    """Sums from which `_spread` computes the products of residuals for any difference."""
-    gain, mixed, weights = sums
+_MOST_PARTS = 256
+_LEAST_GROUPS = 8
+
+
+class _Part(NamedTuple):
+    """One block: its weight, and the weight times the ratio of each side."""
+
+    weight: float
+    first: float
+    second: float
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
     return (
-        gain + one[0] * other[0],
-        mixed + one[0] * other[1] + one[1] * other[0],
-        weights + one[1] * other[1],
+        _Part(*(math.fsum(values) for values in zip(*parts, strict=True))) if parts else _Part(0.0, 0.0, 0.0)
     )
 
 
-def _spread(sums: tuple[float, float, float], value: float) -> float:
-    gain, mixed, weights = sums
-    return gain - value * mixed + value**2 * weights
+def _correlated(residuals: Sequence[float], alone: float) -> float:
+    """Return the variance of the sum if neighbours are alike: the largest over groups of 2, 4, 8, … blocks.
+
+    Requests run on into the next block, and a load that only one server has lasts for several blocks.
+    """
+    most = alone + 2 * math.fsum(one * other for one, other in pairwise(residuals))
+    size = 2
+    while (groups := len(residuals) // size) >= _LEAST_GROUPS:
+        sums = (math.fsum(residuals[at : at + size]) for at in range(0, len(residuals), size))
+        most = max(most, math.fsum(each**2 for each in sums) * groups / (groups - 1))
+        size *= 2
+    return most
 
 
 def standard_errors(count: float, *, error: float) -> float:

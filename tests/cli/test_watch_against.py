@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,3 +156,16 @@ def test_a_server_is_not_compared_with_itself_and_a_margin_needs_two(capsys: Cap
     assert "the canary and the other server are the same" in capsys.readouterr().err
     assert run(["watch", "http://127.0.0.1:1", "--margin", "tpot=0.1"]) == 2
     assert "`--margin` needs `--against`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_ends_cleanly_when_it_is_asked_to(number: int, code: int) -> None:
+    with pair() as (url, other, _):
+        command = [sys.executable, "-m", "specserve", "watch", url, "--against", other, "--interval", "0.2s"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert "0/0 requests" in process.stdout.readline()
+            process.send_signal(number)
+            _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in err
