@@ -33,6 +33,7 @@ class PairedDifference:
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
+        self._whole = _joined(())
 
     def add(self, first: tuple[float, float], second: tuple[float, float]) -> None:
         """Add one block: numerator and denominator of each side. A block without a denominator says nothing."""
@@ -40,15 +41,17 @@ class PairedDifference:
         if lower <= 0 or other_lower <= 0:
             return
         weight = lower * other_lower / (lower + other_lower)
-        self._parts.append(_Part(weight, weight * upper / lower, weight * other_upper / other_lower))
+        part = _Part(weight, weight * upper / lower, weight * other_upper / other_lower)
+        self._parts.append(part)
+        self._whole = _joined((self._whole, part))
         if len(self._parts) > _MOST_PARTS:  # neighbours as one: memory does not grow
             self._parts = [_joined(self._parts[at : at + 2]) for at in range(0, len(self._parts), 2)]
 
     @property
     def ratios(self) -> tuple[float, float]:
         """Both ratios over the blocks, each block with the same weight on both sides; 0 without a block."""
-        whole = _joined(self._parts)
-        return whole.first / (whole.weight or 1.0), whole.second / (whole.weight or 1.0)
+        weight = self._whole.weight or 1.0
+        return self._whole.first / weight, self._whole.second / weight
 
     def interval(self, *, error: float, least_variance: float = 0.0) -> BoundedDifference | None:
         """Return the difference and an interval that at no look leaves out the true one, but for a share `error`.
@@ -58,14 +61,14 @@ class PairedDifference:
         """
         if not self._parts:
             return None
-        whole = _joined(self._parts)
+        whole = self._whole
         value = (whole.second - whole.first) / whole.weight
         # blocks of unequal weight are as good as fewer equal ones
-        count = whole.weight**2 / math.fsum(part.weight**2 for part in self._parts)
+        count = whole.weight**2 / sum(part.weight**2 for part in self._parts)
         if count <= 1 + 1e-9:
             return BoundedDifference(value, -math.inf, math.inf)
         residuals = [part.second - part.first - value * part.weight for part in self._parts]
-        alone = math.fsum(each**2 for each in residuals) * count / (count - 1)
+        alone = sum(each**2 for each in residuals) * count / (count - 1)
         variance = max(alone, _correlated(residuals, alone))
         # blocks that are alike are as good as fewer independent ones
         half = standard_errors(count * alone / variance if variance else count, error=error)
@@ -87,8 +90,10 @@ class _Part(NamedTuple):
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
-    return (
-        _Part(*(math.fsum(values) for values in zip(*parts, strict=True))) if parts else _Part(0.0, 0.0, 0.0)
+    return _Part(
+        sum(part.weight for part in parts),
+        sum(part.first for part in parts),
+        sum(part.second for part in parts),
     )
 
 
@@ -97,12 +102,13 @@ def _correlated(residuals: Sequence[float], alone: float) -> float:
 
     Requests run on into the next block, and a load that only one server has lasts for several blocks.
     """
-    most = alone + 2 * math.fsum(one * other for one, other in pairwise(residuals))
-    size = 2
-    while (groups := len(residuals) // size) >= _LEAST_GROUPS:
-        sums = (math.fsum(residuals[at : at + size]) for at in range(0, len(residuals), size))
-        most = max(most, math.fsum(each**2 for each in sums) * groups / (groups - 1))
-        size *= 2
+    most = alone + 2 * sum(one * other for one, other in pairwise(residuals))
+    groups = list(residuals)
+    while len(groups) >= 2 * _LEAST_GROUPS:
+        if len(groups) % 2:
+            groups.append(0.0)
+        groups = [one + other for one, other in zip(groups[::2], groups[1::2], strict=True)]
+        most = max(most, sum(each**2 for each in groups) * len(groups) / (len(groups) - 1))
     return most
 
 
