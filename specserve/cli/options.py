@@ -49,7 +49,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "Output": "format",
     },
     "watch": {
-        "What to watch": "profile model api_key_env",
+        "What to watch": "profile against margin model api_key_env",
         "How long": "once for_time window interval",
         "Output": "exporter strict format",
     },

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_option
 from specserve.errors import UsageError
+
+if TYPE_CHECKING:
+    from specserve.measure.watch.server import WatchRequest
+
+_WINDOW_S = 60.0
+UNDECIDED_CODE = 4
+"""Exit code of a comparison that ended before it was decided: a pipeline must neither promote nor roll back."""
 
 
 def watch(
@@ -28,6 +35,21 @@ def watch(
             "Judge by the promises (`expect`) of this profile (default: the detached server's own).",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        text_option(
+            "NAME|URL",
+            "Compare the server, a canary, with this one until it is decided whether the canary may replace it.",
+        ),
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        text_option(
+            "KEY=VALUE",
+            "How much worse the canary may be: acceptance=0.05, tpot=0.05 (as a share), errors=0.01 (the defaults); "
+            "repeatable.",
+        ),
+    ] = None,
     once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
     for_time: Annotated[
         str | None,
@@ -35,7 +57,7 @@ def watch(
     ] = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="Length of the window that is measured.")
-    ] = "60s",
+    ] = f"{_WINDOW_S:g}s",
     interval: Annotated[
         str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
     ] = "5s",
@@ -63,12 +85,16 @@ def watch(
     Exit codes with --once or --for: 1 if the draft is dead, or if the whole interval of a figure lies outside of what
     the profile's `expect` promises; 2 if no server answered.
 
+    With --against, watch compares acceptance, TPOT and errors of two servers under their own traffic until it is
+    decided. Exit codes: 0 for PROMOTE, 1 for ROLL BACK, 4 if it is not decided when --for ends.
+
     \b
     specserve watch                       live, until Ctrl-C
     specserve watch demo --once           one minute, one report
     specserve watch http://127.0.0.1:8001 --profile demo.yaml --for 10m --strict
     specserve watch demo --exporter 9109  for Prometheus
     specserve watch demo --for 1h --format json > watch.jsonl
+    specserve watch canary --against demo --for 2h
     """
     from specserve.measure.values import seconds
     from specserve.measure.watch.server import WatchRequest, run_watch
@@ -91,7 +117,42 @@ def watch(
         for_s=window_s if once else for_s,
         exporter=exporter,
     )
+    if against is not None or margin:
+        return _compare(request, against, margin or [], is_once=once, format=format, strict=strict)
     last = run_watch(request, WatchPrinter(is_json=format is TextOrJson.JSON, only_last=once))
     if last.trouble is not None and last.figures is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0
+
+
+def _compare(
+    request: WatchRequest,
+    against: str | None,
+    margins: list[str],
+    *,
+    is_once: bool,
+    format: TextOrJson,
+    strict: bool,
+) -> int:
+    """Compare two servers; the exit code."""
+    from specserve.measure.watch.compare import CanaryState, compare_servers, compared_servers, read_margins
+    from specserve.report.canary import show_comparison
+
+    if against is None:
+        raise UsageError("`--margin` needs `--against`: it is about a comparison of two servers")
+    refused = {
+        "--profile": request.profile,
+        "--once": is_once,
+        "--exporter": request.exporter,
+        "--window": request.window_s != _WINDOW_S,
+    }
+    for option, value in refused.items():
+        if value:
+            raise UsageError(f"`{option}` cannot be combined with `--against`", hint=f"leave `{option}` out")
+    allowed = read_margins(margins)
+    servers = compared_servers(request, against)
+    reports = compare_servers(servers, request, allowed)
+    urls = servers[0].endpoint.root, servers[1].endpoint.root
+    last = show_comparison(reports, urls=urls, is_json=format is TextOrJson.JSON)
+    undecided = 1 if strict else UNDECIDED_CODE
+    return {CanaryState.PROMOTE: 0, CanaryState.ROLL_BACK: 1}.get(last.state, undecided)

@@ -39,6 +39,7 @@ DRAFTED = "spec_decode_num_draft_tokens_total"
 ACCEPTED = "spec_decode_num_accepted_tokens_total"
 PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 GENERATED = "generation_tokens_total"
+FINISHED = "request_success_total"
 FIRST_TOKENS = "time_to_first_token_seconds_count"
 TTFT, TPOT, E2E = (
     "time_to_first_token_seconds",

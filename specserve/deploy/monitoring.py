@@ -9,6 +9,7 @@ from typing import Any
 from specserve.deploy.dashboard import (
     DRAFTS,
     ENGINE,
+    FINISHED,
     GENERATED,
     SERVER,
     TPOT,
@@ -160,7 +161,7 @@ def _missed(key: str, expression: str, made: list[Expectation], of: Of, *, profi
     if lowest:
         compared += f" and {of.increase(DRAFTS)} >= 1000"
     else:
-        compared += f" and {of.increase('request_success_total')} >= 100"
+        compared += f" and {of.increase(FINISHED)} >= 100"
         if item.concurrency is not None:
             running = f"avg_over_time({of.series('num_requests_running')}[10m])"
             compared += f" and sum by ({of.by}) ({running}) <= {item.concurrency}"
@@ -170,6 +171,67 @@ def _missed(key: str, expression: str, made: list[Expectation], of: Of, *, profi
         f"{{{{ $labels.model_name }}}} misses {key}",
         f'It is {{{{ $value | printf "%.2f" }}}}{unit}, and {promised}{unit} was promised.',
         profile=profile, promise=key,
+    )  # fmt: skip
+
+
+def canary_alerts(name: str, *, canary: str, other: str) -> list[dict[str, Any]]:
+    """Returns the rule group of a canary: an alert to roll back for each figure, and one to promote.
+
+    `canary` and `other` are label matchers in PromQL, such as `job="llama-canary"`; `name` goes into the group's name.
+    The rules compare fixed windows, so they are not valid however often one looks: over weeks, equal servers raise them
+    now and then. `specserve watch --against` decides by intervals that are. The limits are those of its margins.
+    """
+    rules = [
+        *_rolled_back(_canary_figures("30m", canary, other)),
+        _promoted(_canary_figures("2h", canary, other)),
+    ]
+    return [{"name": f"specserve-canary-{name}", "rules": rules}]
+
+
+_CANARY_REQUESTS = {"30m": 300, "2h": 1500}
+"""Requests that each server must finish in the window."""
+
+
+def _canary_figures(window: str, canary: str, other: str) -> dict[str, tuple[str, str]]:
+    """By figure: what the canary loses, and whether that is beyond its margin; empty with too few requests."""
+    new, old = (Of(window, by="model_name", selector=selector) for selector in (canary, other))
+    failed = 'finished_reason=~"error|abort"'
+
+    def mean_s(of: Of) -> str:
+        return f"({of.rate(f'{TPOT}_sum')} / ({of.rate(f'{TPOT}_count')} > 0))"
+
+    def errors(of: Of) -> str:
+        bad = Of(of.range, by=of.by, selector=f"{of.selector},{failed}")
+        return f"({bad.rate(FINISHED)} / ({of.rate(FINISHED)} > 0))"
+
+    enough = " and ".join(f"{of.increase(FINISHED)} >= {_CANARY_REQUESTS[window]}" for of in (new, old))
+    losses = {
+        "acceptance": (f"({acceptance_ratio(old)}) - ({acceptance_ratio(new)})", "0.05"),
+        "tpot": (f"{mean_s(new)} / ({mean_s(old)} > 0) - 1", "0.05"),
+        "errors": (f"{errors(new)} - {errors(old)}", "0.01"),
+    }
+    return {key: (f"({loss}) and {enough}", margin) for key, (loss, margin) in losses.items()}
+
+
+def _rolled_back(figures: dict[str, tuple[str, str]]) -> Iterator[Rule]:
+    for key, (loss, margin) in figures.items():
+        yield _alert(
+            "SpecserveCanaryRollBack", "warning", "5m",
+            f"({loss}) > {margin}",
+            f"The canary of {{{{ $labels.model_name }}}} is worse: {key}",
+            f"Over 30 minutes it is worse by {{{{ $value | humanizePercentage }}}}, more than the margin of {margin}. "
+            "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
+            figure=key,
+        )  # fmt: skip
+
+
+def _promoted(figures: dict[str, tuple[str, str]]) -> Rule:
+    within = " and ".join(f"(({loss}) <= {margin})" for loss, margin in figures.values())
+    return _alert(
+        "SpecserveCanaryPromote", "info", "30m",
+        within,
+        "The canary of {{ $labels.model_name }} can be promoted",
+        "Over 2 hours its acceptance, time per output token and errors are within their margins of the other server's.",
     )  # fmt: skip
 
 

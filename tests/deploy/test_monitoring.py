@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from specserve.deploy.dashboard import dashboard, queries
-from specserve.deploy.monitoring import alert_rules
+from specserve.deploy.monitoring import alert_rules, canary_alerts
 from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -237,7 +237,77 @@ def test_a_missed_promise_and_missing_speculation_are_raised(profile: MakeProfil
     assert not fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **WELL)
 
 
+CANARY = yaml.safe_dump(
+    {"groups": canary_alerts("llama", canary='job="llama-canary"', other='job="llama"')}, width=10_000
+)
+
+
+def test_a_canarys_alerts_name_what_vllm_exports_and_both_servers() -> None:
+    exported = set(re.findall(r"^(vllm:\w+)", EXPORTED.read_text(encoding="utf-8"), re.M))
+    found = rules(CANARY)
+    assert [rule["labels"].get("figure") for rule in found] == ["acceptance", "tpot", "errors", None]
+    for rule in found:
+        assert set(re.findall(r"vllm:\w+", rule["expr"])) <= exported
+        assert rule["expr"].count('job="llama-canary"') == rule["expr"].count('job="llama"') > 0
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert rule["annotations"]["summary"].count("$labels.model_name") == 1
+
+
+@promtool
+def test_a_canarys_alerts_are_raised_by_what_they_say(tmp_path: Path) -> None:
+    def traffic(
+        job: str, *, accepted: int = 600, tpot_s: float = 0.6, failed: int = 0
+    ) -> list[dict[str, str]]:
+        labels = f'job="{job}",instance="{job}:8000",model_name="m",engine="0"'
+        series = {
+            f"vllm:spec_decode_num_draft_tokens_total{{{labels}}}": 1000,
+            f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}}": accepted,
+            f"vllm:request_time_per_output_token_seconds_sum{{{labels}}}": tpot_s,
+            f"vllm:request_time_per_output_token_seconds_count{{{labels}}}": 20,
+            f'vllm:request_success_total{{{labels},finished_reason="stop"}}': 20 - failed,
+            f'vllm:request_success_total{{{labels},finished_reason="error"}}': failed,
+        }
+        return [{"series": name, "values": f"0+{step}x300"} for name, step in series.items()]
+
+    def raised(*, accepted: int = 600, tpot_s: float = 0.6, failed: int = 0) -> set[str]:
+        (tmp_path / "rules.yaml").write_text(CANARY, encoding="utf-8")
+        canary = traffic("llama-canary", accepted=accepted, tpot_s=tpot_s, failed=failed)
+        asked = [
+            f'ALERTS{{alertname="SpecserveCanaryRollBack",figure="{key}",alertstate="firing"}}'
+            for key in ("acceptance", "tpot", "errors")
+        ]
+        asked.append('ALERTS{alertname="SpecserveCanaryPromote",alertstate="firing"}')
+        found = set()
+        for name, expression in zip(("acceptance", "tpot", "errors", "promote"), asked, strict=True):
+            test = {
+                "rule_files": ["rules.yaml"],
+                "evaluation_interval": "1m",
+                "tests": [
+                    {
+                        "interval": "1m",
+                        "input_series": [*canary, *traffic("llama")],
+                        "promql_expr_test": [
+                            {"expr": f"{expression} > bool 0", "eval_time": "240m", "exp_samples": []}
+                        ],
+                    }
+                ],
+            }
+            (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
+            done = run("test", "rules", tmp_path / "test.yaml")
+            if "got:" in done.stdout + done.stderr:
+                found.add(name)
+            else:
+                assert done.returncode == 0, done.stdout + done.stderr
+        return found
+
+    assert raised() == {"promote"}
+    assert raised(accepted=300) == {"acceptance"}
+    assert raised(tpot_s=0.7) == {"tpot"}
+    assert raised(failed=1) == {"errors"}
+
+
 def test_the_manual_names_every_alert(profile: MakeProfile) -> None:
     manual = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
-    alerts = {rule["alert"] for rule in rules(alert_rules(profile(PROMISING))) if "alert" in rule}
+    found = [*rules(alert_rules(profile(PROMISING))), *rules(CANARY)]
+    alerts = {rule["alert"] for rule in found if "alert" in rule}
     assert {alert for alert in alerts if alert not in manual} == set()

@@ -20,6 +20,7 @@ class Traffic:
     drafts: int = 0
     accepted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     finished: int = 0
+    failed: int = 0
     plain_tokens: int = 0
     """Output tokens that came without a draft."""
     running: int = 0
@@ -52,7 +53,10 @@ class Traffic:
     def _text(self) -> str:
         labels = f'engine="{self.engine}",model_name="{self.model}"'
         rows: dict[str, dict[str, float]] = {
-            "request_success_total": {f'{labels},finished_reason="stop"': self.finished},
+            "request_success_total": {
+                f'{labels},finished_reason="stop"': self.finished,
+                f'{labels},finished_reason="error"': self.failed,
+            },
             "num_requests_running": {labels: self.running},
             "num_requests_waiting": {labels: self.waiting},
             "kv_cache_usage_perc": {labels: self.kv_cache_usage},

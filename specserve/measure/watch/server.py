@@ -72,7 +72,7 @@ def run_watch(request: WatchRequest, view: WatchOutlet) -> WatchReport:
     source = MetricsSource(watched.locate, model=request.model)
     watch = Watch(source.read, window_s=request.window_s, profile=watched.profile)
     last: WatchReport | None = None
-    with _ended_by_sigterm(), _exporting(request.exporter, watched, view) as export:
+    with ended_by_sigterm(), _exporting(request.exporter, watched, view) as export:
         view.begin(watched, request)
         with view:
             for last in looks(watch, interval_s=request.interval_s, for_s=request.for_s):
@@ -171,7 +171,7 @@ def _exporting(address: str | None, watched: WatchedServer, view: WatchOutlet) -
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """A terminal gets its cursor back, and the exporter ends, also if a service manager stops it."""
 
     def end(number: int, _frame: object) -> NoReturn:

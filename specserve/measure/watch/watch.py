@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.watch.advice import Advice, Case, advise
@@ -31,6 +32,8 @@ from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.metrics.prometheus import Metrics, read
 from specserve.profile.schema import Profile
 from specserve.serve.requests import Endpoint, scrape
+
+Seen_co = TypeVar("Seen_co", covariant=True)
 
 MOST = 120
 """Stretches that are kept. Of more, neighbours are joined: a long time is kept in coarser pieces."""
@@ -257,14 +260,24 @@ class Watch:
         return earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
 
 
+class Looking(Protocol[Seen_co]):
+    """What is looked at again and again."""
+
+    def look(self) -> Seen_co:
+        """Read once more and judge."""
+
+    def whole(self) -> Seen_co:
+        """Judge all that was seen."""
+
+
 def looks(
-    watch: Watch,
+    watch: Looking[Seen_co],
     *,
     interval_s: float,
     for_s: float | None = None,
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[WatchReport]:
+) -> Iterator[Seen_co]:
     """A look each interval; with `for_s` until so much time is over, and then the judgement of all of it."""
     began_s = clock()
     while True:

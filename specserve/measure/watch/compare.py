@@ -1,0 +1,344 @@
+"""A canary against the server that it may replace: better, worse or not decided, from the counters of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+
+from specserve.errors import FactError, SpecserveError, TrafficError, UsageError
+from specserve.measure.sequences import BoundedDifference, PairedDifference, share_difference
+from specserve.measure.values import numbers
+from specserve.measure.watch.figures import Reading, between
+from specserve.measure.watch.server import WatchedServer, WatchRequest, ended_by_sigterm
+from specserve.measure.watch.watch import MetricsSource, looks
+from specserve.metrics.counters import Acceptance, Counters
+
+ERROR = 0.01
+"""Share of comparisons of equal servers that end with a false verdict, at most, however often one looks."""
+BLOCK_REQUESTS = 5
+"""Requests that each server must finish before a block of time ends."""
+_BLOCK_LATENCIES = 1.5
+"""A block lasts at least this many times as long as a request: shorter neighbours would be alike."""
+_FAILED = ("error", "abort")
+"""vLLM's reasons of requests that did not end well; a client that gives up counts as `abort`."""
+_UNEQUAL_LOAD = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """How much worse a canary may be and still replace the other server."""
+
+    acceptance: float = 0.05
+    """Of the acceptance rate, 0 to 1; 5 points of it change the time per token by about 5 %."""
+    tpot: float = 0.05
+    """Of the time per output token, as a share of the other server's."""
+    errors: float = 0.01
+    """Of the share of requests that fail, 0 to 1."""
+
+
+def read_margins(texts: Sequence[str]) -> Margins:
+    """Returns the margins of `acceptance=0.05` and the like; the others keep their defaults. Raises UsageError."""
+    names = [field.name for field in fields(Margins)]
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in names:
+            raise UsageError(f"`--margin` has no {name!r}", hint=f"use one of {', '.join(names)}")
+        found[name] = numbers(value, "--margin", least=0.0, most=1.0)[0]
+    return Margins(**found)
+
+
+class FigureVerdict(StrEnum):
+    """What the interval of one figure says of the canary."""
+
+    BETTER = "better"
+    NO_WORSE = "no worse"
+    """Worse by less than the margin, if at all."""
+    WORSE = "worse"
+    UNDECIDED = "not decided"
+    NOT_COMPARED = "not compared"
+
+
+class CanaryState(StrEnum):
+    """What all figures together say."""
+
+    PROMOTE = "PROMOTE"
+    ROLL_BACK = "ROLL BACK"
+    UNDECIDED = "UNDECIDED"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """One figure of both servers; TPOT in seconds, its difference and margin as shares of the other server's."""
+
+    name: str
+    verdict: FigureVerdict
+    margin: float
+    canary: float | None = None
+    other: float | None = None
+    difference: BoundedDifference | None = None
+    """The canary's minus the other's."""
+    why: str = ""
+    """Why it is not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTotals:
+    """What one server did since the comparison began."""
+
+    requests: int = 0
+    failed_requests: int = 0
+    running_requests: float = 0.0
+    """The mean."""
+    restarts: int = 0
+    has_answered: bool = False
+    trouble: SpecserveError | None = None
+    """Why there is no newest reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReport:
+    """What the comparison came to so far."""
+
+    at_s: float
+    """Seconds since the epoch."""
+    seconds: float
+    blocks: int
+    state: CanaryState
+    figures: tuple[ComparedFigure, ...]
+    canary: ServerTotals
+    other: ServerTotals
+    is_final: bool = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to trust the verdict."""
+        notes = []
+        mine, theirs = self.canary.running_requests, self.other.running_requests
+        if 0 < _UNEQUAL_LOAD * min(mine, theirs) < max(mine, theirs):
+            notes.append(
+                f"the load differs: on average {mine:.1f} requests run on the canary and {theirs:.1f} on the other "
+                "server; TPOT depends on it"
+            )
+        for name, totals in (("canary", self.canary), ("other server", self.other)):
+            if totals.restarts:
+                times = "once" if totals.restarts == 1 else f"{totals.restarts} times"
+                notes.append(f"the {name} restarted {times}; requests that were cut off are not counted")
+            if totals.trouble is not None:
+                notes.append(f"the last reading of the {name} failed: {totals.trouble.message}")
+        return tuple(notes)
+
+
+class _ReadServer:
+    """One server's readings: since its block began, and altogether."""
+
+    def __init__(self, read: Callable[[], Reading]) -> None:
+        self._read = read
+        self._block_began: Reading | None = None
+        self._running_request_s = 0.0
+        self._restarts = 0
+        self._trouble: SpecserveError | None = None
+        self.last: Reading | None = None
+        self.counters = Counters()
+        self.seconds = 0.0
+
+    def look(self) -> bool:
+        """Read once more; whether the server was restarted."""
+        try:
+            now = self._read()
+        except (TrafficError, FactError) as error:
+            self._trouble = error
+            return False
+        self._trouble = None
+        before, self.last = self.last, now
+        if before is None:
+            self.begin_block()
+            return False
+        stretch = between(before, now)
+        if stretch is None:
+            self._restarts += 1
+            return True
+        self.counters += stretch.counters
+        self.seconds += stretch.seconds
+        self._running_request_s += stretch.running_request_s
+        return False
+
+    def begin_block(self) -> None:
+        """Let the next block begin at the newest reading."""
+        self._block_began = self.last
+
+    def block(self) -> Counters | None:
+        """What was counted since the block began; None if that is too little, or the server does not answer."""
+        if self._trouble is not None or self.last is None or self._block_began is None:
+            return None
+        found = between(self._block_began, self.last)
+        if found is None or found.counters.finished_requests < BLOCK_REQUESTS:
+            return None
+        # Little's law counts requests that go on, too
+        running_s = self._running_request_s / self.counters.finished_requests
+        request_s = max(self.counters.e2e_s.mean or 0.0, running_s)
+        return found.counters if found.seconds >= _BLOCK_LATENCIES * request_s else None
+
+    @property
+    def totals(self) -> ServerTotals:
+        """Everything so far."""
+        return ServerTotals(
+            requests=self.counters.finished_requests,
+            failed_requests=sum(self.counters.finished.get(reason, 0) for reason in _FAILED),
+            running_requests=self._running_request_s / self.seconds if self.seconds else 0.0,
+            restarts=self._restarts,
+            has_answered=self.last is not None,
+            trouble=self._trouble,
+        )
+
+    @property
+    def draft_positions(self) -> int:
+        """K as the counters have positions; 0 if it has no speculation counters, or never answered."""
+        engines = self.last.metrics.acceptance.values() if self.last is not None else ()
+        return max((len(counted.accepted_per_position) for counted in engines), default=0)
+
+
+class CanaryComparison:
+    """A canary and another server, look by look. Its memory does not grow."""
+
+    def __init__(
+        self, canary: Callable[[], Reading], other: Callable[[], Reading], *, margins: Margins | None = None
+    ) -> None:
+        """Both callables raise TrafficError if no one answers, FactError if the answer is invalid."""
+        self._canary, self._other = _ReadServer(canary), _ReadServer(other)
+        self._servers = (self._other, self._canary)
+        self._margins = margins or Margins()
+        self._error = ERROR / len(fields(Margins))
+        self._acceptance, self._tpot = PairedDifference(), PairedDifference()
+        self._blocks = 0
+
+    def look(self) -> CanaryReport:
+        """Read both servers once more and judge everything that was counted so far."""
+        restarted = [server.look() for server in self._servers]
+        blocks = [server.block() for server in self._servers]
+        if not any(restarted) and all(blocks):
+            self._blocks += 1
+            old, new = (block for block in blocks if block is not None)
+            self._acceptance.add(_accepted(old.acceptance), _accepted(new.acceptance))
+            self._tpot.add((old.tpot_s.sum, old.tpot_s.count), (new.tpot_s.sum, new.tpot_s.count))
+        if any(restarted) or all(blocks):
+            for server in self._servers:
+                server.begin_block()
+        return self.whole(is_final=False)
+
+    def whole(self, *, is_final: bool = True) -> CanaryReport:
+        """The judgement of everything that was counted."""
+        figures = (self._compare_acceptance(), self._compare_tpot(), self._compare_errors())
+        canary, other = self._canary.totals, self._other.totals
+        is_blind = canary.trouble is not None or other.trouble is not None
+        return CanaryReport(
+            at_s=time.time(),
+            seconds=max(server.seconds for server in self._servers),
+            blocks=self._blocks,
+            state=_state(figures, is_blind=is_blind),
+            figures=figures,
+            canary=canary,
+            other=other,
+            is_final=is_final,
+        )
+
+    def _compare_acceptance(self) -> ComparedFigure:
+        theirs, mine = (server.draft_positions for server in self._servers)
+        why = ""
+        if None in (self._canary.last, self._other.last):
+            pass
+        elif not mine:
+            why = "the canary has no speculation counters"
+        elif not theirs:
+            why = "the other server has no speculation counters"
+        elif mine != theirs:
+            why = f"the canary drafts {mine} tokens per step, the other server {theirs}"
+        if why:
+            return ComparedFigure("acceptance", FigureVerdict.NOT_COMPARED, self._margins.acceptance, why=why)
+        least = sum(_binomial_variance(server.counters.acceptance) for server in self._servers)
+        found = self._acceptance.interval(error=self._error, least_variance=least)
+        return _judged("acceptance", found, self._acceptance.ratios, self._margins.acceptance, sign=1)
+
+    def _compare_tpot(self) -> ComparedFigure:
+        found, (other, _) = self._tpot.interval(error=self._error), self._tpot.ratios
+        if self._blocks and other <= 0:
+            why = "no request had a second output token, or vLLM does not count the time per output token"
+            return ComparedFigure("tpot", FigureVerdict.NOT_COMPARED, self._margins.tpot, why=why)
+        if found is not None:
+            found = BoundedDifference(found.value / other, found.low / other, found.high / other)
+        return _judged("tpot", found, self._tpot.ratios, self._margins.tpot, sign=-1)
+
+    def _compare_errors(self) -> ComparedFigure:
+        theirs, mine = (
+            (totals.failed_requests, totals.requests) for totals in (self._other.totals, self._canary.totals)
+        )
+        shares = (theirs[0] / max(theirs[1], 1), mine[0] / max(mine[1], 1))
+        found = share_difference(theirs, mine, error=self._error)
+        return _judged("errors", found, shares, self._margins.errors, sign=-1)
+
+
+def _accepted(counted: Acceptance) -> tuple[int, int]:
+    return counted.accepted_tokens, counted.draft_tokens
+
+
+def _binomial_variance(counted: Acceptance) -> float:
+    """Of an acceptance rate if draft tokens were independent; two of four are added (Agresti and Coull)."""
+    share = (counted.accepted_tokens + 2) / (counted.draft_tokens + 4)
+    return max(share * (1 - share), 0.0) / max(counted.draft_tokens, 1)
+
+
+def _judged(
+    name: str, found: BoundedDifference | None, ratios: tuple[float, float], margin: float, *, sign: int
+) -> ComparedFigure:
+    """What the interval says; `sign` is -1 if less is better."""
+    if found is None:
+        return ComparedFigure(name, FigureVerdict.UNDECIDED, margin)
+    low, high = sorted((sign * found.low, sign * found.high))
+    verdict = FigureVerdict.WORSE if high < 0 else FigureVerdict.UNDECIDED
+    if low > -margin:
+        verdict = FigureVerdict.BETTER if low > 0 else FigureVerdict.NO_WORSE
+    return ComparedFigure(name, verdict, margin, canary=ratios[1], other=ratios[0], difference=found)
+
+
+def _state(figures: tuple[ComparedFigure, ...], *, is_blind: bool) -> CanaryState:
+    """One worse figure is enough to roll back; to promote, every figure that can be compared must be decided."""
+    verdicts = {figure.verdict for figure in figures}
+    if FigureVerdict.WORSE in verdicts:
+        return CanaryState.ROLL_BACK
+    return CanaryState.UNDECIDED if is_blind or FigureVerdict.UNDECIDED in verdicts else CanaryState.PROMOTE
+
+
+def compared_servers(canary: WatchRequest, other: str) -> tuple[WatchedServer, WatchedServer]:
+    """The canary and the other server. Raises UsageError, also if they are the same."""
+    servers = WatchedServer(canary), WatchedServer(replace(canary, server=other))
+    if servers[0].endpoint.root == servers[1].endpoint.root:
+        raise UsageError(
+            f"the canary and the other server are the same: {servers[0].endpoint.root}",
+            hint="name the canary first: `specserve watch CANARY --against SERVER`",
+        )
+    return servers
+
+
+def compare_servers(
+    servers: tuple[WatchedServer, WatchedServer], request: WatchRequest, margins: Margins
+) -> Iterator[CanaryReport]:
+    """Compare until it is decided or `request.for_s` is over: a report for each look, and the final one.
+
+    Raises the TrafficError or FactError of a server that never answered, Interrupted on SIGTERM, KeyboardInterrupt.
+    """
+    canary, other = (MetricsSource(server.locate, model=request.model).read for server in servers)
+    comparison = CanaryComparison(canary, other, margins=margins)
+    with ended_by_sigterm():
+        for report in looks(comparison, interval_s=request.interval_s, for_s=request.for_s):
+            if report.is_final:
+                break
+            yield report
+            if report.state is not CanaryState.UNDECIDED:
+                break
+        report = comparison.whole()
+    for totals in (report.canary, report.other):
+        if totals.trouble is not None and not totals.has_answered:
+            raise totals.trouble
+    yield report
