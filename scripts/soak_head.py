@@ -17,7 +17,7 @@ from pathlib import Path
 
 from soak_distill import ROOT, old_prompts, write_log
 
-REQUESTS = 3000
+REQUESTS = 2000
 HEADS_PYTHON = ROOT / ".venv-heads" / "bin" / "python"
 _PROFILE = """\
 vllm: ">=0.32,<0.34"

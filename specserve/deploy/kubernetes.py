@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve.deploy.deployment import Artifact, Deployment
-from specserve.deploy.monitoring import alert_groups
+from specserve.deploy.monitoring import alert_groups, canary_alerts
 from specserve.deploy.pods import FINGERPRINT, pod, server
-from specserve.deploy.pools import HEADER, PLAIN, analysis, http_route, running_metric
+from specserve.deploy.pools import HEADER, PLAIN, POOL_LABEL, analysis, http_route, running_metric, selector
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.writer import Commented, yaml_text
 
@@ -111,6 +111,13 @@ def _more_pools(made: Deployment) -> dict[str, dict[str, Object]]:
         route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", http_route(made))
         found["routes"] = {"httproute.yaml": route}
     if made.canary:
+        groups = canary_alerts(
+            made.profile.name, canary=selector(made, "canary"), other=selector(made, "main")
+        )
+        rules = main.object(
+            "monitoring.coreos.com/v1", "PrometheusRule", {"groups": groups}, name=f"{made.name}-canary"
+        )
+        found["canary-monitoring"]["prometheusrule.yaml"] = rules
         template = main.object(
             "argoproj.io/v1alpha1", "AnalysisTemplate", analysis(made), name=f"{made.name}-canary"
         )
@@ -253,10 +260,12 @@ class _Pool:
         endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s"}
         if self.made.scheme == "https":
             endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-        if self.kind != "main":
+        if self.kind == "canary" or self.made.canary:
+            endpoint["relabelings"] = [{"targetLabel": POOL_LABEL, "replacement": self.kind}]
+        if self.kind == "plain":
             name = {"sourceLabels": ["model_name"], "targetLabel": "model_name"}
-            renamed = {**name, "regex": "(.+)", "replacement": f"$1 ({self.kind})"}
-            text = "tells its series from those of the main pool"
+            renamed = {**name, "regex": "(.+)", "replacement": "$1 (plain)"}
+            text = "the alerts on speculation are for the other pools"
             endpoint["metricRelabelings"] = Commented(text, [renamed])
         spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
         return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)

@@ -15,6 +15,7 @@ from specserve.errors import UsageError
 from specserve.profile.schema import Profile
 from specserve.profile.writer import Commented
 
+POOL_LABEL = "specserve_pool"
 HEADER, PLAIN = "x-specserve-pool", "plain"
 """A client that sends this header is answered without speculation."""
 _CANARY = re.compile(r"(?P<name>.+)=(?P<percent>[0-9]{1,3})%")
@@ -111,13 +112,15 @@ def http_route(made: Deployment) -> dict[str, Any]:
     return {"parentRefs": gateway, "rules": rules}
 
 
+def selector(made: Deployment, pool: str) -> str:
+    """The label matchers, in PromQL, of a pool's series: `main` or `canary`."""
+    model = made.profile.server.served_model_name or made.profile.target.model
+    return f'model_name={json.dumps(model, ensure_ascii=False)},{POOL_LABEL}="{pool}"'
+
+
 def analysis(made: Deployment) -> dict[str, Any]:
     """The `spec` of an AnalysisTemplate of Argo Rollouts: the canary's figures over those of the main pool."""
-    model = made.profile.server.served_model_name or made.profile.target.model
-    of = {
-        pool: f"model_name={json.dumps(name, ensure_ascii=False)}"
-        for pool, name in (("main", model), ("canary", f"{model} (canary)"))
-    }
+    of = {pool: selector(made, pool) for pool in ("main", "canary")}
 
     def rate(metric: str, pool: str, more: str = "") -> str:
         return f"sum(rate(vllm:{metric}{{{of[pool]}{more}}}[{_RANGE}]))"

@@ -57,13 +57,31 @@ def test_each_pool_has_pods_a_service_and_series_of_its_own(pools: Deployment) -
     assert '"method": "draft_model"' in " ".join(pods["main"])
     assert '"method": "eagle3"' in " ".join(pods["canary"])
     assert "--speculative-config" not in pods["plain"] and "--tensor-parallel-size" in pods["plain"]
-    for kind in ("canary", "plain-pool"):
-        monitor = found[f"components/{kind}-monitoring/PodMonitor/pools-{kind.partition('-')[0]}"]
-        renamed = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]
-        assert (renamed["targetLabel"], renamed["replacement"]) == (
-            "model_name",
-            f"$1 ({kind.partition('-')[0]})",
-        )
+
+
+def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None:
+    found = components(pools)
+
+    def endpoint(path: str) -> dict[str, Any]:
+        endpoints: list[dict[str, Any]] = found[f"components/{path}"]["spec"]["podMetricsEndpoints"]
+        return endpoints[0]
+
+    for path, pool in (
+        ("monitoring/PodMonitor/pools", "main"),
+        ("canary-monitoring/PodMonitor/pools-canary", "canary"),
+    ):
+        assert endpoint(path)["relabelings"] == [{"targetLabel": "specserve_pool", "replacement": pool}]
+    renamed = endpoint("plain-pool-monitoring/PodMonitor/pools-plain")["metricRelabelings"][0]
+    assert (renamed["targetLabel"], renamed["replacement"]) == ("model_name", "$1 (plain)")
+    rules = found["components/canary-monitoring/PrometheusRule/pools-canary"]["spec"]["groups"][0]["rules"]
+    analysis = found["components/canary-analysis/AnalysisTemplate/pools-canary"]["spec"]["metrics"]
+    for text in (
+        *(rule["expr"] for rule in rules),
+        *(one["provider"]["prometheus"]["query"] for one in analysis),
+    ):
+        assert 'specserve_pool="canary"' in text
+    assert {rule["alert"] for rule in rules} == {"SpecserveCanaryRollBack", "SpecserveCanaryPromote"}
+    assert [one["name"] for one in analysis] == ["acceptance", "tpot", "errors"]
 
 
 def test_pods_on_other_nodes_share_the_claims(pools: Deployment) -> None:
