@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 
+class Engine(StrEnum):
+    "What serves the profile."
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
 def plan(
     profile: ProfileOrCommand,
     *,
@@ -39,6 +47,9 @@ def plan(
     ] = PlanFormat.SHELL,
     origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Effective = False,
+    engine: Annotated[
+        Engine, typer.Option(help="The engine that serves the profile; of SGLang, the command alone.")
+    ] = Engine.VLLM,
     baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
@@ -64,13 +75,23 @@ def plan(
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
     specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --effective
+    specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.errors import UsageError
     from specserve.plan.nodes import node_at, node_count
+    from specserve.profile.load import load_profile
     from specserve.report.launch import print_plans
+    from specserve.vllm.versions import newest_in
 
     machine = machine_of(assume) if assume else None
+    if engine is Engine.SGLANG:
+        if origin or effective or node_rank is not None or master_addr:
+            text = "`--engine sglang` cannot be combined with `--origin`, `--effective`, `--node-rank` or `--master-addr`"
+            raise UsageError(text)
+        vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
+        settings = [*(settings or ()), *([f"server.port={port}"] if port is not None else [])]
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         from specserve.checks.prepare import prepare
@@ -92,6 +113,11 @@ def plan(
         )
 
     source, made = planned(node_rank)
+    if engine is Engine.SGLANG:
+        from specserve.report.launch import print_sglang
+
+        print_sglang(source, as_json=format is PlanFormat.JSON)
+        return
     if effective:
         _print_effective(source, machine, use_lock=not no_lock, as_json=format is PlanFormat.JSON)
         return

@@ -118,7 +118,7 @@ def _speculate(options: _Options, block: Speculation) -> None:
         options.values |= found
         said = " ".join(f"{ARGUMENTS[name].flag} {value}" for name, value in found.items())
         why = "; its draft tokens count the last verified token too" if method in (*CHAINS, "ngram", "dflash") else ""
-        options.notes.append(f"K = {k} along a chain is {said}{why}")
+        options.notes.append(f"K = {k} is {said}{why}")
     tensor = options.profile.target.tensor_parallel_size
     size = keys.get("draft_tensor_parallel_size")
     if size == tensor:
@@ -172,11 +172,14 @@ def _serve(options: _Options) -> None:
     """Where it listens, under which name; and what no launch of SGLang here has."""
     profile, server = options.profile, options.profile.server
     options.put("server.served_model_name", server.served_model_name)
-    options.values |= {"host": server.host, "port": server.port}
+    options.values |= {"host": server.host, "port": server.port, "enable_metrics": True}
+    options.notes.append("--enable-metrics: without it SGLang has no /metrics, which vLLM always has")
     if server.api_key_env:
         options.refused.append(("server.api_key_env", REFUSED["server.api_key_env"]))
     if profile.hardware and profile.hardware.nodes > 1:
         options.refused.append(("hardware.nodes", REFUSED["hardware.nodes"]))
+    if profile.hardware and profile.hardware.accelerator == "cpu":
+        options.refused.append(("hardware.accelerator", REFUSED["hardware.accelerator"]))
     for name in profile.env:
         if name.startswith("VLLM_"):
             options.refused.append((f"env.{name}", "vLLM alone reads this variable"))
