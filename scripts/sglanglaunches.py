@@ -1,4 +1,4 @@
-"""Public SGLang launches, read by `convert`, written by `render`, and compared option by option by a parser of SGLang's.
+"""Public SGLang launches through `convert` and `render`, compared option by option by a parser of SGLang.
 
 The parser is that of SGLang itself (`own_parser`), or one made from `specserve/sglang/arguments.json` (`table_parser`).
 """
@@ -23,12 +23,13 @@ import yaml
 from specserve.convert.convert import converted
 from specserve.convert.reading import read
 from specserve.profile.source import parse as parse_yaml
-from specserve.profile.values import human_int
 from specserve.profile.validate import read_profile
+from specserve.profile.values import human_int
 from specserve.sglang.launch import SglangLaunch, launch_sglang
 from specserve.sglang.mapping import ARGUMENTS
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "sglang_launches.yaml"
+TABLE = Path(__file__).resolve().parents[1] / "specserve" / "sglang" / "arguments.json"
 _KINDS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "dict": json.loads}
 
 
@@ -58,19 +59,26 @@ class Refused(Exception):
 def table_parser() -> argparse.ArgumentParser:
     """A parser with the options of the shipped table."""
     parser = _Parser(prog="sglang serve")
+    defaults = {
+        name: option.get("default") for name, option in json.loads(TABLE.read_text())["arguments"].items()
+    }
     for argument in ARGUMENTS.values():
         flags = [flag for flag in (argument.flag, *argument.aliases) if flag]
-        given: dict[str, Any] = {"dest": argument.name}
+        given: dict[str, Any] = {"dest": argument.name, "default": defaults[argument.name]}
         if argument.form == "flag":
             given["action"] = argparse.BooleanOptionalAction if argument.negatable else "store_true"
         else:
-            given["type"] = human_int if argument.human_int else _KINDS.get(argument.kind, str)
+            given["type"] = _tokens if argument.human_int else _KINDS.get(argument.kind, str)
             if argument.form in ("many", "optional_value"):
                 given["nargs"] = "*" if argument.form == "many" else "?"
             if argument.choices:
                 given["choices"] = argument.choices
         parser.add_argument(*flags, **given)
     return parser
+
+
+def _tokens(text: str) -> int:
+    return human_int(text) or int(text)
 
 
 def own_parser(folder: Path) -> argparse.ArgumentParser:
@@ -127,11 +135,16 @@ def _words(text: str) -> list[str]:
 
 def _flags(name: str) -> Iterator[str]:
     """How a note may name an option."""
-    argument = ARGUMENTS[name] if name in ARGUMENTS else None
-    for flag in (f"--{name.replace('_', '-')}", *((argument.flag or "", *argument.aliases) if argument else ())):
+    argument = ARGUMENTS.get(name)
+    for flag in (
+        f"--{name.replace('_', '-')}",
+        *((argument.flag or "", *argument.aliases) if argument else ()),
+    ):
         if flag:
             yield flag
-            yield from (f"{flag[:length]}`" for length in range(4, len(flag)))  # abbreviated, as the source wrote it
+            yield from (
+                f"{flag[:length]}`" for length in range(4, len(flag))
+            )  # abbreviated, as the source wrote it
 
 
 class _Parser(argparse.ArgumentParser):
@@ -168,7 +181,9 @@ class _Anything(metaclass=_AnyClass):
 
 
 class _StubModule(types.ModuleType):
-    __path__: list[str] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -204,20 +219,24 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one line for each launch; returns 1 if an option differs and no note says so."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("folder", nargs="?", type=Path, help="an unpacked wheel of SGLang: its own parser compares")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="an unpacked wheel of SGLang: its own parser compares"
+    )
     folder = parser.parse_args(argv).folder
     judge = own_parser(folder) if folder else table_parser()
     found = [compare(launch, judge) for launch in launches()]
     for one in found:
         said = f"refused: {one.refused}" if one.refused else f"{len(one.same)} same, {len(one.noted)} noted"
-        print(f"{said:<22} {one.url}")
+        print(f"{one.url}\n    {said}")
         for name in one.noted:
             print(f"    noted    {name}")
         for name in one.unnoted:
             print(f"    NO NOTE  {name}")
     taken = [one for one in found if not one.refused]
-    print(f"{len(taken)} of {len(found)} launches are taken; {sum(len(one.same) for one in taken)} options are the same, "
-          f"{sum(len(one.noted) for one in taken)} differ with a note, {sum(len(one.unnoted) for one in taken)} without")
+    print(
+        f"{len(taken)} of {len(found)} launches are taken; {sum(len(one.same) for one in taken)} options are the same, "
+        f"{sum(len(one.noted) for one in taken)} differ with a note, {sum(len(one.unnoted) for one in taken)} without"
+    )
     return int(any(one.unnoted for one in found))
 
 

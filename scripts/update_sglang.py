@@ -2,8 +2,8 @@
 
     python scripts/update_sglang.py [--check] sglang-0.5.23-….whl
 
-With --check nothing is written: exit code 1 if the shipped table is not what the wheel says. Reads source text by `ast`:
-SGLang is neither imported nor installed. What a flag is stands in `sglang/srt/arg_groups/fields/*.py`, where each field
+With --check nothing is written: exit code 1 if the shipped table is not what the wheel says. Reads source text by
+`ast`: SGLang is neither imported nor installed. What a flag is stands in `sglang/srt/arg_groups/fields/*.py`, where each field
 of `ServerArgs` is `name: A[type, Arg(…)] = default`; how that becomes an option, in `arg_groups/arg_utils.py`
 (`add_cli_args_from_dataclass`); the few options with lists made at run time, in `ServerArgs.add_cli_args`.
 """
@@ -31,9 +31,13 @@ _LISTS = (
 _SERVER_ARGS = "sglang/srt/server_args.py"
 _RUN_TIME = {"reasoning_parser": "REASONING_PARSER_NAMES", "tool_call_parser": "TOOL_CALL_PARSER_NAMES"}
 """Options whose list of values is made when SGLang starts: `auto` and the names of this list."""
-_PARSERS = {"json.loads": ("dict", "json"), "json_list_type": ("list", "json"), "nullable_str": ("str", "value")}
+_PARSERS = {
+    "json.loads": ("dict", "json"),
+    "json_list_type": ("list", "json"),
+    "nullable_str": ("str", "value"),
+}
 _SWITCHES = ("'store_true'", "DeprecatedStoreTrueAction")
-_UNKNOWN = object()
+_UNKNOWN: Any = object()
 
 
 def sources(wheel: Path) -> dict[str, str]:
@@ -49,7 +53,9 @@ def sources(wheel: Path) -> dict[str, str]:
 def version_of(wheel: Path) -> str:
     """`0.5.23` of a wheel's file name, or of the `dist-info` beside an unpacked one. Raises SystemExit."""
     names = [wheel.name, *(folder.name for folder in wheel.glob("sglang-*.dist-info"))]
-    found = next((match for name in names if (match := re.match(r"sglang-([\d.]+?)(?:\.dist-info|-)", name))), None)
+    found = next(
+        (match for name in names if (match := re.match(r"sglang-([\d.]+?)(?:\.dist-info|-)", name))), None
+    )
     if found is None:
         raise SystemExit(f"{wheel} is no wheel of SGLang, and no folder with one")
     return found[1]
@@ -57,39 +63,50 @@ def version_of(wheel: Path) -> str:
 
 def arguments_of(files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Each option by the name of its field: flag, aliases, kind, form, choices and default."""
-    lists = {}
+    lists: dict[str, Any] = {}
     for file in _LISTS:
         for node in ast.parse(files[file]).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 lists[node.targets[0].id] = _value(node.value, lists)
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(name for name in files if name.startswith(_FIELDS)):
-        for space in ast.parse(files[file]).body:
-            for field in space.body if isinstance(space, ast.ClassDef) else ():
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    if option := _field(field.target.id, field, lists):
-                        found[field.target.id] = option
+        for name, field in _annotated(files[file]):
+            if option := _field(field, lists):
+                found[name] = option
     defaults = dict(_bare_defaults(files))
     for call in ast.walk(ast.parse(files[_SERVER_ARGS])):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "parser.add_argument":
             name, option = _added(call, lists)
-            found[name] = {**option, **({"default": defaults[name]} if defaults.get(name) is not None else {})}
+            found[name] = {
+                **option,
+                **({"default": defaults[name]} if defaults.get(name) is not None else {}),
+            }
     return dict(sorted(found.items()))
+
+
+def _annotated(text: str) -> Iterator[tuple[str, ast.AnnAssign]]:
+    """The annotated names of a module's classes."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id, node
 
 
 def _bare_defaults(files: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The defaults of the fields that have no option of their own, such as `reasoning_parser: Optional[str] = None`."""
     for file in files:
-        for node in ast.walk(ast.parse(files[file])) if file.startswith(_FIELDS) else ():
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
-                value = _value(node.value, {})
-                yield node.target.id, None if value is _UNKNOWN else value
+        for name, field in _annotated(files[file]) if file.startswith(_FIELDS) else ():
+            value = _value(field.value, {})
+            yield name, None if value is _UNKNOWN else value
 
 
-def _field(name: str, field: ast.AnnAssign, lists: Mapping[str, Any]) -> dict[str, Any] | None:
+def _field(field: ast.AnnAssign, lists: Mapping[str, Any]) -> dict[str, Any] | None:
     """The option of one field; None for a field that has none."""
     hint = field.annotation
-    if not (isinstance(hint, ast.Subscript) and ast.unparse(hint.value) == "A" and isinstance(hint.slice, ast.Tuple)):
+    if not (
+        isinstance(hint, ast.Subscript)
+        and ast.unparse(hint.value) == "A"
+        and isinstance(hint.slice, ast.Tuple)
+    ):
         return None
     typed, about = hint.slice.elts[0], hint.slice.elts[1]
     said = {key.arg: key.value for key in about.keywords} if isinstance(about, ast.Call) else {}
@@ -131,7 +148,11 @@ def _shape(plain: str, said: Mapping[str | None, ast.expr]) -> tuple[str, str]:
     nargs = _text(said.get("nargs"))
     if nargs == "?":
         return "str", "optional_value"
-    if nargs or plain.startswith("List[") or "LoRAPathAction" in ast.unparse(said.get("action", ast.Constant(""))):
+    if (
+        nargs
+        or plain.startswith("List[")
+        or "LoRAPathAction" in ast.unparse(said.get("action", ast.Constant("")))
+    ):
         return "list", "many"
     if plain == "bool":
         return "bool", "flag"
@@ -164,7 +185,11 @@ def _value(node: ast.expr | None, lists: Mapping[str, Any]) -> Any:
         return None
     if isinstance(node, ast.Name):
         return lists.get(node.id, _UNKNOWN)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("set", "list", "frozenset") and len(node.args) == 1:
+    if (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("set", "list", "frozenset")
+        and len(node.args) == 1
+    ):
         return _value(node.args[0], lists)
     if isinstance(node, ast.BinOp):
         left, right = _value(node.left, lists), _value(node.right, lists)
@@ -187,7 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes or compares the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("wheel", type=Path, help="a wheel, or the folder that holds the package `sglang`")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the table differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if the table differs"
+    )
     given = parser.parse_args(argv)
     text = "{\n" + dumps(version_of(given.wheel), arguments_of(sources(given.wheel))) + "\n}\n"
     before = TABLE.read_text("utf-8") if TABLE.is_file() else '{"arguments": {}}'

@@ -78,8 +78,8 @@ def plan(
     specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.hardware.accelerators import assume as machine_of
     from specserve.errors import UsageError
+    from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
     from specserve.profile.load import load_profile
     from specserve.report.launch import print_plans
@@ -88,8 +88,8 @@ def plan(
     machine = machine_of(assume) if assume else None
     if engine is Engine.SGLANG:
         if origin or effective or node_rank is not None or master_addr:
-            text = "`--engine sglang` cannot be combined with `--origin`, `--effective`, `--node-rank` or `--master-addr`"
-            raise UsageError(text)
+            others = "`--origin`, `--effective`, `--node-rank` or `--master-addr`"
+            raise UsageError(f"`--engine sglang` cannot be combined with {others}")
         vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
         settings = [*(settings or ()), *([f"server.port={port}"] if port is not None else [])]
 

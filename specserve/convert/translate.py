@@ -84,7 +84,7 @@ def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
     if unresolved(written):
         return written
     if method == "eagle" and draft is None:
-        method, text = "mtp", "without a draft SGLang's EAGLE runs the target's own prediction layers"
+        method, text = "mtp", "without a draft, `--speculative-algorithm EAGLE` is the target's own layers"
     elif method is None and draft:
         method = inferred_method(str(draft.value))
         text = f"the draft's name says `{method}`, the source {f'`{written}`' if written else 'nothing'}"
@@ -105,15 +105,24 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
     if method in ("dflash", "dspark", "ngram") and (block or drafts):
         steps, drafts = None, block or drafts  # SGLang runs them with one step, whatever is said
     if steps:
-        more = ", not its draft tokens, which form a tree" if drafts and not _is_chain(steps, drafts) else ""
+        more = (
+            ", not `--speculative-num-draft-tokens`, which counts a tree"
+            if drafts and not _is_chain(steps, drafts)
+            else ""
+        )
         return steps, f"SGLang's steps are vLLM's K{more}"
     if drafts and isinstance(drafts.value, int) and method:
         written = "--speculative-dflash-block-size" if drafts is block else "--speculative-num-draft-tokens"
-        return replace(drafts, value=drafts.value - 1, raw=None), f"from `{written}`; SGLang counts the verified token too"
+        return replace(
+            drafts, value=drafts.value - 1, raw=None
+        ), f"from `{written}`; SGLang counts the verified token too"
     if drafts:
         return drafts, "from `--speculative-num-draft-tokens`"
     place = next(iter(said.values())).span
-    return Node(_DEFAULT_K, place), f"SGLang picks a number by the model; {_DEFAULT_K} is a starting point"
+    return (
+        Node(_DEFAULT_K, place),
+        f"without `--speculative-num-steps` SGLang picks a number by the model; {_DEFAULT_K} is a starting point",
+    )
 
 
 def _is_chain(steps: Node, drafts: Node) -> bool:
@@ -188,7 +197,7 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
     made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
-    given = _with_graphs(given) if made.foreign else given
+    given = _combined(given, made.notes) if made.foreign else given
     for setting in _with_variables(given, table):
         name, argument = setting.name, _argument(table, setting.name)
         old = replacement(name) if made.foreign else None
@@ -224,14 +233,18 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
     return replace(given, settings=made.settings, env=env, notes=made.notes)
 
 
-def _with_graphs(given: EngineStart) -> EngineStart:
-    """With SGLang's two switches of CUDA graphs as the one that they are together."""
-    graphs = [given.settings.get(name) for name in sglang.GRAPHS]
-    if None in graphs:
-        return given
-    rest = {name: setting for name, setting in given.settings.items() if name not in sglang.GRAPHS}
-    both = [replace(setting, name="disable_cuda_graph") for setting in graphs[:1] if setting]
-    return replace(given, settings={**rest, **{setting.name: setting for setting in both}})
+def _combined(given: EngineStart, notes: list[Note]) -> EngineStart:
+    """With what several of SGLang's options say together: no graphs at all, and what `--dp-size` counts."""
+    settings = dict(given.settings)
+    if settings.keys() >= set(sglang.GRAPHS):
+        graphs = [settings.pop(name) for name in sglang.GRAPHS]
+        settings["disable_cuda_graph"] = replace(graphs[0], name="disable_cuda_graph")
+    if "enable_dp_attention" in settings and (size := settings.pop("dp_size", None)):
+        text = (
+            "with DP attention it splits the ranks of `--tp-size`; vLLM's `data_parallel_size` adds replicas"
+        )
+        notes.append(Note("", f"`{size.written}` is left out: {text}", size.place.line))
+    return replace(given, settings=settings)
 
 
 def _argument(table: VllmTable, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""SGLang: the same profile as the command that serves it there, and as a container. Nothing here was run with SGLang."""
+"""SGLang: the same profile as the command that serves it there, and as a container."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _REPOSITORY = "lmsysorg/sglang"
 """Source: `docker pull lmsysorg/sglang:latest` in the description of the wheel, METADATA 0.5.23."""
 _HOME = "/root"
 """The image runs as root, and its Hub cache lies there. Source: docker/compose.yaml of sgl-project/sglang."""
-_SHM_GIB = 32
-"""Source: `--shm-size 32g` in SGLang's installation guide, docs/get_started/install.md."""
 
 
 def sglang_image(made: Deployment) -> Image:
@@ -71,8 +69,7 @@ def _exec(launch: SglangLaunch) -> str:
 
 def _service(made: Deployment, launch: SglangLaunch, *, folder: str) -> dict[str, Any]:
     port = made.plan.port
-    cache = f"{_HOME}/.cache/huggingface"
-    own = {"HF_HOME": cache, "HF_TOKEN": "${HF_TOKEN:-}"}
+    own = {"HF_TOKEN": "${HF_TOKEN:-}"}
     which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
     if not made.devices:
         note = "of this host; `hardware.devices` names certain ones"
@@ -88,19 +85,25 @@ def _service(made: Deployment, launch: SglangLaunch, *, folder: str) -> dict[str
         "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in labels.items()},
         "entrypoint": list(launch.argv[:2]),
         "command": [literal(word) for word in launch.argv[2:]],
-        **({"working_dir": Commented("paths in the command are seen from here", MODELS)} if made.mounts else {}),
+        **(
+            {"working_dir": Commented("paths in the command are seen from here", MODELS)}
+            if made.mounts
+            else {}
+        ),
         "environment": {**{name: literal(value) for name, value in launch.env.items()}, **own},
         "ports": Commented(
             "this host only; a proxy with TLS in front of it may be reached by others",
             [f"127.0.0.1:{port}:{port}"],
         ),
         "volumes": volumes,
-        "shm_size": Commented("as SGLang's installation guide has it", f"{_SHM_GIB}gb"),
+        "ipc": Commented("as SGLang's own compose file has it", "host"),
         "security_opt": ["no-new-privileges:true"],
         "init": True,
         "healthcheck": {
             "test": ["CMD", *question(made, port=port)],
-            "start_period": Commented(f"{made.start_limit_from}; a download takes longer", f"{made.start_limit_s}s"),
+            "start_period": Commented(
+                f"{made.start_limit_from}; a download takes longer", f"{made.start_limit_s}s"
+            ),
             "start_interval": "5s",
             "interval": "15s",
             "timeout": "10s",

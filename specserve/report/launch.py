@@ -68,7 +68,12 @@ def print_sglang(profile: Profile, *, as_json: bool) -> None:
     made = launch_sglang(profile)
     if as_json:
         content: dict[str, Any] = {"version": 1, "name": made.name, "fingerprint": made.fingerprint}
-        content |= {"sglang": VERSION, "argv": list(made.argv), "env": dict(made.env), "notes": list(made.notes)}
+        content |= {
+            "sglang": VERSION,
+            "argv": list(made.argv),
+            "env": dict(made.env),
+            "notes": list(made.notes),
+        }
         out(json.dumps(content, indent=2, ensure_ascii=False))
         return
     out(command(made))

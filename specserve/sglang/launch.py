@@ -68,7 +68,11 @@ class _Options:
             self.notes.append(f"`{key}: {_shown(value)}` needs no option: SGLang acts so anyway")
             return
         name, written = found
-        names = GRAPHS if name == "disable_cuda_graph" else (name,)
+        names: tuple[str, ...] = (name,)
+        if name == "disable_cuda_graph":
+            names = GRAPHS
+            flags = " and ".join(ARGUMENTS[one].flag or "" for one in GRAPHS)
+            self.notes.append(f"`{key}` is {flags}, formerly {ARGUMENTS[name].flag}")
         self.values |= dict.fromkeys(names, written)
         if name in OPTIONS and OPTIONS[name].caution:
             self.notes.append(f"{ARGUMENTS[name].flag}: {OPTIONS[name].caution}")
@@ -117,12 +121,15 @@ def _speculate(options: _Options, block: Speculation) -> None:
         found = draft_options(method, k)
         options.values |= found
         said = " ".join(f"{ARGUMENTS[name].flag} {value}" for name, value in found.items())
-        why = "; its draft tokens count the last verified token too" if method in (*CHAINS, "ngram", "dflash") else ""
-        options.notes.append(f"K = {k} is {said}{why}")
+        if method in (*CHAINS, "ngram", "dflash"):
+            said += "; its draft tokens count the last verified token too"
+        options.notes.append(f"K = {k} is {said}")
     tensor = options.profile.target.tensor_parallel_size
     size = keys.get("draft_tensor_parallel_size")
     if size == tensor:
-        options.notes.append(f"`draft_tensor_parallel_size: {size}` needs no option: SGLang splits a draft like its target")
+        options.notes.append(
+            f"`draft_tensor_parallel_size: {size}` needs no option: SGLang splits a draft like its target"
+        )
     elif size is not None:
         text = f"SGLang splits a draft like its target, here by {tensor}"
         options.refused.append(("speculation.draft_tensor_parallel_size", text))
@@ -134,7 +141,9 @@ def _speculate(options: _Options, block: Speculation) -> None:
         else:
             options.put(f"speculation.{key}", value)
     if options.profile.engine.get("max_num_seqs") is None:
-        options.notes.append(f"without `max_num_seqs` SGLang runs {_RUNNING} requests at most when it speculates")
+        options.notes.append(
+            f"without `max_num_seqs` SGLang runs {_RUNNING} requests at most when it speculates"
+        )
 
 
 def _unsampled(method: str, key: str, keys: Mapping[str, Any]) -> str | None:
@@ -156,7 +165,11 @@ def _unsampled(method: str, key: str, keys: Mapping[str, Any]) -> str | None:
 def _is_said_otherwise(options: _Options, place: str, value: Any) -> bool:
     """Whether another option, or its value, already says this; sets it."""
     profile = options.profile
-    if place == "frontend.enable_auto_tool_choice" and value is True and profile.frontend.get("tool_call_parser"):
+    if (
+        place == "frontend.enable_auto_tool_choice"
+        and value is True
+        and profile.frontend.get("tool_call_parser")
+    ):
         options.notes.append("`enable_auto_tool_choice` needs no option beside --tool-call-parser")
         return True
     if place == "engine.enable_expert_parallel" and value is True:
@@ -196,9 +209,15 @@ def _refusal(options: _Options) -> UsageError:
     many = len(options.refused)
     lines = [f"{options.profile.span(place)}: `{place}`: {why}" for place, why in options.refused]
     what = "1 setting of the profile" if many == 1 else f"{many} settings of the profile"
-    removable = next((place for place, _ in options.refused if place.startswith(("engine.", "frontend."))), None)
+    removable = next(
+        (place for place, _ in options.refused if place.startswith(("engine.", "frontend."))), None
+    )
     removable = removable or next((place for place, _ in options.refused if place.count(".") == 1), None)
-    hint = f"`--set {removable}=null` leaves one out" if removable and removable != "speculation.method" else None
+    hint = (
+        f"`--set {removable}=null` leaves one out"
+        if removable and removable != "speculation.method"
+        else None
+    )
     return UsageError(f"SGLang {VERSION} cannot be told {what}", hint=hint, causes=tuple(lines))
 
 

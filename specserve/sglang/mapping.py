@@ -1,7 +1,7 @@
 """SGLang's options and what says the same in a profile: `convert` reads by this table, `render` writes by it.
 
-`arguments.json` holds the options of one version as `scripts/update_sglang.py` reads them from its wheel; `mapping.json`
-what they mean, which a person decides. Facts about speculation, with their sources in SGLang 0.5.23:
+`arguments.json` holds the options of one version as `scripts/update_sglang.py` reads them from its wheel;
+`mapping.json` what they mean, which a person decides. Facts about speculation, with their sources in SGLang 0.5.23:
 - Along a chain (`eagle_topk` 1) a step drafts one token, and verification counts the last verified token too:
   `draft_tokens = steps + 1` (srt/arg_groups/speculative_hook.py, `_handle_eagle_family`). vLLM's K is the steps.
 - The drafts of NGRAM begin with the last token (kernels/jit/csrc/ngram_corpus/result.cpp, `fillResult`), and so does a
@@ -38,7 +38,7 @@ class NoCounterpart(ValueError):
 
 
 def _argument(name: str, data: Mapping[str, Any]) -> Argument:
-    values = {
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in data.items()
         if key != "default"
@@ -54,9 +54,7 @@ VERSION: str = _TABLE["version"]
 ARGUMENTS: Mapping[str, Argument] = {
     name: _argument(name, data) for name, data in _TABLE["arguments"].items()
 }
-OPTIONS: Mapping[str, Counterpart] = {
-    name: Counterpart(**data) for name, data in _MAPPING["options"].items()
-}
+OPTIONS: Mapping[str, Counterpart] = {name: Counterpart(**data) for name, data in _MAPPING["options"].items()}
 """SGLang's options that a profile says by another name, with other values, or not at all; earlier versions' too."""
 SAME: frozenset[str] = frozenset(_MAPPING["same"])
 """Options with the same name and meaning in both engines."""
@@ -119,7 +117,9 @@ def _written_value(item: Counterpart | None, argument: Argument, value: Any) -> 
     if item and isinstance(value, str) and value in item.written:
         value = item.written[value]
     elif item and item.values and value not in argument.choices:
-        ours = [theirs for theirs, known in item.values.items() if known == value and type(known) is type(value)]
+        ours = [
+            theirs for theirs, known in item.values.items() if known == value and type(known) is type(value)
+        ]
         known = [theirs for theirs in ours if not argument.choices or theirs in argument.choices]
         if known:
             value = argument.form == "flag" or known[0]

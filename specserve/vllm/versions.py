@@ -241,5 +241,3 @@ ARGUMENTS = _section("arguments")
 KEYS = _section("speculation")
 """Keys that `speculative_config` once had."""
 VARIABLES = _section("env")
-
-

@@ -107,8 +107,13 @@ def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: d
         (
             "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
             "--speculative-use-rejection-sampling --speculative-use-block-verification",
-            {"method": "eagle3", "model": "a/h", "draft_sample_method": "probabilistic",
-             "rejection_sample_method": "block", "num_speculative_tokens": 3},
+            {
+                "method": "eagle3",
+                "model": "a/h",
+                "draft_sample_method": "probabilistic",
+                "rejection_sample_method": "block",
+                "num_speculative_tokens": 3,
+            },
         ),
         (
             "--speculative-draft-model-path a/d --num-speculative-tokens 8",
@@ -125,9 +130,11 @@ def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: d
 
 
 def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
-    notes = [note.text for note in of("--mem-fraction-static 0.8 --stream-output --speculative-eagle-topk 4").notes]
+    notes = [
+        note.text for note in of("--mem-fraction-static 0.8 --stream-output --speculative-eagle-topk 4").notes
+    ]
     assert "`--stream-output` is left out: vLLM has nothing of the kind" in notes
-    assert "`--speculative-eagle-topk` is left out: vLLM drafts chains, not trees" in notes
+    assert "`--speculative-eagle-topk` is left out: vLLM drafts along a chain, which is a top-k of 1" in notes
     assert any(note.startswith("SGLang counts weights and KV cache in its share") for note in notes)
 
 

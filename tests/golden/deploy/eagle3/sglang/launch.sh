@@ -9,6 +9,9 @@
 #   vocabulary
 # - --mem-fraction-static: SGLang counts weights and KV cache in this share, vLLM everything: lower
 #   it if SGLang runs out of memory
+# - `enforce_eager` is --disable-decode-cuda-graph and --disable-prefill-cuda-graph, formerly
+#   --disable-cuda-graph
+# - --enable-metrics: without it SGLang has no /metrics, which vLLM always has
 set -eu
 export NCCL_DEBUG=WARN
 exec sglang serve \
@@ -26,4 +29,5 @@ exec sglang serve \
   --disable-decode-cuda-graph \
   --disable-prefill-cuda-graph \
   --host 127.0.0.1 \
-  --port 8000
+  --port 8000 \
+  --enable-metrics
