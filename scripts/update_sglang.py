@@ -3,9 +3,10 @@
     python scripts/update_sglang.py [--check] sglang-0.5.23-….whl
 
 With --check nothing is written: exit code 1 if the shipped table is not what the wheel says. Reads source text by
-`ast`: SGLang is neither imported nor installed. What a flag is stands in `sglang/srt/arg_groups/fields/*.py`, where each field
-of `ServerArgs` is `name: A[type, Arg(…)] = default`; how that becomes an option, in `arg_groups/arg_utils.py`
-(`add_cli_args_from_dataclass`); the few options with lists made at run time, in `ServerArgs.add_cli_args`.
+`ast`: SGLang is neither imported nor installed. What a flag is stands in `sglang/srt/arg_groups/fields/*.py`: each
+field of `ServerArgs` is `name: A[type, Arg(…)] = default`. How that becomes an option stands in
+`arg_groups/arg_utils.py` (`add_cli_args_from_dataclass`); the few options with lists that are made at run time, in
+`ServerArgs.add_cli_args`.
 """
 
 from __future__ import annotations
