@@ -28,7 +28,7 @@ def sglang_image(made: Deployment) -> Image:
 def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     """Returns launch.sh and compose.yaml. `folder`: the output folder, for relative paths.
 
-    Raises UsageError that names every setting of the profile that SGLang cannot be told.
+    Raises UsageError that names every setting of the profile without a counterpart.
     """
     profile = made.profile
     bare = launch_sglang(replace(profile, server=replace(profile.server, host=made.host)))

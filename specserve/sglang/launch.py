@@ -47,7 +47,7 @@ class SglangLaunch:
 
 @dataclass(slots=True)
 class _Options:
-    """The options of one launch as they are found, with what SGLang cannot be told."""
+    """The options of one launch as they are found, with the settings that have no counterpart."""
 
     profile: Profile
     values: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Options:
 
 
 def launch_sglang(profile: Profile) -> SglangLaunch:
-    """Returns the command for SGLang of mapping.VERSION. Raises UsageError that names all that it cannot be told."""
+    """Returns the command for SGLang of mapping.VERSION. Raises UsageError that names all without counterpart."""
     from specserve.profile.fingerprint import fingerprint
 
     options = _Options(profile)
@@ -205,7 +205,7 @@ def _environment(profile: Profile) -> dict[str, str]:
 
 
 def _refusal(options: _Options) -> UsageError:
-    """One error for all that SGLang cannot be told, each with its place in the profile."""
+    """One error for all settings without a counterpart, each with its place in the profile."""
     many = len(options.refused)
     lines = [f"{options.profile.span(place)}: `{place}`: {why}" for place, why in options.refused]
     what = "1 setting of the profile" if many == 1 else f"{many} settings of the profile"
@@ -214,11 +214,11 @@ def _refusal(options: _Options) -> UsageError:
     )
     removable = removable or next((place for place, _ in options.refused if place.count(".") == 1), None)
     hint = (
-        f"`--set {removable}=null` leaves one out"
+        f"`--set {removable}=null` leaves that setting to SGLang"
         if removable and removable != "speculation.method"
         else None
     )
-    return UsageError(f"SGLang {VERSION} cannot be told {what}", hint=hint, causes=tuple(lines))
+    return UsageError(f"SGLang {VERSION} has no counterpart for {what}", hint=hint, causes=tuple(lines))
 
 
 def _shown(value: Any) -> str:

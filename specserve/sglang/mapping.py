@@ -59,9 +59,9 @@ OPTIONS: Mapping[str, Counterpart] = {name: Counterpart(**data) for name, data i
 SAME: frozenset[str] = frozenset(_MAPPING["same"])
 """Options with the same name and meaning in both engines."""
 DEFAULTS: Mapping[str, Any] = _MAPPING["defaults"]
-"""By dotted place, the value that SGLang acts by without being told."""
+"""By dotted place, the value that SGLang acts by if no option is given."""
 REFUSED: Mapping[str, str] = _MAPPING["refused"]
-"""Why SGLang cannot be told what stands in a place of the profile."""
+"""By dotted place, why SGLang has no counterpart."""
 GRAPHS = ("disable_decode_cuda_graph", "disable_prefill_cuda_graph")
 """Together what vLLM's `enforce_eager` says; `--disable-cuda-graph` is deprecated."""
 ALGORITHMS: Mapping[str, str] = {
@@ -104,7 +104,7 @@ def option_for(place: str, value: Any) -> tuple[str, Any] | None:
     name = next((name for name, item in OPTIONS.items() if item.now == place and name in ARGUMENTS), None)
     plain = place.partition(".")[2]
     if name is None and plain not in SAME:
-        raise NoCounterpart("SGLang has no counterpart")
+        raise NoCounterpart("SGLang has no such option")
     argument = ARGUMENTS[name or plain]
     value = _written_value(OPTIONS.get(argument.name), argument, python_value(argument, value))
     if argument.form == "flag" and value is False and not argument.negatable:

@@ -154,5 +154,5 @@ def test_what_sglang_cannot_be_told_has_its_place(write: Write, capsys: pytest.C
     file = write(SGLANG.replace("max_num_seqs: 8", "attention_backend: FLASH_ATTN"))
     assert _run(["plan", str(file), "--engine", "sglang"]) == 2
     err = capsys.readouterr().err
-    assert "cannot be told 1 setting" in err and re.search(r":4:\d+: `engine.attention_backend`: ", err)
+    assert "no counterpart for 1 setting" in err and re.search(r":4:\d+: `engine.attention_backend`: ", err)
     assert "--set engine.attention_backend=null" in err

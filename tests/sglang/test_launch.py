@@ -30,7 +30,7 @@ SERVED = (
     "llama33-70b-eagle3", "llama8b-eagle", "llama8b-eagle3", "qwen3-235b-eagle3", "qwen3-next-80b-mtp",
     "qwen38-27b-mtp",
 )  # fmt: skip
-"""The shipped profiles that SGLang can be told as they are."""
+"""The shipped profiles that have a counterpart as they are."""
 HELPED = {
     "demo": (
         "speculation.draft_sample_method=null",
@@ -151,9 +151,9 @@ def test_each_method_has_its_algorithm_and_k(
         ("engine: {quantization: torchao}", "target.quantization", ""),
         ("engine: {kv_cache_dtype: fp8_inc}", "engine.kv_cache_dtype", "cannot be `fp8_inc`"),
         ("engine: {runner: generate}", "engine.runner", "cannot be `generate`"),
-        ("engine: {swap_space: 4}", "engine.swap_space", "no counterpart"),
+        ("engine: {swap_space: 4}", "engine.swap_space", "no such option"),
         ("frontend: {tool_call_parser: xlam, enable_auto_tool_choice: true}", "frontend.tool_call_parser", "`xlam`"),
-        ("frontend: {enable_auto_tool_choice: true}", "frontend.enable_auto_tool_choice", "no counterpart"),
+        ("frontend: {enable_auto_tool_choice: true}", "frontend.enable_auto_tool_choice", "no such option"),
         ("engine: {enable_expert_parallel: true, data_parallel_size: 2}", "engine.enable_expert_parallel", "one"),
         ("server: {api_key_env: MY_KEY}", "server.api_key_env", "only as an argument"),
         ("hardware: {nodes: 2}", "hardware.nodes", "one node"),
