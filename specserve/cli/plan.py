@@ -53,9 +53,7 @@ def plan(
     ] = PlanFormat.SHELL,
     origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Effective = False,
-    engine: Annotated[
-        Engine, typer.Option(help="The engine that serves the profile; of SGLang, the command alone.")
-    ] = Engine.VLLM,
+    engine: Annotated[Engine, typer.Option(help="The engine that serves the profile.")] = Engine.VLLM,
     baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
@@ -75,7 +73,8 @@ def plan(
     pasted into a shell, it starts the same server as `up`. With --vllm, without an installed vLLM, or if the profile or
     --assume names accelerators that the installed vLLM does not support, the plan leaves out what depends on the
     machine. A profile for several nodes gives one command for each node. With --effective, vLLM's own code says what it
-    will run instead of what the profile asks for, why, and what of that speculation causes.
+    will run instead of what the profile asks for, why, and what of that speculation causes. With --engine sglang, the
+    plan is the command that serves the profile with SGLang; a setting that has no counterpart there is an error.
 
     \b
     specserve plan configs/demo.yaml
