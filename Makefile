@@ -21,7 +21,7 @@ SOAK ?= 20
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev heads demo test check lint site fmt unit installed engine vllm soak clean
+.PHONY: help setup dev heads demo test check lint site fmt unit installed engine vllm sglang soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -76,6 +76,13 @@ engine:
 
 vllm: dev ## every known vLLM: tables, facts, quoted sources, tests; VLLM=folder: wheels there (default: downloaded)
 	$(BIN)/python scripts/update_vllm.py --check --tests --known $(or $(VLLM),build/vllm)
+
+sglang: dev ## SGLang's options against its wheel, and public launches by its own parser; SGLANG=wheel (default: downloaded)
+	@rm -rf build/sglang && mkdir -p build/sglang
+	$(if $(SGLANG),cp $(SGLANG) build/sglang,$(BIN)/pip download -q --no-deps --dest build/sglang sglang==0.5.23)
+	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
+	@cd build/sglang && unzip -q -o sglang-*.whl
+	$(OFFLINE) $(BIN)/python scripts/sglanglaunches.py build/sglang
 
 soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
 	$(PYTEST) -m soak

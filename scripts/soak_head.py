@@ -17,7 +17,7 @@ from pathlib import Path
 
 from soak_distill import ROOT, old_prompts, write_log
 
-REQUESTS = 2000
+REQUESTS = 1200
 HEADS_PYTHON = ROOT / ".venv-heads" / "bin" / "python"
 _PROFILE = """\
 vllm: ">=0.32,<0.34"
@@ -61,7 +61,7 @@ def main() -> int:
     program = Path(sys.executable).with_name("specserve")
     distil = [
         program, "distill", folder / "head.yaml", "--traffic", folder / "traffic.jsonl", "--train-for",
-        given.train_for, "--max-tokens", "128", "--python", HEADS_PYTHON, "-o", folder / "run",
+        given.train_for, "--max-tokens", "64", "--python", HEADS_PYTHON, "-o", folder / "run",
     ]  # fmt: skip
     began = time.monotonic()
     code = subprocess.run(distil, check=False).returncode

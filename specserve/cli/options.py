@@ -22,7 +22,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "plan": {
         "What to plan": "alternative baseline settings port devices node_rank master_addr no_lock",
-        "For which vLLM and machine": "vllm assume",
+        "For which engine and machine": "engine vllm assume",
         "Output": "effective origin format",
     },
     "diff": {

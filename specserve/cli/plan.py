@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,12 +25,24 @@ from specserve.cli.options import (
     flag,
     text_option,
 )
+from specserve.errors import UsageError
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
+    from specserve.checks.prepare import LaunchOptions
     from specserve.hardware.accelerators import Machine
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
+
+
+_ABOUT_VLLM = "`--origin`, `--effective`, `--assume`, `--node-rank` or `--master-addr`"
+
+
+class Engine(StrEnum):
+    "What serves the profile."
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
 
 
 def plan(
@@ -39,6 +53,7 @@ def plan(
     ] = PlanFormat.SHELL,
     origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Effective = False,
+    engine: Annotated[Engine, typer.Option(help="The engine that serves the profile.")] = Engine.VLLM,
     baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
@@ -58,46 +73,71 @@ def plan(
     pasted into a shell, it starts the same server as `up`. With --vllm, without an installed vLLM, or if the profile or
     --assume names accelerators that the installed vLLM does not support, the plan leaves out what depends on the
     machine. A profile for several nodes gives one command for each node. With --effective, vLLM's own code says what it
-    will run instead of what the profile asks for, why, and what of that speculation causes.
+    will run instead of what the profile asks for, why, and what of that speculation causes. With --engine sglang, the
+    plan is the command that serves the profile with SGLang; a setting that has no counterpart there is an error.
 
     \b
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
     specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --effective
+    specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
     from specserve.report.launch import print_plans
 
-    machine = machine_of(assume) if assume else None
+    machine, as_json = machine_of(assume) if assume else None, format is PlanFormat.JSON
+    options: LaunchOptions = {"devices": devices, "alternative": alternative, "baseline": baseline}
+    options |= {"port": port, "use_lock": not no_lock, "starts": False}
+    if engine is Engine.SGLANG:
+        if origin or effective or assume or node_rank is not None or master_addr:
+            raise UsageError(f"`--engine sglang` cannot be combined with {_ABOUT_VLLM}")
+        moved = [*(settings or ()), *([] if port is None else [f"server.port={port}"])]
+        _print_sglang(profile, moved, vllm, options, as_json=as_json)
+        return
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
-        from specserve.checks.prepare import prepare
-
-        return prepare(
-            profile,
-            settings=settings or (),
-            port=port,
-            devices=devices,
-            alternative=alternative,
-            baseline=baseline,
-            vllm=vllm,
-            starts=False,
-            whole=True,
-            use_lock=not no_lock,
-            node=None if rank is None else node_at(rank, master_addr),
-            machine=machine,
-            notices=StderrNotices(),
-        )
+        node = None if rank is None else node_at(rank, master_addr)
+        return _prepared(profile, settings or (), vllm, {**options, "node": node}, machine=machine)
 
     source, made = planned(node_rank)
     if effective:
-        _print_effective(source, machine, use_lock=not no_lock, as_json=format is PlanFormat.JSON)
+        _print_effective(source, machine, use_lock=not no_lock, as_json=as_json)
         return
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    print_plans(plans, as_json=format is PlanFormat.JSON, with_origins=origin)
+    print_plans(plans, as_json=as_json, with_origins=origin)
+
+
+def _prepared(
+    profile: str,
+    settings: Iterable[str],
+    vllm: str | None,
+    options: LaunchOptions,
+    *,
+    machine: Machine | None = None,
+) -> tuple[Profile, LaunchPlan]:
+    """The profile and its launch, once the rules have cleared it."""
+    from specserve.checks.prepare import prepare
+
+    notices = StderrNotices()
+    return prepare(
+        profile, settings=settings, vllm=vllm, whole=True, machine=machine, notices=notices, **options
+    )
+
+
+def _print_sglang(
+    profile: str, settings: list[str], vllm: str | None, options: LaunchOptions, *, as_json: bool
+) -> None:
+    """The command that serves a profile with SGLang, once the rules have cleared it. Raises UsageError."""
+    from specserve.profile.load import load_profile
+    from specserve.report.launch import print_sglang
+    from specserve.vllm.versions import newest_in
+
+    vllm = vllm or newest_in(load_profile(profile, settings=settings).vllm)
+    source, _ = _prepared(profile, settings, vllm, options)
+    print_sglang(source, as_json=as_json)
 
 
 def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:

@@ -32,6 +32,7 @@ class RenderTarget(StrEnum):
     KUBERNETES = "kubernetes"
     SYSTEMD = "systemd"
     RAY = "ray"
+    SGLANG = "sglang"
     MONITORING = "monitoring"
 
 
@@ -48,7 +49,7 @@ def render(
     force: Annotated[bool, flag("--force", "Overwrite files that specserve did not write.")] = False,
     image: Annotated[
         str | None,
-        text_option("IMAGE", "Use this image instead of vLLM's official one; name it by digest to pin it."),
+        text_option("IMAGE", "Use this image instead of the official one; name it by digest to pin it."),
     ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
@@ -79,7 +80,7 @@ def render(
     render writes the exact launch for Docker Compose, Kubernetes, systemd or Ray, or the files for monitoring.
     specserve does not run in the deployment. The same profile gives the same bytes on every machine, so that you can
     commit the files and check them in CI with --check. The files name keys and tokens, and never contain them.
-    docs/render.md says what is in which file.
+    With --to sglang, they serve the profile with SGLang instead of vLLM. docs/render.md says what is in which file.
 
     \b
     specserve render configs/demo.yaml --to compose -o deploy/demo

@@ -12,27 +12,34 @@ from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
+from specserve.sglang import mapping as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
-from specserve.vllm.versions import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement
+from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
 
 _DEFAULT_K = 3
-_DRAFT = tuple(f"speculative_draft_model_{what}" for what in ("path", "revision", "quantization"))
-_ALIASES = {alias: name for name, item in SGLANG.items() for alias in item.aliases}
+_ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
+_BLOCKS = {"dflash": "speculative_dflash_block_size", "dspark": "speculative_dspark_block_size"}
+"""What SGLang calls the size of a block that a method drafts at once."""
 
 
 def replacement(name: str) -> Replacement | None:
     """What says the same in vLLM as this option, if its name or its values differ."""
-    return SGLANG.get(_ALIASES.get(name, name))
+    return sglang.OPTIONS.get(_ALIASES.get(name, name))
 
 
 def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     """SGLang's option strings over those of vLLM: most options that both engines have share a name."""
     known = dict(table.options())
-    for name, item in SGLANG.items():
+    for argument in sglang.ARGUMENTS.values():
+        for spelling in filter(None, (argument.flag, *argument.aliases)):
+            known.setdefault(spelling, (argument, False))
+    for name, item in sglang.OPTIONS.items():
         flag = "true" in (item.values or ())
         ours = {**table.engine, **table.frontend}.get((item.now or ".").split(".")[1])
         argument = Argument(name, flag_of(name), "bool" if flag else "str", "flag" if flag else "value")
-        if ours and item.values is None:
+        if name in sglang.ARGUMENTS and not (ours and item.values is None):
+            argument = replace(sglang.ARGUMENTS[name], choices=())
+        elif ours and item.values is None:
             argument = replace(ours, name=name, flag=flag_of(name))
         elif not flag and (item.now or "").endswith(("_tokens", "_parallel")):
             argument = replace(argument, kind="int")
@@ -43,7 +50,7 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
 
 def speculation(given: EngineStart, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
-    places = {name: (item.now or "").partition("speculation.")[2] for name, item in SGLANG.items()}
+    places = {name: (item.now or "").partition("speculation.")[2] for name, item in sglang.OPTIONS.items()}
     said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
     if not said:
         return {}
@@ -51,22 +58,33 @@ def speculation(given: EngineStart, notes: list[Note]) -> dict[str, Node]:
     line = (place.key or place.span).line
     method = _method(said, notes, line)
     keys = {"method": Node(method, place.span, key=place.key)} if method else {}
-    keys |= {places[name]: node for name, node in said.items() if name in _DRAFT}
+    keys |= {
+        places[name]: _said(name, node)
+        for name, node in said.items()
+        if places[name] not in ("method", "num_speculative_tokens")
+    }
     count, text = _count(said, method)
     notes.append(Note("speculation.num_speculative_tokens", text, line))
     return {**keys, "num_speculative_tokens": count}
+
+
+def _said(name: str, node: Node) -> Node:
+    """A key of the block with vLLM's value."""
+    values = sglang.OPTIONS[name].values or {}
+    written = json.dumps(node.value) if isinstance(node.value, bool) else str(node.value)
+    return replace(node, value=values[written], raw=None) if written in values else node
 
 
 def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
     """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
     draft = said.get("speculative_draft_model_path")
     written = str(said["speculative_algorithm"].value) if "speculative_algorithm" in said else ""
-    method = (SGLANG["speculative_algorithm"].values or {}).get(written.lower())
+    method = (sglang.OPTIONS["speculative_algorithm"].values or {}).get(written.lower())
     text = ""
     if unresolved(written):
         return written
     if method == "eagle" and draft is None:
-        method, text = "mtp", "without a draft SGLang's EAGLE runs the target's own prediction layers"
+        method, text = "mtp", "without a draft, `--speculative-algorithm EAGLE` is the target's own layers"
     elif method is None and draft:
         method = inferred_method(str(draft.value))
         text = f"the draft's name says `{method}`, the source {f'`{written}`' if written else 'nothing'}"
@@ -78,19 +96,37 @@ def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
 
 
 def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
-    """K and where it comes from: SGLang's steps; its draft tokens count the root of the tree too."""
+    """K and where it comes from: SGLang's steps; its draft tokens count the last verified token too."""
     steps = said.get("num_speculative_tokens") or said.get("speculative_num_steps")
     drafts = said.get("speculative_num_draft_tokens")
+    block = said.get(_BLOCKS.get(method or "", ""))
+    if method == "dspark" and block:
+        return block, "from `--speculative-dspark-block-size`"
+    if method in ("dflash", "dspark", "ngram") and (block or drafts):
+        steps, drafts = None, block or drafts  # SGLang runs them with one step, whatever is said
     if steps:
-        more = ", not its draft tokens, which form a tree" if drafts else ""
+        more = (
+            ", not `--speculative-num-draft-tokens`, which counts a tree"
+            if drafts and not _is_chain(steps, drafts)
+            else ""
+        )
         return steps, f"SGLang's steps are vLLM's K{more}"
-    if drafts and isinstance(drafts.value, int) and method not in ("ngram", None):
-        text = "from `--speculative-num-draft-tokens`; SGLang counts the verified token too"
-        return replace(drafts, value=drafts.value - 1, raw=None), text
+    if drafts and isinstance(drafts.value, int) and method:
+        written = "--speculative-dflash-block-size" if drafts is block else "--speculative-num-draft-tokens"
+        return replace(
+            drafts, value=drafts.value - 1, raw=None
+        ), f"from `{written}`; SGLang counts the verified token too"
     if drafts:
         return drafts, "from `--speculative-num-draft-tokens`"
     place = next(iter(said.values())).span
-    return Node(_DEFAULT_K, place), f"SGLang picks a number by the model; {_DEFAULT_K} is a starting point"
+    return (
+        Node(_DEFAULT_K, place),
+        f"without `--speculative-num-steps` SGLang picks a number by the model; {_DEFAULT_K} is a starting point",
+    )
+
+
+def _is_chain(steps: Node, drafts: Node) -> bool:
+    return isinstance(steps.value, int) and drafts.value == steps.value + 1
 
 
 _UNTAKEN = object()
@@ -151,7 +187,7 @@ class _Translation:
                 written = (
                     f"{setting.written} {setting.node.value}" if isinstance(value, str) else setting.written
                 )
-                text = f"SGLang's `{written}`" if value != setting.node.value else ""
+                text = f"SGLang's `{written}`" if value != setting.node.value else old.why
             self.put(setting, old.now, node, text)
             for place, also in old.also.items():
                 self.put(setting, place, replace(node, value=also, raw=None), "")
@@ -161,6 +197,7 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
     made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
+    given = _combined(given, made.notes) if made.foreign else given
     for setting in _with_variables(given, table):
         name, argument = setting.name, _argument(table, setting.name)
         old = replacement(name) if made.foreign else None
@@ -194,6 +231,20 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
     env = {name: word for name, word in given.env.items() if not _is_replaced(name, word, table)}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
+
+
+def _combined(given: EngineStart, notes: list[Note]) -> EngineStart:
+    """With what several of SGLang's options say together: no graphs at all, and what `--dp-size` counts."""
+    settings = dict(given.settings)
+    if settings.keys() >= set(sglang.GRAPHS):
+        graphs = [settings.pop(name) for name in sglang.GRAPHS]
+        settings["disable_cuda_graph"] = replace(graphs[0], name="disable_cuda_graph")
+    if "enable_dp_attention" in settings and (size := settings.pop("dp_size", None)):
+        text = (
+            "with DP attention it splits the ranks of `--tp-size`; vLLM's `data_parallel_size` adds replicas"
+        )
+        notes.append(Note("", f"`{size.written}` is left out: {text}", size.place.line))
+    return replace(given, settings=settings)
 
 
 def _argument(table: VllmTable, name: str) -> Any:
@@ -266,4 +317,6 @@ def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
     argument = _argument(table, old.now.split(".")[1])
     if written not in old.values and argument and written in (*argument.known, *argument.choices):
         return written
+    if argument and argument.kind == "int" and type(read) is int and written not in old.values:
+        return old.values.get("*", read)
     return old.values.get(written, old.values.get("*", _UNTAKEN))

@@ -129,12 +129,12 @@ def _server(made: Deployment, *, folder: str, stage: str = "stage") -> dict[str,
         "image": made.image.commented,
         "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()},
         "entrypoint": list(plan.argv[:2]),
-        "command": [_literal(word) for word in plan.argv[2:]],
+        "command": [literal(word) for word in plan.argv[2:]],
     }
     if made.mounts:
         service["working_dir"] = Commented("paths in the command are seen from here", MODELS)
     service |= {
-        "environment": {name: _literal(value) for name, value in variables.items()} | _secrets(made),
+        "environment": {name: literal(value) for name, value in variables.items()} | _secrets(made),
         "ports": Commented(
             "this host only; a proxy with TLS in front of it may be reached by others",
             [f"127.0.0.1:{plan.port}:{plan.port}"],
@@ -171,7 +171,7 @@ def _stage(made: Deployment) -> dict[str, Any]:
     return {
         "image": made.image.reference,
         "entrypoint": ["sh", "-ec"],
-        "command": [_literal(script)],
+        "command": [literal(script)],
         "environment": {"HOME": made.image.home, "HF_HOME": _cache(made), "HF_TOKEN": "${HF_TOKEN:-}"},
         "volumes": [f"home:{made.image.home}"],
         **_confined(made),
@@ -209,7 +209,7 @@ def _secrets(made: Deployment) -> dict[str, str]:
 def _volumes(made: Deployment, *, folder: str) -> list[Any]:
     found: list[Any] = [Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
     for mount in made.mounts:
-        paths = {"source": _literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
+        paths = {"source": literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
         bind = {"create_host_path": False}
         found.append({"type": "bind", **paths, "read_only": True, "bind": bind})
     return found
@@ -251,6 +251,6 @@ def _monitoring() -> dict[str, Any]:
     }
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Compose would replace `$NAME` in it."""
     return text.replace("$", "$$")

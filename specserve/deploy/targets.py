@@ -13,6 +13,7 @@ from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
 from specserve.deploy.pools import require_pools
 from specserve.deploy.ray import ray
+from specserve.deploy.sglang import sglang, sglang_image
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
 
@@ -21,6 +22,7 @@ TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "kubernetes": lambda made, _folder: kubernetes(made),
     "systemd": lambda made, _folder: systemd(made),
     "ray": lambda made, _folder: ray(made),
+    "sglang": sglang,
     "monitoring": lambda made, _folder: monitoring(made),
 }
 
@@ -47,7 +49,7 @@ def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[t
     mark = f"Rendered by `specserve render --to {target}` from "
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         path = file.relative_to(folder).as_posix()
-        is_ours = file.suffix in (".yaml", ".yml", ".service") and mark in (_read(file) or "")
+        is_ours = file.suffix in (".yaml", ".yml", ".service", ".sh") and mark in (_read(file) or "")
         if path not in wanted and is_ours:
             found.append((path, "left over"))
     return found
@@ -86,10 +88,13 @@ def _read(file: Path) -> str | None:
 
 def caveats(made: Deployment, target: str) -> Iterator[str]:
     """What the files rest on that a profile, a lock or an option would fix, one line each."""
-    if made.corrupts_text:
+    if made.corrupts_text and target != "sglang":
         yield f"warning: {CORRUPTED_TEXT}"
-    if target in ("compose", "kubernetes") and not made.image.is_pinned:
-        yield f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it"
+    image = sglang_image(made) if target == "sglang" else made.image
+    if target in ("compose", "kubernetes", "sglang") and not image.is_pinned:
+        yield f"note: `{image.reference}` is a tag, which can move; `--image …@sha256:…` pins it"
+    if target == "sglang":
+        yield "note: specserve has never started SGLang, and checks its options by the source alone"
     unpinned = [one.model for one in made.downloads if not one.revision]
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"

@@ -232,6 +232,11 @@ class Measurement:
             self.note(
                 f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
             )
+        if server.abilities.is_sglang:
+            self.note(
+                f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, because its metrics hold "
+                "averages, not counts of draft tokens"
+            )
         return server
 
     def _prepare(self, servers: Mapping[str, Running]) -> None:

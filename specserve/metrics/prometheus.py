@@ -61,6 +61,7 @@ NAMES = frozenset(
 )
 """Every name that is read, with and without `_total`, which depends on the version of the exporter."""
 _LINE = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(NAMES)))})(?=[{{ \t])[^\n]*", re.M)
+_SGLANG = re.compile(r"^sglang:[a-z]", re.M)
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{[^\n]{1,8192}$", re.M)
 
 
@@ -223,6 +224,11 @@ def read(text: str) -> Metrics:
         tallies[engine].add(name.removesuffix("_total"), labels, value)
         if len(tallies) > MOST_ENGINES:
             raise FactError(f"the metrics contain more than {MOST_ENGINES} engines")
+    if not tallies and _SGLANG.search(text):
+        raise FactError(
+            "the metrics are SGLang's: they hold averages, not the counts of draft and accepted tokens",
+            hint="SGLang's own average is `sglang:spec_accept_length`, in tokens per verification step",
+        )
     if not tallies:
         raise FactError("the metrics are not vLLM's", hint="give the root URL of a vLLM server")
     return Metrics({engine: tallies[engine].engine(started_s) for engine in sorted(tallies)})

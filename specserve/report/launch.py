@@ -60,6 +60,28 @@ def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: boo
         say(f"# added {item.key}: {item.why}")
 
 
+def print_sglang(profile: Profile, *, as_json: bool) -> None:
+    """The command that serves a profile with SGLang to stdout, what to mind to stderr. Raises UsageError."""
+    from specserve.sglang.launch import command, launch_sglang
+    from specserve.sglang.mapping import VERSION
+
+    made = launch_sglang(profile)
+    if as_json:
+        content: dict[str, Any] = {"version": 1, "name": made.name, "fingerprint": made.fingerprint}
+        content |= {
+            "sglang": VERSION,
+            "argv": list(made.argv),
+            "env": dict(made.env),
+            "notes": list(made.notes),
+        }
+        out(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    out(command(made))
+    say(f"# SGLang {VERSION}; specserve has never started SGLang")
+    for note in made.notes:
+        say(f"# {note}")
+
+
 def _files_json(artifacts: Sequence[Artifact], *, target: str) -> str:
     """Rendered files with their paths."""
     files = [{"path": one.path, "text": one.text} for one in artifacts]

@@ -133,6 +133,13 @@ class Client:
         limit = self._about(model).get("max_model_len")
         return limit if isinstance(limit, int) and limit > 0 else None
 
+    def is_sglang(self, model: str) -> bool:
+        """Whether SGLang serves the model, as its list of models says.
+
+        Source: srt/entrypoints/openai/protocol.py 0.5.23, `ModelCard.owned_by`.
+        """
+        return self._about(model).get("owned_by") == "sglang"
+
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server runs on this host and serves a folder."""
         from specserve.models.read import model_note

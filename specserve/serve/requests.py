@@ -301,7 +301,7 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     if response.status == 404:
         raise TrafficError(
             f"there are no metrics at {endpoint.root}/metrics (404)",
-            hint="give the server's root URL, such as http://127.0.0.1:8000",
+            hint="give the server's root URL, such as http://127.0.0.1:8000; SGLang needs `--enable-metrics`",
         )
     if response.status != 200:
         raise of_status(endpoint, response.status, message_in(response.text))

@@ -241,5 +241,3 @@ ARGUMENTS = _section("arguments")
 KEYS = _section("speculation")
 """Keys that `speculative_config` once had."""
 VARIABLES = _section("env")
-SGLANG = _section("sglang")
-"""SGLang's options that vLLM has by another name, with other values, or not at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -113,3 +114,45 @@ def test_a_machine_is_assumed_as_check_assumes_it(write: Write, capsys: pytest.C
 def test_stdin_is_a_profile_too(specserve: Run) -> None:
     done = specserve("plan", "-", "--vllm", "0.33", stdin=TEXT.encode())
     assert done.returncode == 0 and b"vllm serve org/target" in done.stdout
+
+
+SGLANG = """
+target: {model: org/target, tensor_parallel_size: 2}
+speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 3}
+engine: {max_num_seqs: 8}
+"""
+
+
+def test_the_command_for_sglang_is_data_and_what_to_mind_is_talk(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdout, stderr = planned(capsys, write(SGLANG), "--engine", "sglang", "--port", "31000")
+    assert stdout.startswith("sglang serve \\\n  --model-path org/target \\\n  --tp-size 2 \\\n")
+    assert "--speculative-algorithm STANDALONE" in stdout and "--port 31000" in stdout
+    assert "specserve has never started SGLang" in stderr and "# K = 3 is --speculative-num-steps 3" in stderr
+
+
+def test_the_command_for_sglang_as_json(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    stdout, stderr = planned(capsys, write(SGLANG), "--engine", "sglang", "--format", "json", "--baseline")
+    content = json.loads(stdout)
+    assert content["version"] == 1 and content["argv"][:2] == ["sglang", "serve"]
+    assert "--speculative-algorithm" not in content["argv"] and content["sglang"].startswith("0.5.")
+    assert stderr == ""
+
+
+@pytest.mark.parametrize(
+    "option", [["--origin"], ["--effective"], ["--node-rank", "0"], ["--assume", "1xH100-80GB"]]
+)
+def test_what_is_about_vllm_does_not_go_with_sglang(
+    write: Write, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    assert _run(["plan", str(write(SGLANG)), "--engine", "sglang", *option]) == 2
+    assert "`--engine sglang` cannot be combined with" in capsys.readouterr().err
+
+
+def test_what_sglang_cannot_be_told_has_its_place(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(SGLANG.replace("max_num_seqs: 8", "attention_backend: FLASH_ATTN"))
+    assert _run(["plan", str(file), "--engine", "sglang"]) == 2
+    err = capsys.readouterr().err
+    assert "no counterpart for 1 setting" in err and re.search(r":4:\d+: `engine.attention_backend`: ", err)
+    assert "--set engine.attention_backend=null" in err

@@ -273,6 +273,7 @@ def test_a_server_that_allows_fewer_logprobs_is_asked_for_fewer() -> None:
     [
         ({"returns_ids": False}, "does not return token ids"),
         ({"scores": False}, "does not score prompts"),
+        ({"owner": "sglang"}, "is SGLang, which does not score"),
         ({"key": "secret"}, "wants an API key"),
         ({"longest_prompt": 1}, "maximum context length"),
         ({"fails_after": 20}, "failed (500)"),

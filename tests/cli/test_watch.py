@@ -172,6 +172,12 @@ def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) ->
     assert "error: the metrics are not vLLM's" in capsys.readouterr().err
 
 
+def test_a_server_of_sglang(script: Script, url: str, capsys: Captured) -> None:
+    script.engines, script.extra = [], 'sglang:spec_accept_length{model_name="m"} 2.5\n'
+    assert run(["watch", url, "--once", *QUICK]) == 2
+    assert "error: the metrics are SGLang's" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

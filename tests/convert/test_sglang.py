@@ -57,7 +57,13 @@ def speculation(flags: str) -> dict[str, Any]:
         ("--stream-interval 4 --cpu-offload-gb 2", {"stream_interval": 4, "cpu_offload_gb": 2.0}),
         ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
         ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
-        ("--mem-fraction-static 0.8 --attention-backend fa3 --enable-metrics", {}),
+        ("--attention-backend fa3 --enable-metrics", {}),
+        ("--mem-fraction-static 0.8 --chunked-prefill-size 4096",
+         {"gpu_memory_utilization": 0.8, "max_num_batched_tokens": 4096}),
+        ("--chunked-prefill-size -1", {}),
+        ("--kv-cache-dtype bf16", {"kv_cache_dtype": "bfloat16"}),
+        ("--disable-decode-cuda-graph --disable-prefill-cuda-graph", {"enforce_eager": True}),
+        ("--disable-prefill-cuda-graph", {}),
     ],
 )  # fmt: skip
 def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: dict[str, Any]) -> None:
@@ -83,7 +89,31 @@ def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: d
         ("--speculative-algorithm NEXTN", {"method": "mtp", "num_speculative_tokens": 3}),
         (
             "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
-            {"method": "ngram", "num_speculative_tokens": 8},
+            {"method": "ngram", "num_speculative_tokens": 7},
+        ),
+        (
+            "--speculative-algorithm DFLASH --speculative-draft-model-path a/d --speculative-num-steps 1 "
+            "--speculative-num-draft-tokens 16",
+            {"method": "dflash", "model": "a/d", "num_speculative_tokens": 15},
+        ),
+        (
+            "--speculative-algorithm DFLASH --speculative-draft-model-path a/d --speculative-dflash-block-size 8",
+            {"method": "dflash", "model": "a/d", "num_speculative_tokens": 7},
+        ),
+        (
+            "--speculative-algorithm DSPARK --speculative-draft-model-path a/d --speculative-dspark-block-size 7",
+            {"method": "dspark", "model": "a/d", "num_speculative_tokens": 7},
+        ),
+        (
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
+            "--speculative-use-rejection-sampling --speculative-use-block-verification",
+            {
+                "method": "eagle3",
+                "model": "a/h",
+                "draft_sample_method": "probabilistic",
+                "rejection_sample_method": "block",
+                "num_speculative_tokens": 3,
+            },
         ),
         (
             "--speculative-draft-model-path a/d --num-speculative-tokens 8",
@@ -100,9 +130,12 @@ def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: d
 
 
 def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
-    notes = [note.text for note in of("--mem-fraction-static 0.8 --stream-output").notes]
+    notes = [
+        note.text for note in of("--mem-fraction-static 0.8 --stream-output --speculative-eagle-topk 4").notes
+    ]
     assert "`--stream-output` is left out: vLLM has nothing of the kind" in notes
-    assert any(note.startswith("`--mem-fraction-static` is left out: it counts weights") for note in notes)
+    assert "`--speculative-eagle-topk` is left out: vLLM drafts along a chain, which is a top-k of 1" in notes
+    assert any(note.startswith("SGLang counts weights and KV cache in its share") for note in notes)
 
 
 def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:

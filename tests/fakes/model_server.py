@@ -77,6 +77,7 @@ class Model:
     shows_metrics: bool = True
     returns_ids: bool = True
     scores: bool = True
+    owner: str = "vllm"
     ignores_stop: bool = False
     takes_min_p: bool = False
     ignores_penalties: bool = False
@@ -185,7 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
                     text += f'vllm:spec_decode_num_{name}_total{{engine="0"}} {times * count}\n'
             self._send(200, text)
         elif self.path == "/v1/models":
-            self._send(200, {"data": [{"id": model.name, "max_model_len": model.max_model_len}]})
+            about = {"max_model_len": model.max_model_len, "owned_by": model.owner}
+            self._send(200, {"data": [{"id": model.name, **about}]})
         elif self.path == "/health":
             self._send(200, "")
         else:

@@ -45,6 +45,8 @@ class Script:
     models: tuple[str, ...] = ("demo", "demo-lora")
     root: str = "org/demo"
     """Where the models come from, as vLLM says it: a Hub id or a folder."""
+    owner: str = "vllm"
+    """Whose server it is, as the list of models says it."""
     status: int = 200
     body: str = (
         '{"error": {"message": "engine \\u001b[31m dead", "type": "InternalServerError", "code": 500}}'
@@ -107,7 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(404, '{"detail": "Not Found"}')
         elif self.path == "/v1/models" and self._may():
-            models = [{"id": name, "root": self.script.root} for name in self.script.models]
+            models = [
+                {"id": name, "root": self.script.root, "owned_by": self.script.owner}
+                for name in self.script.models
+            ]
             self._send(200, json.dumps({"object": "list", "data": models}))
         elif self.path != "/v1/models":
             self._send(404, '{"detail": "Not Found"}')

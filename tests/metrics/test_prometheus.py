@@ -106,6 +106,13 @@ def test_metrics_of_another_program_are_none_of_vllms() -> None:
         read("go_goroutines 12\n<html>\n")
 
 
+def test_metrics_of_sglang_are_called_by_its_name() -> None:
+    text = 'sglang:spec_accept_length{model_name="org/m"} 2.5\nprocess_start_time_seconds 1.7e9\n'
+    with pytest.raises(FactError, match="the metrics are SGLang's: they hold averages") as caught:
+        read(text)
+    assert caught.value.hint and "`sglang:spec_accept_length`" in caught.value.hint
+
+
 @pytest.mark.parametrize("value", ["NaN", "-5", "+Inf", "-Inf", "1e300", "9" * 400])
 def test_a_counter_that_is_no_count_makes_the_reading_useless(value: str) -> None:
     text = AFTER.replace(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specserve.profile.schema import Target, keys_of
-from specserve.vllm.versions import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement, known_versions, table
+from specserve.sglang.mapping import OPTIONS
+from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, known_versions, table
 
 NEWEST = table(known_versions()[-1])
 EVERY = {
     **{f"arguments {name}": item for name, item in ARGUMENTS.items()},
     **{f"variables {name}": item for name, item in VARIABLES.items()},
-    **{f"sglang {name}": item for name, item in SGLANG.items()},
+    **{f"sglang {name}": item for name, item in OPTIONS.items()},
 }
 
 

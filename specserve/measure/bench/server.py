@@ -38,6 +38,7 @@ class Abilities:
     """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
     can_count: bool = False
     """Whether it tells how many tokens a request is (`/tokenize`)."""
+    is_sglang: bool = False
 
 
 @dataclass(slots=True)
@@ -163,6 +164,7 @@ def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
         raise TrafficError(f"the server at {place.root} serves no model")
     wanted = arm.plan.model if arm.plan is not None else models[0]
     abilities = Abilities(wanted, client.max_model_len(wanted), has_chat=True, takes_salt=True)
+    abilities = replace(abilities, is_sglang=client.is_sglang(wanted))
     abilities = _tried(client, abilities)
     named = arm if arm.model else replace(arm, model=wanted)
     return Running(named, place.root, abilities, check, _client=client)

@@ -198,6 +198,12 @@ class VerifySession:
         if model is not None and model not in served:
             hint = f"it serves {', '.join(served[:5])}"
             raise UsageError(f"the server has no model `{model}`", hint=hint)
+        if client.is_sglang(model or served[0]):
+            raise TrafficError(
+                f"the server at {client.root} is SGLang, which does not score the tokens of a prompt "
+                "(`prompt_logprobs`): verify cannot see whether its output is the target's",
+                hint="`specserve bench` measures it; `specserve verify PROFILE` verifies the same profile with vLLM",
+            )
         self.client = client
         self.model = model or served[0]
         self.max_model_len = client.max_model_len(self.model)

@@ -122,6 +122,19 @@ def test_a_resumed_run_knows_what_its_first_session_learned(
     assert sum("cache_salt" in note for note in again.notes) == 2
 
 
+def test_a_server_of_sglang_is_measured_without_its_acceptance(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    world.abilities = replace(world.abilities, is_sglang=True)
+    with create(tmp_path / "run", {}) as directory:
+        first = bench(plan, directory)
+        first.run()
+    assert (
+        sum("is SGLang: its speed is measured; its acceptance is not seen" in note for note in first.notes)
+        == 2
+    )
+
+
 def test_what_is_measured_already_is_told_again_without_asking_anybody(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:

@@ -110,6 +110,12 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
     assert {header.get("authorization") for header in script.headers[-1:]} == {None}
 
 
+@pytest.mark.parametrize(("owner", "expected"), [("sglang", True), ("vllm", False)])
+def test_a_server_of_sglang_is_known_by_its_list_of_models(owner: str, expected: bool) -> None:
+    with serving(Script(owner=owner)) as url, connect(Arm("a", url=url), url, check=lambda: None) as running:
+        assert running.abilities.is_sglang is expected
+
+
 def test_a_server_that_stops_to_tell_is_not_believed() -> None:
     script = Script(counts=True)
     with serving(script) as url, connect(Arm("a", url=url), url, check=lambda: None) as running:

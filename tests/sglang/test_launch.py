@@ -1,0 +1,273 @@
+"""A profile as SGLang's command: each setting is an option of SGLang, or an error with its place, and comes back."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglanglaunches import Refused, compare, launches, table_parser
+
+from specserve.convert.convert import converted
+from specserve.convert.reading import read
+from specserve.errors import UsageError
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+from specserve.profile.source import parse
+from specserve.profile.validate import read_profile
+from specserve.sglang.launch import command, launch_sglang
+from specserve.sglang.mapping import ARGUMENTS, OPTIONS, SAME
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PARSER = table_parser()
+SERVED = (
+    "deepseek-r1-mtp", "gemma4-31b-mtp", "glm47-mtp", "gpt-oss-120b-eagle3", "gpt-oss-20b-eagle3",
+    "llama33-70b-eagle3", "llama8b-eagle", "llama8b-eagle3", "qwen3-235b-eagle3", "qwen3-next-80b-mtp",
+    "qwen38-27b-mtp",
+)  # fmt: skip
+"""The shipped profiles that have a counterpart as they are."""
+HELPED = {
+    "demo": (
+        "speculation.draft_sample_method=null",
+        "engine.kv_cache_memory_bytes=null",
+        "hardware.accelerator=null",
+    ),
+    "llama70b-8b": ("speculation.draft_sample_method=greedy",),
+    "llama8b-eagle3-schedule": ("speculation.num_speculative_tokens_per_batch_size=null",),
+    "qwen25-coder-32b-ngram": ("speculation.prompt_lookup_min=null", "speculation.prompt_lookup_max=null"),
+    "qwen25-coder-7b-draft": ("speculation.use_heterogeneous_vocab=null",),
+    "qwen3-32b-draft": ("speculation.draft_sample_method=null",),
+    "qwen3-8b-draft": ("speculation.draft_sample_method=null",),
+    "qwen3-8b-dflash": ("engine.attention_backend=null",),
+    "qwen3-8b-smollm2": ("speculation.use_heterogeneous_vocab=null",),
+}
+"""The others, with what has to go."""
+
+
+def parsed(profile: Profile) -> argparse.Namespace:
+    """The options of the launch, as SGLang's parser reads them: unknown ones and wrong values are refused."""
+    return PARSER.parse_args(launch_sglang(profile).argv[2:])
+
+
+def back(profile: Profile) -> Profile:
+    """The profile that `convert` makes of the rendered command."""
+    (start,) = read(command(launch_sglang(profile)), file="launch.sh", folder=Path("nowhere"))
+    tree, problems = parse(converted(start, origin="launch.sh").text.encode(), file="p.yaml")
+    assert tree and not problems
+    found, findings = read_profile(tree, file="p.yaml")
+    assert found and not findings
+    return found
+
+
+def meaning(profile: Profile) -> dict[str, Any]:
+    """What a profile says of the server, without what SGLang does anyway and what concerns the machine."""
+    block = dict(profile.speculation.keys) if profile.speculation else {}
+    if block.get("draft_tensor_parallel_size") == profile.target.tensor_parallel_size:
+        del block["draft_tensor_parallel_size"]
+    if block.get("draft_sample_method") == "greedy":
+        del block["draft_sample_method"]
+    server = profile.server
+    return {
+        "target": profile.target,
+        "speculation": {key: value for key, value in block.items() if value is not None},
+        "engine": {key: value for key, value in profile.engine.items() if value is not None},
+        "frontend": {key: value for key, value in profile.frontend.items() if value is not None},
+        "server": (server.host, server.port, server.served_model_name),
+        "env": dict(profile.env),
+    }
+
+
+def test_the_shipped_profiles_are_all_named_here() -> None:
+    shipped = {file.stem for file in CONFIGS.glob("*.yaml") if not file.stem.startswith("_")}
+    assert shipped == {*SERVED, *HELPED, "qwen3-coder-30b-suffix"}
+
+
+@pytest.mark.parametrize(("name", "settings"), [*((name, ()) for name in SERVED), *HELPED.items()])
+def test_a_shipped_profile_comes_back_from_its_command(name: str, settings: tuple[str, ...]) -> None:
+    profile = load_profile(str(CONFIGS / f"{name}.yaml"), settings=settings)
+    assert meaning(back(profile)) == meaning(profile)
+    assert parsed(profile).model_path == profile.target.model
+
+
+@pytest.mark.parametrize("name", [*HELPED, "qwen3-coder-30b-suffix"])
+def test_what_sglang_cannot_be_told_is_an_error_with_every_place(name: str) -> None:
+    profile = load_profile(str(CONFIGS / f"{name}.yaml"))
+    with pytest.raises(UsageError) as caught:
+        launch_sglang(profile)
+    for setting in HELPED.get(name, ("speculation.method=",)):
+        place = setting.partition("=")[0]
+        assert any(f"{profile.span(place)}: `{place}`: " in cause for cause in caught.value.causes)
+    assert len(caught.value.causes) == len(HELPED.get(name, ("method",)))
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("{method: draft_model, model: a/d, num_speculative_tokens: 5}",
+         "--speculative-algorithm STANDALONE --speculative-draft-model-path a/d --speculative-num-steps 5 "
+         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 6"),
+        ("{method: eagle3, model: a/h, revision: abc, num_speculative_tokens: 3, draft_sample_method: probabilistic}",
+         "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
+         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-draft-model-revision abc "
+         "--speculative-use-rejection-sampling"),
+        ("{method: mtp, num_speculative_tokens: 2}",
+         "--speculative-algorithm NEXTN --speculative-num-steps 2 --speculative-eagle-topk 1 "
+         "--speculative-num-draft-tokens 3"),
+        ("{method: ngram, num_speculative_tokens: 4}",
+         "--speculative-algorithm NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1"),
+        ("{method: dflash, model: a/f, num_speculative_tokens: 15}",
+         "--speculative-algorithm DFLASH --speculative-draft-model-path a/f --speculative-num-draft-tokens 16"),
+        ("{method: dspark, num_speculative_tokens: 7}",
+         "--speculative-algorithm DSPARK --speculative-dspark-block-size 7"),
+    ],
+)  # fmt: skip
+def test_each_method_has_its_algorithm_and_k(
+    profile: Callable[[str], Profile], block: str, expected: str
+) -> None:
+    made = profile(f"speculation: {block}\nengine: {{max_num_seqs: 8}}")
+    argv = launch_sglang(made).argv
+    first = argv.index("--speculative-algorithm")
+    assert argv[first : argv.index("--max-running-requests")] == tuple(shlex.split(expected))
+    assert meaning(back(made)) == meaning(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "why"),
+    [
+        ("speculation: {method: eagle3, model: a/h}", "speculation", "picks the number"),
+        ("speculation: {method: draft_model, model: a/d, num_speculative_tokens: 3, draft_tensor_parallel_size: 2}",
+         "speculation.draft_tensor_parallel_size", "here by 1"),
+        ("speculation: {method: eagle3, model: a/h, num_speculative_tokens: 3, rejection_sample_method: block}",
+         "speculation.rejection_sample_method", "sampled drafts only"),
+        ("speculation: {method: ngram, num_speculative_tokens: 3, rejection_sample_method: block}",
+         "speculation.rejection_sample_method", "no block verification with NGRAM"),
+        ("speculation: {method: eagle, model: a/h, num_speculative_tokens: 3, rejection_sample_method: fly}",
+         "speculation.rejection_sample_method", "cannot be `fly`"),
+        ("engine: {quantization: torchao}", "target.quantization", ""),
+        ("engine: {kv_cache_dtype: fp8_inc}", "engine.kv_cache_dtype", "cannot be `fp8_inc`"),
+        ("engine: {runner: generate}", "engine.runner", "cannot be `generate`"),
+        ("engine: {swap_space: 4}", "engine.swap_space", "no such option"),
+        ("frontend: {tool_call_parser: xlam, enable_auto_tool_choice: true}", "frontend.tool_call_parser", "`xlam`"),
+        ("frontend: {enable_auto_tool_choice: true}", "frontend.enable_auto_tool_choice", "no such option"),
+        ("engine: {enable_expert_parallel: true, data_parallel_size: 2}", "engine.enable_expert_parallel", "one"),
+        ("server: {api_key_env: MY_KEY}", "server.api_key_env", "only as an argument"),
+        ("hardware: {nodes: 2}", "hardware.nodes", "one node"),
+        ("env: {VLLM_USE_V2_MODEL_RUNNER: '0'}", "env.VLLM_USE_V2_MODEL_RUNNER", "vLLM alone"),
+    ],
+)  # fmt: skip
+def test_a_setting_without_counterpart_says_why(
+    profile: Callable[[str], Profile], text: str, place: str, why: str
+) -> None:
+    if place == "target.quantization":
+        text = "target: {model: org/target, quantization: torchao}"
+    with pytest.raises(UsageError) as caught:
+        launch_sglang(profile(text))
+    (cause,) = caught.value.causes
+    assert f"`{place}`: " in cause and why in cause
+
+
+def test_graphs_experts_and_parsers_come_back(profile: Callable[[str], Profile]) -> None:
+    made = profile(
+        """
+        target: {model: org/target, tensor_parallel_size: 4, max_model_len: 8k, quantization: fp8}
+        engine: {enforce_eager: true, enable_expert_parallel: true, enable_prefix_caching: false, seed: 3,
+                 reasoning_parser: deepseek_r1, hf_overrides: {rope_theta: 1}, max_num_batched_tokens: 4096}
+        frontend: {tool_call_parser: llama3_json, enable_auto_tool_choice: true}
+        server: {served_model_name: it, host: 0.0.0.0, port: 1234}
+        """
+    )
+    said = parsed(made)
+    assert (said.ep_size, said.disable_decode_cuda_graph, said.disable_prefill_cuda_graph) == (4, True, True)
+    assert (said.tool_call_parser, said.reasoning_parser, said.context_length) == (
+        "llama3",
+        "deepseek-r1",
+        8000,
+    )
+    again = back(made)
+    assert again.server.host == "127.0.0.1"  # `convert` opens no server
+    assert again.engine == {**made.engine} and again.frontend == made.frontend
+    assert (again.target.max_model_len, again.target.quantization) == (8000, "fp8")
+
+
+def test_what_needs_no_option_is_noted(profile: Callable[[str], Profile]) -> None:
+    made = profile(
+        "speculation: {method: eagle3, model: a/h, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}\n"
+        "engine: {enable_prefix_caching: true, enforce_eager: false}"
+    )
+    notes = " ".join(launch_sglang(made).notes)
+    for key in (
+        "draft_tensor_parallel_size: 1",
+        "enable_prefix_caching: true",
+        "enforce_eager: false",
+        "max_num_seqs",
+    ):
+        assert f"`{key}`" in notes
+
+
+@given(
+    k=st.integers(1, 20),
+    method=st.sampled_from(["draft_model", "eagle", "eagle3", "mtp", "ngram", "dflash", "dspark"]),
+    engine=st.fixed_dictionaries(
+        {},
+        optional={
+            "gpu_memory_utilization": st.floats(0.1, 1).map(lambda share: round(share, 3)),
+            "max_num_seqs": st.integers(1, 4096),
+            "max_num_batched_tokens": st.integers(1, 65536),
+            "seed": st.integers(0, 99),
+            "enforce_eager": st.just(True),
+            "enable_prefix_caching": st.just(False),
+            "trust_remote_code": st.just(True),
+            "kv_cache_dtype": st.sampled_from(["fp8_e4m3", "fp8_e5m2", "bfloat16", "auto"]),
+            "load_format": st.sampled_from(["auto", "safetensors", "dummy"]),
+            "block_size": st.sampled_from([16, 64]),
+            "data_parallel_size": st.integers(1, 8),
+        },
+    ),
+    size=st.integers(1, 8),
+)
+def test_any_profile_of_these_comes_back(k: int, method: str, engine: dict[str, Any], size: int) -> None:
+    block: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
+    if method not in ("ngram", "mtp", "dspark"):
+        block["model"] = "org/draft"
+    tree, _ = parse(
+        f"target: {{model: org/target, tensor_parallel_size: {size}}}\nspeculation: {block}\nengine: {engine}\n"
+        .replace("True", "true").replace("False", "false").encode(), file="p.yaml",
+    )  # fmt: skip
+    assert tree
+    profile, findings = read_profile(tree, file="p.yaml")
+    assert profile and not findings
+    assert meaning(back(profile)) == meaning(profile)
+    assert parsed(profile).tp_size == size
+
+
+TAKEN = [launch for launch in launches() if "refused" not in launch]
+
+
+@pytest.mark.parametrize("launch", TAKEN, ids=lambda launch: launch["url"].rpartition("/")[2])
+def test_a_public_launch_keeps_its_settings_or_a_note_says_so(launch: dict[str, Any]) -> None:
+    found = compare(launch, PARSER)
+    assert (found.refused, found.unnoted) == ("", ())
+
+
+def test_there_are_twenty_public_launches_and_the_refused_ones_are_refused() -> None:
+    assert len(TAKEN) >= 20
+    for launch in launches():
+        if "refused" in launch:
+            words = shlex.split(launch["text"])
+            with pytest.raises(Refused):
+                PARSER.parse_args(words[words.index("sglang.launch_server") + 1 :])
+
+
+def test_each_counterpart_is_an_option_of_this_sglang_or_an_earlier_one() -> None:
+    assert ARGUMENTS.keys() >= SAME
+    gone = {name for name in OPTIONS if name not in ARGUMENTS}
+    assert gone == {"enable_ep_moe", "enable_deepep_moe", "num_speculative_tokens"}
+    for name, item in OPTIONS.items():
+        choices = ARGUMENTS[name].choices if name in ARGUMENTS else ()
+        for theirs in item.written.values():
+            assert theirs in choices
