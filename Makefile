@@ -81,8 +81,7 @@ sglang: dev ## SGLang's options against its wheel, and public launches by its ow
 	@rm -rf build/sglang && mkdir -p build/sglang
 	$(if $(SGLANG),cp $(SGLANG) build/sglang,$(BIN)/pip download -q --no-deps --dest build/sglang sglang==0.5.23)
 	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
-	@cd build/sglang && unzip -q -o sglang-*.whl
-	$(OFFLINE) $(BIN)/python scripts/sglanglaunches.py build/sglang
+	$(OFFLINE) $(BIN)/python scripts/sglanglaunches.py build/sglang/sglang-*.whl
 
 soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
 	$(PYTEST) -m soak

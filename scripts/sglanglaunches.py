@@ -12,7 +12,9 @@ import importlib.machinery
 import json
 import shlex
 import sys
+import tempfile
 import types
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,11 +221,23 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one line for each launch; returns 1 if an option differs and no note says so."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument(
-        "folder", nargs="?", type=Path, help="an unpacked wheel of SGLang: its own parser compares"
-    )
-    folder = parser.parse_args(argv).folder
-    judge = own_parser(folder) if folder else table_parser()
+    parser.add_argument("wheel", nargs="?", type=Path, help="SGLang's wheel: its own parser compares")
+    wheel = parser.parse_args(argv).wheel
+    if wheel is None:
+        return _print(table_parser())
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(wheel, Path(folder))
+        return _print(own_parser(Path(folder)))
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """The Python files of a wheel: nothing compiled is loaded."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith((".py", "/METADATA"))]
+        archive.extractall(folder, members=names)
+
+
+def _print(judge: argparse.ArgumentParser) -> int:
     found = [compare(launch, judge) for launch in launches()]
     for one in found:
         said = f"refused: {one.refused}" if one.refused else f"{len(one.same)} same, {len(one.noted)} noted"

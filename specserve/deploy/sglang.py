@@ -58,7 +58,7 @@ def _head(made: Deployment, launch: SglangLaunch) -> str:
 
 def _beside_models(made: Deployment) -> str:
     names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-    return f"# run it in the folder that holds {names}\n" if names else ""
+    return comment(f"Run it in the folder that holds {names}") if names else ""
 
 
 def _exec(launch: SglangLaunch) -> str:

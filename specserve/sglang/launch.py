@@ -187,6 +187,8 @@ def _serve(options: _Options) -> None:
     options.put("server.served_model_name", server.served_model_name)
     options.values |= {"host": server.host, "port": server.port, "enable_metrics": True}
     options.notes.append("--enable-metrics: without it SGLang has no /metrics, which vLLM always has")
+    if server.port == 0:
+        options.refused.append(("server.port", REFUSED["server.port"]))
     if server.api_key_env:
         options.refused.append(("server.api_key_env", REFUSED["server.api_key_env"]))
     if profile.hardware and profile.hardware.nodes > 1:

@@ -45,6 +45,7 @@ def speculation(flags: str) -> dict[str, Any]:
     [
         ("--tp 4 --dp-size 2", {"tensor_parallel_size": 4, "data_parallel_size": 2}),
         ("--tensor-parallel-size 4", {"tensor_parallel_size": 4}),
+        ("--tp 8 --dp-size 8 --enable-dp-attention", {"tensor_parallel_size": 8}),
         ("--context-length 4096 --max-running-requests 64", {"max_model_len": 4096, "max_num_seqs": 64}),
         ("--disable-cuda-graph --disable-radix-cache", {"enforce_eager": True, "enable_prefix_caching": False}),
         ("--reasoning-parser deepseek-r1", {"reasoning_parser": "deepseek_r1"}),

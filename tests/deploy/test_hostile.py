@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 from specserve.deploy.deployment import deployment
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
+from specserve.sglang.launch import launch_sglang
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))
+EAGLE3 = load_profile(str(ROOT / "configs" / "llama33-70b-eagle3.yaml"))
 TEXT = st.text(
     alphabet=st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20
 )
@@ -49,6 +54,32 @@ def test_no_text_becomes_a_directive(name: str, served: str, value: str) -> None
     pod = yaml.safe_load(files_of("kubernetes", made)["deployment.yaml"])["spec"]["template"]["spec"]
     assert pod["containers"][0]["args"] == [word.replace("$(", "$$(") for word in made.plan.argv[2:]]
     assert {"name": "NOTE", "value": value.replace("$(", "$$(")} in pod["containers"][0]["env"]
+
+
+@settings(
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+@given(TEXT | NASTY, TEXT | NASTY, TEXT | NASTY, TEXT | NASTY)
+def test_no_text_becomes_a_command_of_sglangs_script(
+    tmp_path: Path, name: str, served: str, value: str, folder: str
+) -> None:
+    server = replace(EAGLE3.server, served_model_name=served)
+    target = replace(EAGLE3.target, model=f"/models/{folder.replace('/', '_')}")
+    profile = replace(EAGLE3, name=name, server=server, target=target, env={"NOTE": value})
+    made = deployment(profile, version="0.33", platform="cuda")
+    files = files_of("sglang", made)
+    (tmp_path / "launch.sh").write_bytes(files["launch.sh"].encode())
+    program = tmp_path / "sglang"
+    program.write_text('#!/bin/sh\nprintf \'%s\\0\' "$NOTE" "$@"\n')
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", tmp_path / "launch.sh"], env=env, capture_output=True, check=True)
+    launch = launch_sglang(replace(made.profile, server=replace(made.profile.server, host=made.host)))
+    assert done.stdout.decode().split("\0")[:-1] == [value, *launch.argv[1:]]
+    service = yaml.safe_load(files["compose.yaml"])["services"]["sglang"]
+    assert service["environment"]["NOTE"] == value.replace("$", "$$")
 
 
 def _keys(unit: str) -> list[str]:

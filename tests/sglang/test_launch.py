@@ -156,6 +156,7 @@ def test_each_method_has_its_algorithm_and_k(
         ("frontend: {enable_auto_tool_choice: true}", "frontend.enable_auto_tool_choice", "no such option"),
         ("engine: {enable_expert_parallel: true, data_parallel_size: 2}", "engine.enable_expert_parallel", "one"),
         ("server: {api_key_env: MY_KEY}", "server.api_key_env", "only as an argument"),
+        ("server: {port: 0}", "server.port", "name a port"),
         ("hardware: {nodes: 2}", "hardware.nodes", "one node"),
         ("env: {VLLM_USE_V2_MODEL_RUNNER: '0'}", "env.VLLM_USE_V2_MODEL_RUNNER", "vLLM alone"),
     ],
