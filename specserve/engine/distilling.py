@@ -31,6 +31,8 @@ _EVALUATIONS = 10
 _TRAINED_SHARES = (1.0, 0.7, 0.5)
 """Of the trained weights in a draft, the rest being those it began with: a mean of both knows more of the old traffic,
 and on few answers more of the new (Wortsman et al., arXiv:2109.01903)."""
+_MOST_CHOOSING = 64
+"""Answers of a part that choose between states: more would take longer than the training itself."""
 _WARM_UP = 0.05
 """Share of the training in which the learning rate rises."""
 
@@ -57,8 +59,10 @@ class Training:
         size = self._draft.batch_tokens
         self._train = list(read_answers(request["answers"], "train").batches(size))
         self._old = list(read_answers(request["answers"], "old-train").batches(size))
-        self._validation = read_answers(request["answers"], "validation")
-        self._old_validation = read_answers(request["answers"], "old-validation")
+        self._validation, self._old_validation = (
+            read_answers(request["answers"], part).sample(_MOST_CHOOSING, seed=request["seed"])
+            for part in ("validation", "old-validation")
+        )
         self._model = self._draft.model
         self._rate = request["learning_rate"] or 0.125 / self._draft.width
         self._parameters = [one for one in self._model.parameters() if one.requires_grad]

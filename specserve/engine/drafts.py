@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,11 @@ class Answers:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = sorted(rows, key=_length)
+
+    def sample(self, most: int, *, seed: int) -> Answers:
+        """So many of them, drawn by a seed; all if there are fewer."""
+        rng = random.Random(seed)  # noqa: S311 - no secret
+        return self if len(self.rows) <= most else Answers(rng.sample(self.rows, most))
 
     def batches(self, most_tokens: int) -> Iterator[list[Row]]:
         """Rows whose padded sizes stay within the bound."""
