@@ -190,7 +190,7 @@ def test_what_happened_while_a_server_did_not_answer_counts_afterwards() -> None
 
 
 def test_a_block_waits_for_requests_of_both_servers() -> None:
-    last = compared(Server(per_look=1), Server(), looks=3 * BLOCK_REQUESTS + 1)[-1]
+    last = compared(Server(per_look=1, running=1), Server(), looks=3 * BLOCK_REQUESTS + 1)[-1]
     assert last.blocks == 3
 
 
