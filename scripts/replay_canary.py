@@ -115,6 +115,7 @@ PAIRS: Mapping[str, Pair] = {
         "equal, the time per token of each varies by 10 % for 1 minute at a time",
         Traffic(own_load=0.1),
         Traffic(own_load=0.1),
+        is_limit=True,
     ),
     "long-load": Pair(
         "the same for 5 minutes at a time",

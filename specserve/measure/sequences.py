@@ -71,7 +71,8 @@ class PairedDifference:
         alone = sum(each**2 for each in residuals) * count / (count - 1)
         variance = max(alone, _correlated(residuals, alone))
         # blocks that are alike are as good as fewer independent ones
-        half = standard_errors(count * alone / variance if variance else count, error=error)
+        alike = count * alone / variance if variance else count
+        half = standard_errors(max(alike, min(count, _LEAST_GROUPS)), error=error)
         if math.isfinite(half):
             half *= math.sqrt(max(variance / whole.weight**2, least_variance))
         return BoundedDifference(value, value - half, value + half)

@@ -19,8 +19,8 @@ ERROR = 0.01
 """Share of comparisons of equal servers that end with a false verdict, at most, however often one looks."""
 BLOCK_REQUESTS = 5
 """Requests that each server must finish before a block of time ends."""
-_BLOCK_LATENCIES = 1.5
-"""A block lasts at least this many times as long as a request: shorter neighbours would be alike."""
+_BLOCK_LATENCIES = 3.0
+"""A block lasts at least this many times as long as a request on average: long ones, which draft most, last longer."""
 _FAILED = ("error", "abort")
 """vLLM's reasons of requests that did not end well; a client that gives up counts as `abort`."""
 _UNEQUAL_LOAD = 1.5
