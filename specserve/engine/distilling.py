@@ -216,12 +216,11 @@ def _simulated(lines: JsonLines, request: Mapping[str, Any]) -> None:
 def main() -> int:
     """Do the work of one line; exit code 0 after `done` or `stopped`, 1 after `failed`."""
     lines, training = JsonLines(), None
-    stop = threading.Event()
 
     def on_sigterm(_number: int, _frame: Any) -> None:
-        stop.set()
-        if training is not None:
-            training.is_stopped = True
+        if training is None:
+            sys.exit(128 + signal.SIGTERM)  # nothing learned that could be lost
+        training.is_stopped = True
 
     signal.signal(signal.SIGTERM, on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
@@ -233,7 +232,6 @@ def main() -> int:
             _simulated(lines, request)
         else:
             training = Training(lines, request)
-            training.is_stopped = stop.is_set()
             training.run()
     except Exception as error:
         traceback.print_exc()  # to the log, where the cause is looked for

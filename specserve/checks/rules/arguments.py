@@ -172,8 +172,9 @@ def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
 def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     """A setting has no effect because of another setting.
 
-    A reader of the profile is misled, and may change the wrong one of the two. The marked value does nothing; a marked
-    share of a GPU's memory is only checked at the start.
+    A reader of the profile is misled, and may change the wrong one of the two. The marked value does nothing, with one
+    exception: on a GPU, `gpu_memory_utilization` beside `kv_cache_memory_bytes` still says how much memory must be free
+    when the server starts.
     Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}

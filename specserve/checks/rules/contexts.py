@@ -82,7 +82,7 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
     log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer. Setting the draft's `max_model_len` accepts that.
+    longer than the draft's context. To accept this, set the draft's `max_model_len`.
     Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}

@@ -44,9 +44,9 @@ def head_arms(ctx: Context) -> Iterator[tuple[CheckedArm, Config]]:
 def unknown_head(ctx: Context) -> Iterator[Hit]:
     """vLLM has no class for this head.
 
-    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and has few such
-    classes: one for each family that heads were published for. It refuses all others, also a head of one method under
-    another.
+    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and has such classes
+    only for model families that heads were published for. It refuses any other class, such as an
+    `EagleLlamaForCausalLM` that is run as `eagle3`.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
@@ -101,8 +101,8 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
     """A head, or a model with multi-token prediction layers, is run as a draft model.
 
     A head alone predicts nothing useful: without the target's hidden states, every draft is rejected, or loading fails.
-    A draft whose family has multi-token prediction layers is silently run as `mtp`, by those layers only, whatever
-    `method` says.
+    If the draft's family has multi-token prediction layers, vLLM silently runs the draft as `mtp` and uses only these
+    layers, whatever `method` says.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
@@ -229,10 +229,10 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD244", "partial-block", Severity.ERROR, needs="models")
 def partial_block(ctx: Context) -> Iterator[Hit]:
-    """Fewer tokens are drafted than the block of the DSpark head, but vLLM accepts whole blocks only.
+    """Fewer tokens are drafted than a block of the DSpark head holds, but vLLM accepts only whole blocks.
 
-    vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text. Later versions cut the block. For
-    Qwen3-Omni, every version that has its head requires K to be the block size.
+    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions cut the block.
+    A DSpark head for Qwen3-Omni needs whole blocks in every version.
     Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}

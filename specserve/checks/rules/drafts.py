@@ -177,10 +177,10 @@ def _method(config: Config) -> str:
 
 @rule("SD249", "refused-mrope-draft", Severity.ERROR, needs="models")
 def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
-    """The draft has positions of a vision model, on a runner that cannot draft with them.
+    """The draft has the positions of a vision model (M-RoPE), which the runner cannot draft with.
 
-    The V1 runner refuses a draft model with M-RoPE after it is loaded. V1 serves if the V2 runner cannot: on the CPU,
-    with another vocabulary, with parallel drafting, or if the environment asks for it.
+    The V1 runner refuses a draft model with M-RoPE after it is loaded. V1 serves if the environment asks for it, or if
+    V2 cannot serve: on the CPU, for a draft with another vocabulary, or with parallel drafting.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
@@ -213,9 +213,9 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model. Loading fails, or the first request does. It also fails for a head of the Llama
-    class that reads more or fewer than three layers and says so only in `eagle_aux_hidden_state_layer_ids`
-    (vllm-project/vllm#54526), because vLLM uses `num_aux_hidden_states`.
+    It was trained for another model. Loading or the first request fails. The same happens if an `eagle3` head of the
+    Llama class reads more or fewer than three layers, but says so only in `eagle_aux_hidden_state_layer_ids`: vLLM
+    reads their number from `num_aux_hidden_states` (vllm-project/vllm#54526).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

@@ -69,10 +69,10 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD309", "missing-hardware", Severity.ERROR, needs="hardware")
 def missing_hardware(ctx: Context) -> Iterator[Hit]:
-    """This machine has less than the profile's `hardware`.
+    """This machine has less than the profile's `hardware` asks for.
 
-    The profile was checked and its promises were measured for other accelerators. Here it may not start, or not keep
-    them.
+    The profile was checked, and its promises were measured, for other accelerators. On this machine, the server may
+    fail to start or to keep the promises.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}

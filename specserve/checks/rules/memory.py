@@ -126,9 +126,9 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     """The weights, or one request of `max_model_len`, do not fit the accelerator.
 
-    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says by how
-    much the KV cache is too small for one request. If the verdict rests on fitted bounds, and not on the weights or the
-    upper bound of the KV cache, this finding is a warning.
+    vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
+    says by how much the KV cache is too small for one request. If the verdict is not certain, because it depends on
+    estimated bounds or on an argument that the estimate does not model, this finding is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
@@ -166,12 +166,12 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 
 @rule("SD302", "tight-memory", Severity.WARNING, needs="hardware")
 def tight_memory(ctx: Context) -> Iterator[Hit]:
-    """The launch may fit: what it needs lies within the bounds of what there is.
+    """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Whether the server starts depends on what cannot be known in advance: activations, CUDA graphs, communication
-    buffers. The verdict is also TIGHT if the verification of drafts, which vLLM's profile run leaves out, needs more
-    memory than lies outside of vLLM's share, or if a promised concurrency does not fit. If only a model is not known
-    (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
+    Whether the server starts depends on memory that cannot be known in advance: activations, CUDA graphs, communication
+    buffers. The verdict is also TIGHT if a promised concurrency may not fit, or if the verification of drafts may need
+    more memory than vLLM's share leaves free (vLLM's profile run does not cover it). If the only doubt is an unknown
+    model (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}

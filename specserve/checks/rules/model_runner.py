@@ -17,9 +17,9 @@ from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async
 def unsupported_runner(ctx: Context) -> Iterator[Hit]:
     """The model runner that will serve does not support what the profile asks for.
 
-    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs, if V2 lacks something, and if
-    the environment asks for it. If the chosen runner lacks something, the start ends with `Model Runner V2 does not yet
-    support` or a similar message.
+    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs, if the launch needs a feature
+    that V2 lacks, and if the environment asks for V1. If the runner that serves lacks a feature that the launch needs,
+    the start ends with `Model Runner V2 does not yet support` or a similar message.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
@@ -52,9 +52,9 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
 def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
     """Asynchronous scheduling is demanded, but vLLM cannot combine it with this speculation.
 
-    If it is left out, vLLM enables it when it can. `true` is a demand: vLLM refuses to start with `ngram`, `suffix`,
-    `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since 0.33 the V2
-    runner accepts `ngram`, too.
+    If `async_scheduling` is left out, vLLM enables it when it can. If it is `true`, vLLM refuses to start with `ngram`,
+    `suffix`, `custom_class` or `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since
+    0.33 the V2 runner accepts `ngram`, too.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -118,7 +118,7 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD125", "refused-logits-processor", Severity.ERROR)
 def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
-    """Custom logits processors on a runner that cannot combine them with speculation.
+    """The model runner cannot combine custom logits processors with speculation.
 
     The V1 runner refuses the combination at the start. The V2 runner, which serves most methods on GPUs since 0.32,
     accepts processors that were written for it.
@@ -169,7 +169,7 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD168", "unmapped-vocabulary", Severity.ERROR)
 def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """Drafts with another vocabulary, on a runner that accepts the key but does not map.
+    """The draft has another vocabulary, but the runner ignores `use_heterogeneous_vocab`.
 
     The V2 runner of vLLM 0.31 runs draft models, but leaves out the map between the two vocabularies, without a
     message. The draft's token ids are read as the target's, and nearly all of them are rejected. Before 0.31, V1 served
@@ -202,8 +202,9 @@ def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
 
     The V2 runner captures CUDA graphs for the draft whatever `enforce_eager` in the block says
     (vllm-project/vllm#54423). Up to 0.29 it also loads prediction layers and EAGLE heads with the target's
-    `moe_backend` and attention backend. Plain experts beside quantized ones are then refused while they load, even if
-    the block names a backend for them (vllm-project/vllm#54788).
+    `moe_backend` and attention backend. If the target's experts are quantized and the draft's are not, vLLM then
+    refuses the draft's experts while it loads them, even if the block names a backend for the draft
+    (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}

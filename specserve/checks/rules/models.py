@@ -31,8 +31,9 @@ _TRAINED_FOR = "name the model that the head was trained for here, and the head 
 def unknown_architecture(ctx: Context) -> Iterator[Hit]:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build. Versions also remove models: `removed in` names the last version that had
-    the class. Code of the repository (`auto_map`) and plug-ins may add a class, and are not judged.
+    vLLM refuses a model that it cannot build. New versions also remove models; the finding's note then names the last
+    version that had the class. A repository's own code (`auto_map`) and plug-ins may add a class; with either, the
+    model's class is not judged.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
@@ -107,9 +108,10 @@ def _speculator(config: Config) -> Hit:
 def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    The draft is split into as many parts as the target. vLLM refuses attention heads that do not divide. KV heads that
-    neither divide nor repeat evenly stop it while it loads, and so does a vocabulary that does not divide, padded to 64
-    rows. Small drafts have few and odd numbers of heads: 14 are common.
+    The draft is split into as many parts as the target. vLLM refuses a number of attention heads that is not divisible
+    by the number of ranks. Loading fails if the KV heads neither divide nor repeat evenly, or if the vocabulary, padded
+    to a multiple of 64 rows, is not divisible. Small drafts often have few heads, such as 14, which is not divisible by
+    4.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}

@@ -146,7 +146,7 @@ def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
 def reused_layer(ctx: Context) -> Iterator[Hit]:
     """K is larger than the number of tokens that the model was trained to predict.
 
-    It may pay, because the layer runs again on its own output. But each further token is accepted less often, so the
+    The layer then runs again on its own output. This may pay off, but each further token is accepted less often, so the
     best K differs between servers. Measure it at the concurrency that you serve.
     Example:
         target: {model: ./mimo}

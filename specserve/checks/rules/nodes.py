@@ -17,9 +17,9 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 def refused_layout(ctx: Context) -> Iterator[Hit]:
     """Sizes or switches of parallelism that vLLM refuses together.
 
-    vLLM ends while it builds its configuration. The size of decode context parallelism must divide that of tensor
-    parallelism, a node can hold no more data-parallel ranks than there are, hybrid load balancing needs their number,
-    and load balancing of experts needs expert parallelism over more than one rank.
+    vLLM ends while it builds its configuration. `decode_context_parallel_size` must divide `tensor_parallel_size`.
+    `data_parallel_size_local` cannot exceed `data_parallel_size`, and must be set for `data_parallel_hybrid_lb`.
+    `enable_eplb` needs expert parallelism over more than one rank, and redundant experts need `enable_eplb`.
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 3}

@@ -103,8 +103,9 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
 def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
     """The draft inherits the MoE kernels that were chosen for the target.
 
-    A draft whose experts have another precision (such as prediction layers in bf16 beside quantized experts) may have
-    no such kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
+    The draft's experts may have another precision (such as prediction layers in bf16 beside quantized experts), for
+    which the target's backend may have no kernel. Loading or the first batch then fails. The published recipes give
+    such drafts `triton`.
     Example:
         vllm: ">=0.30"
         target: {model: ./model}
@@ -155,9 +156,10 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
     """The target looks like a draft head.
 
     Model cards of heads often show a command that serves the head itself. A head has no embeddings or no layers of its
-    own, and cannot answer. The target is the model that the head was trained for. Checkpoints that contain both
-    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library, vLLM serves the model
-    that it was trained for, with a speculation that the profile does not show; that is an info.
+    own, and cannot answer. The target is the model that the head was trained for. Checkpoints that contain both target
+    and head (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library, vLLM serves
+    the model that the head was trained for, and speculates although the profile does not say so; this finding is then
+    an info.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -183,10 +185,10 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD157", "ignored-draft-parallelism", Severity.INFO)
 def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
-    """A head is to run on one rank, but runs on all ranks of the target.
+    """The profile asks for a head on one rank, but the head runs on all ranks of the target.
 
-    vLLM accepts `draft_tensor_parallel_size: 1` for a head, but splits it like the target (vllm-project/vllm#31886).
-    Memory and speed are not what the profile says.
+    vLLM accepts `draft_tensor_parallel_size: 1` for a head, but splits the head like the target
+    (vllm-project/vllm#31886). Memory and speed are not what the profile says.
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
@@ -206,8 +208,8 @@ def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
 def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     """A drafter with bidirectional attention inherits the target's small KV cache type.
 
-    `dflash` and `dspark` need an attention backend that is not causal. Few of those support an 8-bit cache. Otherwise
-    vLLM ends with `No valid attention backend found`, or picks a slower one.
+    `dflash` and `dspark` need a non-causal attention backend, and few such backends support an 8-bit cache. vLLM may
+    end with `No valid attention backend found`, or pick a slower backend.
     Example:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7}
         engine: {kv_cache_dtype: fp8}
@@ -305,9 +307,9 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
 def unshared_overrides(ctx: Context) -> Iterator[Hit]:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    vLLM applies overrides that are a mapping to the target only. The layers that draft for `mtp` read config.json as it
-    is. Beyond the context in config.json they use other positions than the target, and their drafts are rejected
-    (vllm-project/vllm#58080).
+    If `hf_overrides` is a mapping, vLLM applies it to the target only. The layers that draft for `mtp` read config.json
+    without the overrides. Beyond the context in config.json, their positions differ from the target's, and their drafts
+    are rejected (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}

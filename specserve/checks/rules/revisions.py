@@ -153,9 +153,10 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
 def split_revision(ctx: Context) -> Iterator[Hit]:
     """The target is pinned, but its own prediction layers are not.
 
-    `mtp` and `dspark` without a model draft with layers of the target's repository. vLLM loads these a second time, at
-    the revision of the `speculation` block; without a revision, from the default branch. Once that branch moves, target
-    and layers come from different commits, and acceptance falls without a warning.
+    If the block names no model, `mtp` and `dspark` draft with layers of the target's repository. vLLM loads these
+    layers separately, at the revision of the `speculation` block, or from the default branch if the block has no
+    revision. Once that branch moves, target and layers come from different commits, and acceptance falls without a
+    warning.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -212,8 +213,8 @@ _SHOWN = 4
 def unreadable_lock(ctx: Context) -> Iterator[Hit]:
     """The lock beside the profile cannot be used.
 
-    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left unfinished, or a newer
-    specserve, must not make them use whatever the Hub has today.
+    `up`, `plan` and `check` take the models' revisions from the lock. If the lock is unreadable, for example after an
+    unfinished merge or because a newer specserve wrote it, they must not fall back to whatever the Hub has today.
     Example:
         # beside it lies a p.lock.json that was cut short
         target: {model: ./llama}

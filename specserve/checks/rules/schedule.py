@@ -49,7 +49,7 @@ def _ranks(ctx: Context) -> int:
 def broken_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule of K has a gap at its start, ranges that overlap, or an invalid range.
 
-    vLLM refuses it, but only after it has loaded the weights, because the scheduler reads it.
+    vLLM refuses such a schedule, but only after it has loaded the weights, when the scheduler reads the schedule.
     Example:
         speculation:
           method: eagle3

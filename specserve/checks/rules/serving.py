@@ -274,8 +274,8 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
     Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes: /metrics,
-    /health and /invocations answer everybody. Encryption alone lets everybody in, too. A certificate that each client
-    must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does not.
+    /health and /invocations answer everybody. Encryption alone does not restrict access. A certificate that each client
+    must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does.
     Example: server: {host: 0.0.0.0}
     Use instead:
         server:

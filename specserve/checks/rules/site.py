@@ -28,7 +28,7 @@ _ARCTIC_INFERENCE = "0.1.1"
 
 @rule("SD401", "missing-compiler", Severity.ERROR, needs="host")
 def missing_compiler(ctx: Context) -> Iterator[Hit]:
-    """The CPU engine is to compile the model, but this machine has no C++ compiler.
+    """The CPU engine would compile the model, but this machine has no C++ compiler.
 
     vLLM loads the weights, and dies half a minute later with `InvalidCxxCompiler`.
     Example: engine: {enforce_eager: false}
@@ -74,8 +74,8 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
 def taken_port(ctx: Context) -> Iterator[Hit]:
     """Another process listens on the port.
 
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. The port may be free when the
-    server is started: `up` looks again, and refuses if it is not.
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is a warning, because
+    the port may be free by the time the server starts: `up` checks it again, and refuses if the port is still taken.
     Example: server: {port: 8000}
     Use instead: server: {port: 8001}
     Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
@@ -92,8 +92,9 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
     The ranks of a node exchange messages, and NCCL exchanges its data, through shared memory. Containers have 64 MiB of
-    it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers (error; the CPU engine has
-    a worker even for one rank). Below 1 GiB, NCCL may die with a bus error, or the ranks hang (warning).
+    it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers, and this finding is an
+    error. On the CPU, the engine has a worker even if there is one rank. Below 1 GiB, NCCL may die with a bus error, or
+    the ranks may hang, and this finding is a warning.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`

@@ -21,8 +21,8 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
     """vLLM changes the method because of the draft's name.
 
     vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and runs that
-    method even if the profile says `draft_model`. Directories above the draft count, too. The server then fails to load
-    the draft, or every draft token is rejected.
+    method even if the profile says `draft_model`. The names of parent directories count, too. The server then fails to
+    load the draft, or every draft token is rejected.
     Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
@@ -82,8 +82,9 @@ def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
 def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
-    The V1 runner's rejection sampler asserts at most 128 at the first request: the server starts and then dies. The V2
-    runner has no such limit, but verifies all of them in every step, which no acceptance rate pays for.
+    The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
+    server dies. The V2 runner has no such limit, but verifies all drafts in every step, and no acceptance rate makes up
+    for that cost.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
@@ -177,7 +178,7 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
     """Adapters change the target, but not the draft.
 
     vLLM applies LoRA adapters to the target only. The output stays right, but the draft predicts what the base model
-    would write. Acceptance falls with every adapter that differs much from it.
+    would write. Acceptance falls for each adapter that differs much from the base model.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {enable_lora: true}
@@ -200,10 +201,10 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD140", "pipelined-prediction-layers", Severity.WARNING)
 def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
-    """Pipeline parallelism with a drafter that reads the target's hidden states.
+    """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
-    `mtp` drafts on the last stage with the embedding of the first. Several models refuse that once they are loaded;
-    others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
+    `mtp` drafts on the last stage, but needs the embedding of the first stage. Several models refuse this after they
+    are loaded; other models were reported to hang or crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
     vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
     (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Use tensor
     parallelism with these methods.
@@ -264,10 +265,10 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD169", "interleaved-drafts", Severity.WARNING)
 def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
-    """The KV cache is interleaved over context-parallel ranks by more than one token, together with speculation.
+    """The profile speculates, and interleaves the KV cache over context-parallel ranks by more than one token.
 
-    Only a few sparse MLA kernels can verify drafts over such a cache. All others end the start with an assertion, after
-    the model is loaded (vllm-project/vllm#28407).
+    Only a few sparse MLA kernels can verify drafts over such a cache. With any other kernel, the start ends with an
+    assertion after the model is loaded (vllm-project/vllm#28407).
     Example:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}

@@ -176,9 +176,9 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     """A step has too few tokens to serve or to draft.
 
     vLLM refuses to start. A step must have room for a token of each of `max_num_seqs` requests, for a whole prompt if
-    chunked prefill is off, and for more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for
-    `dflash`). Before 0.28, parallel drafts take K - 1 tokens of every request, and the default step has 8 for each:
-    drafts of 9 or more tokens need a larger step, or fewer requests (vllm-project/vllm#50708).
+    chunked prefill is off, and for more tokens than drafting takes (in 0.33: K for a draft model or a head, K + 1 for
+    `dflash`). Before 0.28, parallel drafting takes K - 1 tokens of a step for every request. The default step has 8
+    tokens per request, so a K of 9 or more needs a larger step or fewer requests (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -288,7 +288,7 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
     about it at the start. The default is 2048 tokens on GPUs with less than 70 GiB and on the A100
-    (vllm-project/vllm#44815); it is reported if all requests together need more.
+    (vllm-project/vllm#44815); this default is reported only if a decode step of all requests needs more tokens.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}

@@ -28,10 +28,10 @@ _MODEL = (("target.model", "the model"),)
 
 @rule("SD251", "unsupported-half", Severity.ERROR, needs="models")
 def unsupported_half(ctx: Context) -> Iterator[Hit]:
-    """The model is to run in float16, but overflows in it.
+    """The profile asks for float16, but the model overflows in this type.
 
-    vLLM refuses float16 for model families whose activations leave its range. A draft runs in the target's type, so it
-    counts, too. bfloat16 has a sufficient range.
+    vLLM refuses float16 for model families whose activations exceed its range. The draft runs in the target's type, so
+    the rule checks the draft, too. bfloat16 has a sufficient range.
     Example: target: {model: ./gemma2, dtype: float16}
     Use instead: target: {model: ./gemma2, dtype: bfloat16}
     Source: vllm/config/model.py, `does not support float16. Reason: `
@@ -92,10 +92,10 @@ def unadaptable_model(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD254", "uncuttable-context", Severity.ERROR, needs="models")
 def uncuttable_context(ctx: Context) -> Iterator[Hit]:
-    """Decode context parallelism asks for more parts than the KV heads repeat.
+    """Decode context parallelism asks for more parts than there are copies of a KV head.
 
-    `decode_context_parallel_size` divides the KV cache of one head over the ranks that repeat it. vLLM refuses more
-    parts than there are repeats: `tensor_parallel_size` divided by the KV heads.
+    `decode_context_parallel_size` divides the KV cache of one head over the ranks that hold a copy of this head. vLLM
+    refuses more parts than copies. The number of copies is `tensor_parallel_size` divided by the number of KV heads.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
@@ -163,10 +163,10 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
 
 @rule("SD256", "undrafted-hybrid", Severity.ERROR, needs="models")
 def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
-    """Speculation with a hybrid model that has no room for the states of drafts.
+    """The target is a hybrid model for which vLLM reserves no room for the states of drafts.
 
-    A recurrent layer keeps one state per draft token, so that it can return to the last accepted one. For Granite 4,
-    Falcon-H1 and Zamba2, vLLM before 0.32 reserves none of these, and ends the start with an assertion
+    A recurrent layer keeps one state per draft token, so that it can return to the last accepted token. For Granite 4,
+    Falcon-H1 and Zamba2, vLLM before 0.32 reserves no room for these states, and the start ends with an assertion
     (vllm-project/vllm#47635, vllm-project/vllm#57721).
     Example:
         vllm: "==0.29.*"

@@ -238,11 +238,11 @@ def _often(share: float | None) -> str:
 
 @rule("SD205", "small-shared-vocabulary", Severity.WARNING, needs="models")
 def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """Two vocabularies are mapped that have little in common.
+    """The two vocabularies that are mapped to each other have little in common.
 
-    With `use_heterogeneous_vocab`, the draft can only propose tokens that both vocabularies have, and reads an unknown
-    token if the target wrote one that it lacks. The share of the common tokens in ordinary text is an upper limit of
-    the acceptance.
+    With `use_heterogeneous_vocab`, the draft can propose only tokens that both vocabularies have. If the target writes
+    a token that the draft lacks, the draft reads the unknown token instead. Acceptance cannot exceed the share of
+    ordinary text that the common tokens make up.
     Example:
         target: {model: ./llama}
         speculation:

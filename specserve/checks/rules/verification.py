@@ -65,9 +65,9 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
 def contradictory_verification(ctx: Context) -> Iterator[Hit]:
     """Settings of the verification that vLLM refuses together.
 
-    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of rates or none, rates that do not fall or
-    are not K in number, a length outside 1 to K + 1, or `fly` with fewer than 2 tokens or a window that is not smaller
-    than K.
+    vLLM refuses synthetic rates or a synthetic length unless `rejection_sample_method` is `synthetic`, which needs
+    exactly one of the two. There must be K rates, none above the one before it, or a length from 1 to K + 1. `fly`
+    needs a K of at least 2 and a window smaller than K.
     Example: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
@@ -164,8 +164,9 @@ def greedy_drafts(ctx: Context) -> Iterator[Hit]:
 def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
     """Drafting options that vLLM refuses together.
 
-    Across two vocabularies, drafts are greedy and need all logits of the draft in one place. Local argmax gives neither
-    logits nor samples. vLLM refuses these combinations, some of them only after it has loaded the draft.
+    A draft with another vocabulary must draft greedily, and needs all its logits in one place. Local argmax gives
+    neither logits nor samples, so it suits neither such a draft nor probabilistic drafting. vLLM refuses some of these
+    combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model
@@ -197,10 +198,11 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD133", "refused-adaptive-verification", Severity.ERROR)
 def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
-    """Adaptive verification together with something that it does not support.
+    """Adaptive verification is combined with a setting that it does not support.
 
-    It decides on the GPU how many drafts of which request are verified. vLLM refuses it with LoRA, with pipeline
-    parallelism, without full CUDA graphs, and, except for `dspark`, with local argmax.
+    Adaptive verification decides on the GPU how many draft tokens of each request are verified. vLLM refuses it with
+    LoRA or pipeline parallelism, and if full CUDA graphs are off. For methods other than `dspark`, vLLM also refuses it
+    with local argmax.
     Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
