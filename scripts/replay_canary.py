@@ -247,7 +247,10 @@ def replay(pair: Pair, *, pairs: int, seed: int) -> Outcome:
 def missed(pair: Pair, found: Outcome) -> list[str]:
     """The targets that this pair misses."""
     bad = []
-    if not pair.is_limit and found.false > max(FALSE_VERDICTS * found.pairs, 1):
+    allowed = FALSE_VERDICTS * found.pairs
+    if found.pairs < 1000:  # few replays exceed the share by chance
+        allowed += 2 * allowed**0.5
+    if not pair.is_limit and found.false > allowed:
         bad.append(f"{found.false} of {found.pairs} false verdicts: {pair.about}")
     if pair.worse and found.states[CanaryState.ROLL_BACK] < 0.99 * found.pairs:
         bad.append(f"not found in {found.pairs - found.states[CanaryState.ROLL_BACK]}: {pair.about}")
