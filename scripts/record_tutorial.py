@@ -71,7 +71,9 @@ running:""", "specserve up configs/demo.yaml --detach"),
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
          "specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0"),
-    Step("`ps` lists detached servers, with their acceptance of the last minute:", "specserve ps"),
+    Step("""\
+`ps` lists detached servers, with their acceptance of the last minute (`-` until vLLM logs it, every 10 s):""",
+         "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?
 
@@ -79,7 +81,7 @@ Speculation must not change the text. `verify` finds out from outside, in about 
 speculation, then scores the same text without it.""", "specserve verify demo", """\
 `NO FAULT FOUND` comes with its bound: the smallest fault that this run would have found. More time makes it smaller.
 [How verify decides](verify.md) explains the figures."""),
-    Step("Stop the server. Requests that run may finish first:", "specserve down demo"),
+    Step("Stop the server. It may first finish the requests that it has:", "specserve down demo"),
     Step("""\
 ## 5. Does speculation pay here?
 
@@ -89,10 +91,13 @@ The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` launches the server once without speculation and once with the most draft tokens, and predicts every number
-between. The best number falls as the load grows, so name the loads that you serve:""",
+`tune` launches the server once without speculation and once with it, and predicts the other numbers of draft tokens.
+The best number falls as the load grows, so name the loads that you serve. To be quick, this run takes few and short
+answers (32 tokens). Most of their time is prefill, so the speedups are smaller than those of `bench` above:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-`--write` puts the choice into the profile; its comments stay. [How tune predicts](tune.md) explains the model."""),
+The profile speculates, so `tune` chooses the best K above 0 for each load. At concurrency 4 none of them is faster than
+no speculation, and a note says so. `--write` puts the choice into the profile; its comments stay. [How tune
+predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it
 

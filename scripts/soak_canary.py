@@ -106,13 +106,14 @@ def spoil(folder: Path, *, noise: float) -> Path:
 
 
 @contextlib.contextmanager
-def server(name: str, folder: Path, env: dict[str, str], *settings: str) -> Iterator[int]:
-    """The demo, detached; its port."""
+def server(name: str, folder: Path, env: dict[str, str], *settings: str, core: int) -> Iterator[int]:
+    """The demo, detached; its port. Two servers that compute on one core may starve each other."""
     port = free_port("127.0.0.1")
     profile = folder / f"{name}.yaml"
     base = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8"))
     base["target"]["model"] = str(ROOT / "demo" / "wide")
     base["speculation"]["model"] = str(ROOT / "demo" / "draft")
+    base["env"] = {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
     profile.write_text(yaml.safe_dump(base), encoding="utf-8")
     up = ("up", str(profile), "--detach", "--name", name, "--port", str(port), "--no-check", *settings)
     subprocess.run([*COMMAND, *up], env=env, check=True, stdout=subprocess.DEVNULL)
@@ -137,10 +138,14 @@ def run(args: argparse.Namespace, folder: Path) -> list[str]:
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state"), "HF_HUB_OFFLINE": "1"}
     pairs = canaries(spoil(folder, noise=args.noise))
     bad: list[str] = []
-    with server("other", folder, env) as other:
+    cores = sorted(os.sched_getaffinity(0))
+    with server("other", folder, env, core=cores[0]) as other:
         for number, name in enumerate(args.only or pairs):
             pair = pairs[name]
-            with server(name, folder, env, *pair.settings) as port, contextlib.ExitStack() as stack:
+            with (
+                server(name, folder, env, *pair.settings, core=cores[-1]) as port,
+                contextlib.ExitStack() as stack,
+            ):
                 traffic = [
                     stack.enter_context(Traffic(each, concurrency=args.concurrency, seed=2 * number + side))
                     for side, each in enumerate((port, other))

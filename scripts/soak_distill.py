@@ -2,9 +2,9 @@
 
     python scripts/soak_distill.py -o DIR
 
-The domain is constructors of neural networks as transformers writes them (installed with vLLM). The demo pair was
-trained on the standard library; functions of it, without the modules held out then, are the old traffic.
-Afterwards both drafts are measured on demo/prompts.jsonl, which neither of them has seen.
+The domain is constructors of neural networks as transformers writes them (installed with vLLM). The old traffic is
+functions of the standard library, from modules that the demo pair was not trained on. Afterwards both drafts are
+measured on demo/prompts.jsonl: the same kind of prompts, from other modules that no training has seen.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts" / "demo_pair"))
 
-from corpus import held_out, is_test, library  # noqa: E402
+from corpus import held_out, is_test, library, validation_texts  # noqa: E402
 from prompts import heads, mids  # noqa: E402
 
-REQUESTS, OLD_REQUESTS = 250, 96
+REQUESTS, OLD_REQUESTS = 230, 96
 _MOST_CHARS, _FIRST_LINES, _LEAST_LINES = 260, 5, 8
 _SEED = 20261123
 
@@ -52,11 +52,15 @@ def write_log(file: Path, texts: Iterable[str], *, count: int) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def old_prompts() -> list[str]:
-    """Prompts as the demo's own, heads and insides of functions, from the modules that its pair was trained on."""
+def trained_modules() -> list[str]:
+    """The sources that the demo pair was trained on."""
     out = {name for names in held_out().values() for name in names}
-    texts = [text for name, text in library().items() if name not in out and not is_test(name)]
-    return [prompt for text in texts for find in (heads, mids) for prompt in find(text)]
+    return [text for name, text in library().items() if name not in out and not is_test(name)]
+
+
+def prompts(sources: Iterable[str]) -> list[str]:
+    """Prompts as the demo's own: heads and insides of functions."""
+    return [prompt for text in sources for find in (heads, mids) for prompt in find(text)]
 
 
 def make_inputs(folder: Path) -> None:
@@ -65,7 +69,7 @@ def make_inputs(folder: Path) -> None:
     assert spec is not None and spec.origin is not None
     models = sorted((Path(spec.origin).parent / "models").glob("*/modeling_*.py"))
     write_log(folder / "traffic.jsonl", constructors(models), count=REQUESTS)
-    write_log(folder / "old.jsonl", old_prompts(), count=OLD_REQUESTS)
+    write_log(folder / "old.jsonl", prompts(validation_texts()), count=OLD_REQUESTS)
     profile = (ROOT / "configs" / "demo.yaml").read_text().replace("../demo", str(ROOT / "demo"))
     (folder / "demo.yaml").write_text(profile)
 
@@ -92,8 +96,8 @@ def main() -> int:
     if code != 0:
         return code
     bench = [
-        program, "bench", profile, "-w", ROOT / "demo" / "prompts.jsonl", "-c", "1", "--max-tokens", "48",
-        "--budget", "4m", "-o", folder / f"old-prompts-{int(time.time())}",
+        program, "bench", profile, "-w", ROOT / "demo" / "prompts.jsonl", "-c", "4", "--max-tokens", "48",
+        "--budget", "5m", "-o", folder / f"old-prompts-{int(time.time())}",
     ]  # fmt: skip
     return subprocess.run(bench, check=False).returncode
 

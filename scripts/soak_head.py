@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from soak_distill import ROOT, old_prompts, write_log
+from soak_distill import ROOT, prompts, trained_modules, write_log
 
 REQUESTS = 1200
 HEADS_PYTHON = ROOT / ".venv-heads" / "bin" / "python"
@@ -35,7 +35,7 @@ alternatives:
 
 def make_inputs(folder: Path) -> None:
     """The untrained head, the log, a profile that trains it, and one that serves it for the widened target."""
-    write_log(folder / "traffic.jsonl", old_prompts(), count=REQUESTS)
+    write_log(folder / "traffic.jsonl", prompts(trained_modules()), count=REQUESTS)
     demo, head = ROOT / "demo", folder / "head"
     subprocess.run(
         [HEADS_PYTHON, ROOT / "scripts" / "demo_pair" / "head.py", demo / "target", head], check=True

@@ -90,7 +90,7 @@ def check(
         skipped=tuple(skips),
         verdicts=tuple(verdicts),
         suppressed=suppressed,
-        rules=len(RULES),
+        rules=max((sum(group.rules for group in each.groups) for each in verdicts), default=0) or len(RULES),
     )
 
 

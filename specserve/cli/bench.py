@@ -63,7 +63,9 @@ def bench(
         typer.Argument(metavar="PROFILE|URL|NAME", show_default=False, help="A profile or a running server."),
     ] = None,
     *,
-    quick: Annotated[bool, flag("--quick", "Give a first answer in minutes.")] = False,
+    quick: Annotated[
+        bool, flag("--quick", "Give a first answer in minutes: fewer prompts, 48 tokens each.")
+    ] = False,
     workload: Workloads = None,
     concurrency: Concurrency = None,
     request_rate: Annotated[

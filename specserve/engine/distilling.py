@@ -28,7 +28,7 @@ from specserve.engine.drafts import DraftModel, Row, rate_of, read_answers
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _EVALUATIONS = 10
-_TRAINED_SHARES = (1.0, 0.7, 0.5)
+_TRAINED_SHARES = (1.0, 0.7, 0.5, 0.3)
 """Of the trained weights in a draft, the rest being those it began with: a mean of both knows more of the old traffic,
 and on few answers more of the new (Wortsman et al., arXiv:2109.01903)."""
 _MOST_CHOOSING = 64

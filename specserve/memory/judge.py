@@ -153,8 +153,8 @@ def _calibration(r: Reckoning, at: int) -> str:
     rules = r.regime
     name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
     parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))
-    support = ", ".join(f"{what} {part.support}" for what, part in parts if part.support)
-    return f"{name}, vLLM {rules.since} and later: {support}; {rules.source}"
+    support = ", ".join(f"{what} ({part.support})" for what, part in parts if part.support)
+    return f"{name}, vLLM {rules.since} and later; {support}; source: {rules.source}"
 
 
 _KINDS: Mapping[str, LayerKind] = {

@@ -192,9 +192,9 @@ class _Tally:
             return Histogram()
         counts = tuple(after - before for before, after in pairwise([0, *(count for _, count in buckets)]))
         if min(counts) < 0:
-            raise _wrong(f"the buckets of `{name}` are not cumulative")
+            raise _wrong(f"the buckets of the histogram `{name}` are not cumulative")
         if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
-            raise _wrong(f"the buckets of `{name}` are not complete")
+            raise _wrong(f"the histogram `{name}` lacks buckets")
         return Histogram(tuple(bound for bound, _ in buckets), counts, self.values.get(f"{name}_sum", 0.0))
 
 

@@ -314,7 +314,7 @@ def _length(node: Node) -> int:
     except Unfit:
         raise _unfit(node, "length") from None
     if number == 0 or number < -1:
-        raise Unfit(f"must be at least 1, -1 or `auto`; found {shown(node)}")
+        raise Unfit(f"must be `auto`, -1, or a number of at least 1; found {shown(node)}")
     return number
 
 

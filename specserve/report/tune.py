@@ -30,8 +30,8 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured, at full load; p: predicted from one launch without speculation and one with "
-    "the largest K; p~m: both; *: chosen; a share in brackets: the share of requests within the profile's limits"
+    "m: measured, at full load; p: predicted from two launches, without and with speculation; "
+    "p~m: predicted and measured; *: chosen; a share in brackets: the share of requests within the profile's limits"
 )
 
 
@@ -90,10 +90,10 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
         yield f"concurrency {load}", f"K = 0: {cost:.2f}x of a server without speculation (its step measured)"
     for row in found.rows:
         if (row.candidate, row.concurrency, row.tokens) == (found.choice.candidate, load, tokens):
-            gain = f"{with_spread(row.speedup, unit='x')} the tokens/s predicted"
+            gain = f"predicted speedup {with_spread(row.speedup, unit='x')}"
             if found.objective == "tpot":
                 gain = f"{row.tpot_ms:.1f} ms per token predicted, {row.plain_tpot_ms:.1f} without"
-            needed = f"{row.break_even:.2f} needed" if row.break_even > 1 else "any length pays"
+            needed = f"pays from {row.break_even:.2f}" if row.break_even > 1 else "any length pays"
             length = f"{row.mean_length.value if row.mean_length else 0.0:.2f} tokens per step"
             words = f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}"
             yield f"concurrency {load}", words

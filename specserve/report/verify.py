@@ -36,8 +36,9 @@ from specserve.serve.signals import notify
 NOT_SEEN = (
     "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
     "(`--against URL` compares it with another)",
-    "settings and contents that were not asked for: other temperatures, penalties, adapters, images, long contexts",
-    "that other requests of the same moment were right: only those of this run were looked at",
+    "settings and contents that were not asked for: other temperatures, adapters, images; of penalties and long "
+    "contexts, only what the smoke tests ask",
+    "faults in the requests of other clients: only those of this run were looked at",
 )
 _SHOWN = 3
 
@@ -124,7 +125,7 @@ def _headline(found: Verification, stream: TextIO) -> list[str]:
     verdict = found.verdict.value
     lines = [filled(text, lead=f"{verdict}: ", shown=f"{toned(verdict, stream=stream)}: ", stream=stream)]
     if found.verdict is not VerifyVerdict.LOSSY and (excluded := "; ".join(_excluded(found))):
-        text = f"excluded at {100 * CONFIDENCE:.0f} % confidence: {excluded}"
+        text = f"faults excluded at {100 * CONFIDENCE:.0f} % confidence: {excluded}"
         lines.append(filled(text, lead="  ", stream=stream))
     return lines
 
@@ -198,12 +199,12 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
     yield (
         f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
         f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS within {MARGIN_POINTS:g}), z = {found.z:.1f}"
+        f"{points.low:+.2f} to {points.high:+.2f}; for LOSSLESS, all of it within {MARGIN_POINTS:g})"
     )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
         yield (
             f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
-            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; LOSSLESS within {COOL_PERCENT:g})"
+            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; for LOSSLESS, all of it within {COOL_PERCENT:g})"
         )
     yield (
         f"{count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} expected"

@@ -76,10 +76,10 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)
 def misplaced_argument(ctx: Context) -> Iterator[Hit]:
-    """An argument that has its own key in a profile, or that a profile does not take.
+    """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
-    If a setting is in two places, the later flag wins, and nobody sees which one that is. An argument that specserve
-    does not handle is a warning in a raw command, because vLLM itself accepts it.
+    If a setting were in two places, the later flag would win, and the profile would not show which one that is. An
+    argument that specserve does not handle is a warning in a raw command, because vLLM itself accepts it.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`

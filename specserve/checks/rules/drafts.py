@@ -80,7 +80,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
     """The target takes images or sound, but its draft reads text only.
 
     Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
-    separately, or disable the inputs that nobody sends.
+    separately, or disable the inputs that no client sends.
     Example:
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
@@ -179,8 +179,9 @@ def _method(config: Config) -> str:
 def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
     """The draft has the positions of a vision model (M-RoPE), which the runner cannot draft with.
 
-    The V1 runner refuses a draft model with M-RoPE after it is loaded. V1 serves if the environment asks for it, or if
-    V2 cannot serve: on the CPU, for a draft with another vocabulary, or with parallel drafting.
+    The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM takes V1 if the
+    environment selects it, or if V2 cannot run the launch: on the CPU, with a vocabulary of the draft that is not the
+    target's, or with parallel drafting.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}

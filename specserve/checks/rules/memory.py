@@ -288,8 +288,8 @@ def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
 
     Mamba layers, gated delta nets and short convolutions keep a state for each request, and a state takes a whole
     block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger. Its default is 1024 on GPUs with 70 GiB or more. If the upper bound of the KV cache has
-    enough blocks, this finding is a warning.
+    `max_num_seqs` is larger. Its default is 1024 on GPUs with 70 GiB or more, except the A100. If the KV cache is
+    large enough by its highest estimate, this finding is only a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}

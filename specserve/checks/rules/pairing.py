@@ -131,7 +131,8 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
 def unquantized_draft(ctx: Context) -> Iterator[Hit]:
     """The target is quantized while it loads, but the draft is not.
 
-    A separate draft does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction layers
+    A separate draft does not inherit `quantization`: its weights keep the type of the checkpoint, and take that much
+    memory. Prediction layers
     (`mtp` without a model) do inherit it.
     Example:
         target: {model: ./model, quantization: fp8}
@@ -155,8 +156,8 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
 def head_as_target(ctx: Context) -> Iterator[Hit]:
     """The target looks like a draft head.
 
-    Model cards of heads often show a command that serves the head itself. A head has no embeddings or no layers of its
-    own, and cannot answer. The target is the model that the head was trained for. Checkpoints that contain both target
+    Model cards of heads often show a command that serves the head itself. A head lacks embeddings or layers of its own,
+    so it cannot answer. The target is the model that the head was trained for. Checkpoints that contain both target
     and head (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library, vLLM serves
     the model that the head was trained for, and speculates although the profile does not say so; this finding is then
     an info.

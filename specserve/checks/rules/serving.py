@@ -67,7 +67,7 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
 def default_min_p(ctx: Context) -> Iterator[Hit]:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    The server starts, but answers each request that does not set `min_p` itself with status 400: `The min_p and
+    The server starts, but answers each request that does not set `min_p: 0` itself with status 400: `The min_p and
     logit_bias sampling parameters are not yet supported with speculative decoding.`
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
@@ -116,7 +116,7 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     Example:
         server:
           host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
         env: {VLLM_SERVER_DEV_MODE: 1}
     Instead: server: {host: 127.0.0.1}
     Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
@@ -233,7 +233,7 @@ def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
     Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
-    Example: env: {HF_TOKEN: "a-real-token"}
+    Example: env: {VLLM_API_KEY: "a-real-key"}
     Use instead: server: {api_key_env: MY_SERVER_KEY}
     Source: specserve: keys stand in the environment only
     """
@@ -273,14 +273,14 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
-    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes: /metrics,
-    /health and /invocations answer everybody. Encryption alone does not restrict access. A certificate that each client
-    must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does.
+    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes.
+    Anyone can still call /metrics, /health and /invocations. Encryption alone does not restrict access. A certificate
+    that each client must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does.
     Example: server: {host: 0.0.0.0}
     Use instead:
         server:
           host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
     Source:
         vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
     """

@@ -87,9 +87,9 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     """The target's token ids mean other tokens to the draft.
 
     vLLM gives the draft the target's ids, and compares only the sizes of the vocabularies. A draft with another
-    tokenizer reads and proposes nonsense: the server starts, every draft is rejected, and each token costs more than
-    without speculation. How bad it is depends on how often the ids occur. If they make up 2 % or more of a sample text,
-    this is an error; below 0.1 % it is an info.
+    tokenizer reads and proposes nonsense: the server starts, most drafts are rejected, and each token costs more
+    than without speculation. It matters how often the ids that differ occur. If they make up 2 % or more of a sample
+    text, this is an error; below 0.1 % it is an info, between the two a warning.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
@@ -194,7 +194,7 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
 def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
     """The tokenizers of draft and target could not be compared.
 
-    vLLM compares only the sizes of the vocabularies. So nobody has checked whether the draft understands the target's
+    vLLM compares only the sizes of the vocabularies. So it is not known whether the draft understands the target's
     token ids.
     Example:
         target: {model: ./llama}

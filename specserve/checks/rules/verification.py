@@ -244,9 +244,9 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 def refused_combination(ctx: Context) -> Iterator[Hit]:
     """A feature of vLLM that cannot be combined with this way to speculate.
 
-    vLLM refuses to start with any of these pairs: fast prefill over shared KV caches and a head; watermarks and greedy
-    drafts (or a method that cannot carry watermarks); a quantized copy of the output layer and a draft that does not
-    share this layer; the index option of `mtp` and any other method.
+    vLLM refuses to start with `kv_sharing_fast_prefill` and a head. It also refuses watermarks with greedy drafts or
+    with a method that cannot carry them, a quantized copy of the output layer with a draft that does not share this
+    layer, and `index_share_for_mtp_iteration` with any method but `mtp`.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}

@@ -22,7 +22,7 @@ MOVES = {
     "probabilistic drafts above temperature 0",
     "draft cost": "a smaller draft, a head (EAGLE, MTP) or ngram, or a smaller K",
     "verification cost": "a smaller K, a lower concurrency, or an accelerator with more FLOP/s for its bandwidth",
-    "prefill": "prefix caching or shorter prompts: speculation speeds up decoding alone",
+    "prefill": "prefix caching or shorter prompts: speculation speeds up only the decoding",
     "memory": "a smaller draft, a smaller K, or more memory for the KV cache",
 }
 _IMPLAUSIBLE = 0.95

@@ -79,7 +79,7 @@ def _one_for_all(allowed: Mapping[int, Mapping[int, float]]) -> int:
     """The K whose worst loss over the loads is least."""
     common = set.intersection(*(set(rates) for rates in allowed.values()))
     if not common:
-        raise ValueError("no K was tried at every load")
+        raise ValueError("each K was tried at only some of the loads")
     return min(sorted(common), key=lambda tokens: max(_loss(rates, tokens) for rates in allowed.values()))
 
 

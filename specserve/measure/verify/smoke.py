@@ -257,10 +257,10 @@ def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> t
     for index in range(len(given.ids) - 1, -1, -step):
         top = session.next_tokens([*prompt, *given.ids[:index]])
         worst = max(worst, max(top.values()) - top.get(given.ids[index], min(top.values()) - 1.0))
-    span = f"{len(prompt)} to {len(prompt) + len(given.ids)} tokens"
+    span = f"tokens {len(prompt)} to {len(prompt) + len(given.ids)}"
     if worst > TIE_TOLERANCE:
         return NOT_OK, f"{span}: a token that a prefill does not choose (gap {worst:.2f})"
-    return OK, f"{span} are the same as by a plain prefill"
+    return OK, f"{span} are the same as with a plain prefill"
 
 
 _FEW_TOKENS = 1000
