@@ -91,9 +91,9 @@ The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` launches the server once without speculation and once with it, and predicts the other numbers of draft tokens.
-The best number falls as the load grows, so name the loads that you serve. To be quick, this run takes few and short
-answers (32 tokens). Most of their time is prefill, so the speedups are smaller than those of `bench` above:""",
+`tune` launches the server once without speculation and once with it, and predicts the speed for every other number of
+draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run takes
+few and short answers (32 tokens). More of their time is prefill, so the speedups are smaller than those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
 The profile speculates, so `tune` chooses the best K above 0 for each load. At concurrency 4 none of them is faster than
 no speculation, and a note says so. `--write` puts the choice into the profile; its comments stay. [How tune
@@ -101,7 +101,7 @@ predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it
 
-`render` writes the same launch for production, without specserve inside:""",
+`render` writes the launch for production, without specserve inside, for the newest vLLM that the profile allows:""",
          "specserve render configs/demo.yaml --to systemd", """\
 ## Where to go next
 

@@ -36,8 +36,8 @@ from specserve.serve.signals import notify
 NOT_SEEN = (
     "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
     "(`--against URL` compares it with another)",
-    "settings and contents that were not asked for: other temperatures, adapters, images; of penalties and long "
-    "contexts, only what the smoke tests ask",
+    "what this run did not request: other temperatures, adapters, images, and penalties and long contexts beyond the "
+    "smoke tests",
     "faults in the requests of other clients: only those of this run were looked at",
 )
 _SHOWN = 3

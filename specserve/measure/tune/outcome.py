@@ -89,7 +89,7 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
     load, tokens = row.concurrency, row.tokens
     plain_s, step_s = steps.at(load, 0), row.step_ms / 1000
     verify_s = min(max(step_s - steps.draft_s(load, tokens), plain_s), step_s)
-    decoding = length / row.break_even
+    decoding = length * plain_s / step_s
     verifies = f"verifying {load * (tokens + 1)} tokens takes {verify_s / plain_s:.2f} plain steps"
     if verify_s / plain_s < _IMPLAUSIBLE:
         verifies += (
@@ -133,9 +133,8 @@ def why_none(rows: Sequence[Row], *, steps: StepModel) -> str | None:
         accepted = f"{(length - 1) / row.tokens:.0%} of the draft tokens are accepted"
         return f"a draft step costs {each_s / plain_s:.2f} steps of the target: no gain is possible, though {accepted}"
     if length < 1.2:
-        return (
-            f"next to nothing is accepted: {length:.2f} tokens a step, {row.break_even:.2f} would be needed"
-        )
+        needed = f", {row.break_even:.2f} would be needed" if math.isfinite(row.break_even) else ""
+        return f"next to nothing is accepted: {length:.2f} tokens a step{needed}"
     return None
 
 

@@ -226,8 +226,9 @@ class Measured:
         )
         step_s, plain_s = steps.at(load, tokens), steps.at(load, 0)
         held_up_s = plain.held_up_s * self.prefills
-        speedup = _request_s(plain, 1.0, plain_s, plain.held_up_s)
-        speedup /= _request_s(plain, length.value, step_s, held_up_s)
+        plain_request_s = _request_s(plain, 1.0, plain_s, plain.held_up_s)
+        speedup = plain_request_s / _request_s(plain, length.value, step_s, held_up_s)
+        for_steps_s = plain_request_s - held_up_s
         spread = self._spread(plain, seen, length)
         basis = "measured" if tokens == self.most_tokens else "stitched"
         is_timed = seen is not None and seen.step_s is not None
@@ -241,7 +242,7 @@ class Measured:
             length_basis=basis,
             step_ms=step_s * 1000,
             step_basis="measured" if is_timed else "predicted",
-            break_even=step_s / plain_s,
+            break_even=(plain.output_tokens - 1) * step_s / for_steps_s if for_steps_s > 0 else math.inf,
             tpot_ms=(step_s / length.value + self._waiting_s(load, tokens)) * 1000,
             plain_tpot_ms=(plain_s + self._waiting_s(load, 0)) * 1000,
             tokens_per_s=plain.tokens_per_s * speedup,

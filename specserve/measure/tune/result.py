@@ -54,7 +54,7 @@ class Row:
     step_basis: str
     """`measured` or `predicted`."""
     break_even: float
-    """The mean acceptance length from which this K pays here."""
+    """The mean acceptance length from which this K pays here, prefills included; infinite if these alone cost more."""
     tpot_ms: float
     """Predicted; of K = 0 measured."""
     plain_tpot_ms: float

@@ -113,7 +113,7 @@ class Verifier:
         self._pace: tuple[tuple[float, int], ...] = ()
         """Seconds and tokens of the last requests; replaced, never changed, since other threads read it."""
         self._began = self._heard_at_s = time.monotonic()
-        self._phase = "warm-up requests"
+        self._phase = "warm-up requests, not counted"
 
     def run(self, *, other: VerifySession | None = None) -> Verification:
         """The verification. Raises TrafficError if the server cannot be verified, and what `on_tick` raises."""
