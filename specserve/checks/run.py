@@ -28,8 +28,8 @@ UNUSED_IGNORE = Code(
     """A `# specserve: ignore[…]` comment that hides nothing.
 
     ## Why is this bad?
-    The finding that the comment hid is gone, or its code is misspelt. If the comment stays, it may later hide a new
-    finding. A comment is not reported if its rule did not run, such as a rule about models in `lint`.
+    The finding that the comment hid is gone, or the code in the comment is misspelt. If the comment stays, it may later
+    hide a new finding. A comment is not reported if its rule did not run, such as a rule about models in `lint`.
 
     ## Example
         target: {model: org/target}  # specserve: ignore[SD104] patched build

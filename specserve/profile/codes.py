@@ -31,10 +31,10 @@ CODES: tuple[Code, ...] = tuple(
         (
             "SD002",
             "invalid-yaml",
-            """The text is not YAML, or YAML of a kind that has no meaning in a profile.
+            """The text is not YAML, or it contains YAML that has no meaning in a profile.
 
             ## Why is this bad?
-            A parser's guess about broken text is not what the author meant. A tag such as `!!python/object`
+            A parser's guess about broken text may not be what the author meant. A tag such as `!!python/object`
             asks for code to be run, and a character that YAML does not allow is invisible to a reader.
 
             ## Example
@@ -116,7 +116,7 @@ CODES: tuple[Code, ...] = tuple(
             """A value of the wrong type, or out of its range.
 
             ## Why is this bad?
-            vLLM would end with a usage error, or read something that was not meant. In a raw command, a
+            vLLM would end with a usage error, or take the value for something else. In a raw command, a
             `method` that only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in
             may add.
 
@@ -198,7 +198,7 @@ CODES: tuple[Code, ...] = tuple(
             """The profile is written for another version of the profile schema.
 
             ## Why is this bad?
-            Its keys may have another meaning there. A newer specserve may be able to read it.
+            Its keys may have another meaning in that version. A newer specserve may be able to read it.
 
             ## Example
                 schema: 2

@@ -88,7 +88,7 @@ def test_a_draft_that_does_not_fit_is_told_at_the_draft_with_what_helps(profile:
         "speculation.model",
     )
     assert "+ 2.3 GiB of the draft" in finding.notes[0]
-    assert finding.help is not None and "would give" in finding.help
+    assert finding.help is not None and "would make the verdict" in finding.help
 
 
 def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> None:

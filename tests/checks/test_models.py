@@ -61,8 +61,8 @@ def test_heads_and_the_vocabulary_divide_or_kv_heads_repeat(
     ("heads", "kv_heads", "size", "parts", "message"),
     [
         (24, 4, 8, 2, None),
-        (12, 3, 12, 3, "4 query heads share a KV head: the context cannot be cut in 3"),
-        (24, 4, 4, 2, "each KV head is on 1: the context cannot be cut in 2"),
+        (12, 3, 12, 3, "4 query heads share a KV head: the context cannot be cut into 3 parts"),
+        (24, 4, 4, 2, "each KV head is on 1 rank: the context cannot be cut into 2 parts"),
     ],
 )
 def test_a_context_is_cut_over_ranks_that_repeat_a_head(
@@ -214,7 +214,7 @@ def test_one_quantisation_goes_by_several_names(profile: Load, has: str, asked: 
 
 
 @pytest.mark.parametrize(("versions", "hits"), [("==0.26.*", 0), (">=0.26", 1), (">=0.32", 1)])
-def test_bitsandbytes_was_read_until_0_26(profile: Load, versions: str, hits: int) -> None:
+def test_bitsandbytes_was_read_until_0_27(profile: Load, versions: str, hits: int) -> None:
     config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
     loaded = profile(f'vllm: "{versions}"\ntarget: {{model: org/t}}')
     assert codes(loaded, {"org/t": facts(config)}) == ["SD247"] * hits

@@ -78,8 +78,10 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
 def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
-    If a setting were in two places, the later flag would win, and the profile would not show which one that is. An
-    argument that specserve does not handle is a warning in a raw command, because vLLM itself accepts it.
+    If a setting were in two places, the later flag would win, and the profile would not show which one that is.
+    `server.shutdown_timeout_s` is the time until the whole server must have ended. vLLM gets 5 s less to finish
+    requests, so 60 becomes 65. An argument that specserve does not handle is a warning in a raw command, because vLLM
+    itself accepts it.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`
@@ -91,8 +93,8 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
 def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
-    vLLM ends with a usage error, or with one of pydantic. Parsers, quantization methods, load formats and attention
-    backends that vLLM does not have are a warning, because a plug-in may add them.
+    vLLM ends with a usage error, or with an error of pydantic. A parser, quantization method, load format or attention
+    backend that vLLM does not have is only a warning, because a plug-in may add it.
     Example: engine: {max_num_seqs: many}
     Use instead: engine: {max_num_seqs: 64}
     Source: vllm/engine/arg_utils.py, `class EngineArgs`
@@ -120,13 +122,13 @@ _SAYS_NOTHING = (None, "", "auto")
 
 @rule("SD142", "deprecated-argument", Severity.WARNING)
 def deprecated_argument(ctx: Context) -> Iterator[Hit]:
-    """An argument that vLLM has announced to remove.
+    """An argument whose removal vLLM has announced.
 
     The next version may refuse to start with it. Some of these arguments already do nothing.
     Example:
         vllm: ">=0.32"
         engine: {disable_cascade_attn: true}
-    Instead: engine: {enforce_eager: true}
+    Use instead: vllm: ">=0.32"
     Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
@@ -172,9 +174,9 @@ def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
 def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     """A setting has no effect because of another setting.
 
-    A reader of the profile is misled, and may change the wrong one of the two. The marked value does nothing, with one
-    exception: on a GPU, `gpu_memory_utilization` beside `kv_cache_memory_bytes` still says how much memory must be free
-    when the server starts.
+    A reader of the profile is misled, and may change the setting that has no effect. The marked value does nothing,
+    with one exception: on a GPU, `gpu_memory_utilization` beside `kv_cache_memory_bytes` still says how much memory
+    must be free when the server starts.
     Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
@@ -195,15 +197,13 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
         if on_cpu(profile):
             losers[share] = cache
         else:  # vllm/v1/worker/utils.py, request_memory
-            text = (
-                "the KV cache has its own size: this share is only what must be free when the server starts"
-            )
+            text = "the KV cache has a fixed size: this share only says how much must be free at the start"
             yield Hit(share, text, related=((cache, "the size of the cache"),), severity=Severity.INFO)
     if env.get("CUDA_VISIBLE_DEVICES") and profile.hardware and profile.hardware.devices:
         losers["env.CUDA_VISIBLE_DEVICES"] = "hardware.devices"
     for loser, winner in losers.items():
         text = f"`{loser}` has no effect: `{winner}` wins"
-        yield Hit(loser, text, related=((winner, "this one counts"),), help="keep one of them")
+        yield Hit(loser, text, related=((winner, "this setting counts"),), help="keep one of them")
 
 
 @rule("SD145", "misread-variable", Severity.WARNING)

@@ -18,8 +18,8 @@ _LONGEST = 300
 def refused_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM's own code refuses the launch.
 
-    vLLM raises this when it starts: when it makes its configuration, builds the models, plans the KV cache or reads the
-    tensors of the checkpoint. The sentence is vLLM's own. The note names the version and the machine.
+    vLLM raises the error at the start, while it makes its configuration, builds the models, plans the KV cache or reads
+    the tensors of the checkpoint. The message quotes vLLM. A note names the version and the machine.
     Example: target: {model: ./llama, max_model_len: 999999}
     Use instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`
@@ -85,7 +85,7 @@ def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
 def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM warns about the launch.
 
-    At the start, the warning is one of hundreds of lines. Warnings that every launch gets are left out.
+    In the log of a start, this warning is one of hundreds of lines. Warnings that every launch gets are left out.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_dtype: fp8_e5m2}

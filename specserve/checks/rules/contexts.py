@@ -116,7 +116,7 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD228", "overlong-draft-context", Severity.ERROR, needs="models")
 def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
-    """The draft is given more context than it has, or than the target has.
+    """The profile gives the draft a longer context than the draft or its target has.
 
     vLLM refuses to start.
     Example:
@@ -147,8 +147,8 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
     """The head was trained on shorter sequences than the server accepts.
 
     Many heads were trained on 2048 tokens. Until vLLM 0.32, the V1 runner drafts nothing for a batch with a longer
-    request. Otherwise vLLM stretches the head's positions, and acceptance beyond its training length is seldom what the
-    head's page says (sgl-project/sglang#6783). In some versions, the V2 runner passes a `dflash` or `dspark`
+    request. In other cases, vLLM stretches the head's positions, and beyond the training length acceptance is seldom
+    what the head's page says (sgl-project/sglang#6783). In some versions, the V2 runner passes a `dflash` or `dspark`
     head positions beyond the head's limit: a longer request then ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
@@ -169,7 +169,7 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
         # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
         ends = [version for version in on_v2 if method not in STRETCHED_HEADS.at(version)]
         if method in BLOCK_DRAFTS and ends:
-            text = f"a request of more than {own} tokens, the head's own positions, ends the engine"
+            text = f"a request of more than {own} tokens, the length of the head, ends the engine"
             help_ = f"write `max_model_len: {own}` under `target`"
             yield Hit(
                 f"{arm.path}.model", text, related=_LIMIT, versions=ends, help=help_, severity=Severity.ERROR

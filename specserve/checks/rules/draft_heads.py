@@ -45,8 +45,8 @@ def unknown_head(ctx: Context) -> Iterator[Hit]:
     """vLLM has no class for this head.
 
     vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and has such classes
-    only for model families that heads were published for. It refuses any other class, such as an
-    `EagleLlamaForCausalLM` that is run as `eagle3`.
+    only for model families that heads were published for. It refuses any other class: if an `EagleLlamaForCausalLM` is
+    run as `eagle3`, there is no `Eagle3EagleLlamaForCausalLM`.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
@@ -92,17 +92,17 @@ def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
 def _other_method(name: str) -> str:
     method = next((method for word, method in _METHODS.items() if word in name), None)
     if method:
-        return f"if it is such a head, write `method: {method}`"
-    return "take a head that was published for vLLM, or `draft_model`, `ngram` or `suffix`"
+        return f"if this is a head for `{method}`, write `method: {method}`"
+    return "use a head that was published for vLLM, or the method `draft_model`, `ngram` or `suffix`"
 
 
 @rule("SD236", "head-as-draft", Severity.ERROR, needs="models")
 def head_as_draft(ctx: Context) -> Iterator[Hit]:
     """A head, or a model with multi-token prediction layers, is run as a draft model.
 
-    A head alone predicts nothing useful: without the target's hidden states, every draft is rejected, or loading fails.
-    If the draft's family has multi-token prediction layers, vLLM silently runs the draft as `mtp` and uses only these
-    layers, whatever `method` says.
+    A head by itself predicts nothing useful: without the target's hidden states, every draft token is rejected, or
+    loading fails. If the draft's family has multi-token prediction layers, vLLM silently runs the draft as `mtp` and
+    uses only these layers, whatever `method` says.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
@@ -125,8 +125,8 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
         if arm.draft.config.get("speculators_model_type") or heads:
             text, help_ = "this is a draft head, not a draft model", _other_method(name)
         elif retyped:
-            text = f"vLLM runs a `{name}` draft as `mtp`, by its layers for further tokens alone"
-            help_ = "take a draft of another family"
+            text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
+            help_ = "use a draft of another family"
         else:
             continue
         related = ((f"{arm.path}.method", "the profile says `draft_model`"),)
@@ -150,8 +150,8 @@ def _own_method(config: Config) -> str | None:
 def missing_mask_token(ctx: Context) -> Iterator[Hit]:
     """Parallel drafting is asked for, but the model has no mask token.
 
-    Parallel drafting fills the positions to draft with a token that the draft was trained to read as empty. vLLM looks
-    for its id in config.json while it loads, and fails.
+    Parallel drafting puts a mask token, which the draft was trained to read as empty, at each position that it drafts.
+    vLLM looks for the token's id in the draft's config.json while it loads, and fails if there is none.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
@@ -177,8 +177,9 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
 def block_overrun(ctx: Context) -> Iterator[Hit]:
     """More tokens are drafted per step than the head was trained to draft.
 
-    A block head fills one block. Tokens beyond it were never trained; they are rejected, and cost verification. The
-    same holds for the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    A block head drafts one block per step. It was never trained on tokens beyond the block: they are rejected, and
+    their verification still takes time. The same holds for the DSpark stages inside a DeepSeek V4 checkpoint
+    (vllm-project/vllm#41834).
     Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}

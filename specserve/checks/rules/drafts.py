@@ -62,7 +62,7 @@ def oversized_draft(ctx: Context) -> Iterator[Hit]:
                 f"the draft has {own / limit:.0%} of the target's bytes",
                 related=(("target.model", "the target"),),
                 help=(
-                    "drafts that pay off have 2 to 15 % of the target's bytes; measure whether this one does: "
+                    "drafts that pay off have 2 to 15 % of the target's bytes; measure this draft with "
                     "`specserve bench`"
                 ),
             )
@@ -77,7 +77,7 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
 
 @rule("SD246", "text-draft", Severity.INFO, needs="models")
 def text_draft(ctx: Context) -> Iterator[Hit]:
-    """The target takes images or sound, but its draft reads text only.
+    """The target reads images or sound, but its draft reads only text.
 
     Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
     separately, or disable the inputs that no client sends.
@@ -100,8 +100,8 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
         if drafts and arm.speculation.model and is_text:
             yield Hit(
                 f"{arm.path}.model",
-                "the draft sees no image or sound that the target is sent",
-                related=(("target.model", "takes more than text"),),
+                "the draft does not get the images or sound that clients send to the target",
+                related=(("target.model", "reads more than text"),),
                 help="measure such requests separately, with your own prompts",
             )
 
@@ -110,7 +110,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
 def unknown_quantization(ctx: Context) -> Iterator[Hit]:
     """The checkpoint is quantised in a way that vLLM does not read.
 
-    vLLM refuses to start. It supported `bitsandbytes` until vLLM 0.26.
+    vLLM refuses to start. From 0.28 on, it no longer supports `bitsandbytes`.
     Example:
         vllm: ">=0.32"
         target: {model: ./llama-bnb}
@@ -131,7 +131,8 @@ def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
     """The profile asks for another quantisation than the checkpoint has.
 
     `quantization` can be left out, because vLLM reads it from the checkpoint. If it is given and differs, vLLM refuses
-    to start. For a format whose weights must be prepared, it fails while loading.
+    to start. If the checkpoint is not quantised and the format needs prepared weights, as AWQ does, vLLM fails while it
+    loads them.
     Example: target: {model: ./llama, quantization: awq}
     Use instead: target: {model: ./llama}
     Source: vllm/config/model.py, `"Quantization method specified in the model config "`
@@ -179,9 +180,9 @@ def _method(config: Config) -> str:
 def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
     """The draft has the positions of a vision model (M-RoPE), which the runner cannot draft with.
 
-    The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM takes V1 if the
-    environment selects it, or if V2 cannot run the launch: on the CPU, with a vocabulary of the draft that is not the
-    target's, or with parallel drafting.
+    The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
+    if V2 cannot run the launch: on the CPU, with parallel drafting, or if the draft's vocabulary differs from the
+    target's.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
@@ -198,7 +199,7 @@ def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
             continue
         found = ctx.on("V1", arm.speculation)
         if found and any("mrope_section" in rope for rope in ropes(text_config(config))):
-            text, help_ = "the V1 runner drafts with no M-RoPE model", "take a text-only draft of the family"
+            text, help_ = "the V1 runner cannot draft with M-RoPE", "use a text-only draft of its family"
             yield Hit(f"{arm.path}.model", text, versions=found, help=help_)
 
 
@@ -215,8 +216,9 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     """The head takes hidden states of another width than the target's.
 
     It was trained for another model. Loading or the first request fails. The same happens if an `eagle3` head of the
-    Llama class reads more or fewer than three layers, but says so only in `eagle_aux_hidden_state_layer_ids`: vLLM
-    reads their number from `num_aux_hidden_states` (vllm-project/vllm#54526).
+    Llama class reads more or fewer than three layers, but its config.json gives only their list
+    (`eagle_aux_hidden_state_layer_ids`) and not their number (`num_aux_hidden_states`): vLLM does not read that list
+    for this class, and assumes three (vllm-project/vllm#54526).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -304,11 +306,11 @@ def _numbers(value: Any) -> list[int]:
 
 @rule("SD239", "head-of-another-target", Severity.WARNING, needs="models")
 def head_of_another_target(ctx: Context) -> Iterator[Hit]:
-    """The head was trained for another model, by its own name.
+    """The head's own config.json says that it was trained for another model.
 
     The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model. With another model of the
-    same family, its drafts are rejected more often, sometimes always. Quantised checkpoints of the same model count as
-    the same.
+    same family, its draft tokens are rejected more often, sometimes always. Quantised checkpoints of the same model
+    count as the same.
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
@@ -323,7 +325,7 @@ def head_of_another_target(ctx: Context) -> Iterator[Hit]:
         named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
         if isinstance(named, str) and named and _bare(named) not in known:
             text = f"the head was trained for `{named}`"
-            help_ = "use a head of this target; if it is the same model, silence this finding"
+            help_ = "use a head of this target; if both names mean the same model, silence this finding"
             yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
 
 
@@ -337,10 +339,10 @@ def _bare(model: str) -> str:
 
 @rule("SD240", "missing-vocabulary-map", Severity.WARNING, needs="models")
 def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
-    """The head drafts from a smaller vocabulary, but the checkpoint does not say which tokens it has.
+    """The head drafts from a smaller vocabulary, and the checkpoint does not say which tokens are in it.
 
     `d2t` maps the head's tokens to the target's. Without it, vLLM takes the head's token i for the target's token i,
-    and nearly every draft is another word than the head meant.
+    and nearly every draft token is another word than the head meant.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3-unmapped, num_speculative_tokens: 3}
@@ -359,13 +361,13 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
         ):
             continue
         if not any("d2t" in name or "draft_id_to_target_id" in name for name in tensors):
-            text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` to tell which"
+            text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` that says which"
             yield Hit(f"{arm.path}.model", text, help="use a complete checkpoint of the head")
 
 
 @rule("SD257", "quantized-block-head", Severity.ERROR, needs="models")
 def quantized_block_head(ctx: Context) -> Iterator[Hit]:
-    """The DFlash head is quantised, but this vLLM supports only heads that are not.
+    """The DFlash head is quantised, but this vLLM supports only unquantised DFlash heads.
 
     Before 0.31, vLLM joins the head's key and value matrices as if they were not quantised. It loads the head, and the
     engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
@@ -379,5 +381,5 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
     found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
     for arm, config in head_arms(ctx) if found else ():
         if arm.speculation.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
-            text = f"vLLM {', '.join(found)} takes no DFlash head that is quantised"
+            text = f"vLLM {', '.join(found)} does not support quantised DFlash heads"
             yield Hit(f"{arm.path}.model", text, versions=found, help="use a head that is not quantised")

@@ -95,10 +95,10 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
         )
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
-        text = f"the profile is for {named.name} ({sizes[0]}); here is {here} ({sizes[1]})"
+        text = f"the profile is for {named.name} ({sizes[0]}); this machine has {here} ({sizes[1]})"
         yield Hit("hardware.accelerator", text)
     elif not machine.is_cpu and machine.count < min(wanted.count, world_size(ctx.profile)):
-        text = f"the profile is for {wanted.count} x {named.name}; here are {machine.count}"
+        text = f"the profile is for {wanted.count} x {named.name}; this machine has {machine.count}"
         yield Hit("hardware.count", text)
 
 
@@ -117,7 +117,7 @@ def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
     kind = ctx.machine.accelerator
     own = kind.compute_capability
     if ctx.profile.target.dtype == "bfloat16" and own and own < (8, 0):
-        text = f"{kind.name} has no bfloat16: compute capability {_dotted(own)}, and 8.0 is the least"
+        text = f"{kind.name} has no bfloat16: its compute capability is {_dotted(own)}; 8.0 is needed"
         yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
 
 
@@ -139,7 +139,7 @@ def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
     least, capability = _LEAST_CAPABILITY.get(method, 0), kind.compute_capability
     if capability and 10 * capability[0] + capability[1] < least:
         text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(capability)}"
-        help_ = "use a checkpoint without it, or another GPU"
+        help_ = "use a checkpoint without this quantization, or another GPU"
         yield Hit("target.quantization" if asked else "target.model", text, help=help_)
 
 
@@ -151,10 +151,10 @@ def _dotted(capability: tuple[int, int]) -> str:
 def occupied_memory(ctx: Context) -> Iterator[Hit]:
     """Less memory is free on this machine than the launch needs now.
 
-    vLLM compares its share, `gpu_memory_utilization` of the whole, with the free memory. It refuses to start if other
-    processes use too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free in
-    addition to the weights. On the CPU, each rank fills its KV cache while it serves. If each rank fits alone but all
-    of them together do not, this finding is a warning.
+    vLLM compares its share, `gpu_memory_utilization` of the total memory, with the free memory. It refuses to start if
+    other processes use too much: often the previous server, or what is left of it. If the KV cache has a fixed size,
+    the launch needs free memory for the cache and the weights. On the CPU, each rank fills its KV cache while it
+    serves. If one rank fits but all of them together do not, this finding is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
@@ -167,7 +167,7 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
         free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
         if free is None:
             continue
-        need, help_ = needed_at_once(memory, machine), "stop what holds it"
+        need, help_ = needed_at_once(memory, machine), "stop the processes that hold the rest"
         path, words = "engine.gpu_memory_utilization", f"vLLM asks for {gib(need.high)}"
         share = int(100 * (free - 2**29) / total) / 100
         if is_fixed(memory):

@@ -83,12 +83,12 @@ def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None
     ways = [
         _way(knob, is_better=bool(better)) for knob in shown if without is None or without not in knob.path
     ]
-    return "; ".join(ways) + ("" if better else ", and none of them is enough alone") if ways else None
+    return "; ".join(ways) + ("" if better else ", but no single one is enough") if ways else None
 
 
 def _way(knob: Knob, *, is_better: bool) -> str:
     value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-    gain = f"give {_VERDICTS[knob.verdict]}" if is_better else f"free {gib(knob.frees_bytes)}"
+    gain = f"make the verdict {_VERDICTS[knob.verdict]}" if is_better else f"free {gib(knob.frees_bytes)}"
     return f"`{knob.path}: {value}` would {gain}"
 
 
@@ -124,7 +124,7 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 
 @rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")
 def insufficient_memory(ctx: Context) -> Iterator[Hit]:
-    """The weights, or one request of `max_model_len`, do not fit the accelerator.
+    """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
     says by how much the KV cache is too small for one request. If the verdict is not certain, because it depends on
@@ -169,9 +169,9 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
     Whether the server starts depends on memory that cannot be known in advance: activations, CUDA graphs, communication
-    buffers. The verdict is also TIGHT if a promised concurrency may not fit, or if the verification of drafts may need
-    more memory than vLLM's share leaves free (vLLM's profile run does not cover it). If the only doubt is an unknown
-    model (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
+    buffers. The verdict is also TIGHT if a promised concurrency may not fit, or if the verification of draft tokens,
+    which vLLM's profile run does not cover, may need more memory than vLLM's share leaves free. If the only doubt is an
+    unknown model (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -226,7 +226,7 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD304", "costly-draft", Severity.INFO, needs="hardware")
 def costly_draft(ctx: Context) -> Iterator[Hit]:
-    """The draft takes more than a quarter of the KV cache that the target would have alone.
+    """The draft takes more than a quarter of the KV cache that the target would have without it.
 
     Its weights and its part of every cached token take memory from the requests, so fewer of them run in parallel. A
     smaller draft or a head costs less. Only a measurement shows whether the speed is worth it.
@@ -254,10 +254,10 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD305", "large-draft-buffer", Severity.INFO, needs="hardware")
 def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
-    """Probabilistic drafts keep their logits, which take a gibibyte or a tenth of the KV cache.
+    """Probabilistic drafts keep logits that take at least 1 GiB here, or at least a tenth of the KV cache.
 
-    vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With
-    fewer sequences or greedy drafts, that memory goes to the KV cache.
+    vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With a
+    smaller `max_num_seqs`, less memory is kept; with greedy drafts, none.
     Example:
         target: {model: ./llama, max_model_len: 256}
         speculation:
@@ -267,7 +267,7 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
           draft_sample_method: probabilistic
         engine: {kv_cache_memory_bytes: 4M}
         hardware: {accelerator: L4-24GB}
-    Instead: engine: {kv_cache_memory_bytes: 1G}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
     assert ctx.machine is not None
@@ -288,8 +288,8 @@ def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
 
     Mamba layers, gated delta nets and short convolutions keep a state for each request, and a state takes a whole
     block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger. Its default is 1024 on GPUs with 70 GiB or more, except the A100. If the KV cache is
-    large enough by its highest estimate, this finding is only a warning.
+    `max_num_seqs` is larger. The default of `max_num_seqs` is 1024 on GPUs with 70 GiB or more, except the A100. If the
+    KV cache is large enough by its highest estimate, this finding is only a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}

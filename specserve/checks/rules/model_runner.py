@@ -17,9 +17,9 @@ from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async
 def unsupported_runner(ctx: Context) -> Iterator[Hit]:
     """The model runner that will serve does not support what the profile asks for.
 
-    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs, if the launch needs a feature
-    that V2 lacks, and if the environment asks for V1. If the runner that serves lacks a feature that the launch needs,
-    the start ends with `Model Runner V2 does not yet support` or a similar message.
+    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs. On GPUs, V1 serves if the
+    environment asks for it, or if the launch needs a feature that V2 lacks. If the runner that serves lacks a feature
+    that the launch needs, the start ends with `Model Runner V2 does not yet support` or a similar message.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
@@ -40,7 +40,7 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
         for (what, place, name), (reason, versions) in found.items():
             yield Hit(
                 place,
-                f"the {name} model runner does not know {what}",
+                f"the {name} model runner does not support {what}",
                 related=((f"env.{SWITCH}", "the runner is chosen here"),) * is_chosen,
                 notes=(f"it is {name}: {reason}",),
                 versions=versions,
@@ -50,11 +50,11 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD123", "unsupported-async-scheduling", Severity.ERROR)
 def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
-    """Asynchronous scheduling is demanded, but vLLM cannot combine it with this speculation.
+    """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
     If `async_scheduling` is left out, vLLM enables it when it can. If it is `true`, vLLM refuses to start with `ngram`,
     `suffix`, `custom_class` or `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since
-    0.33 the V2 runner accepts `ngram`, too.
+    0.33, the V2 runner accepts `ngram`.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -85,7 +85,7 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 "engine.async_scheduling",
                 f"vLLM refuses asynchronous scheduling with {what}",
-                related=((place, "which stands here"),),
+                related=((place, "set here"),),
                 versions=versions,
                 help="leave it out: vLLM enables it if it can",
             )
@@ -108,7 +108,7 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
             continue
         is_padded = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
         found, severity = ctx.on("V1", block) if is_padded else [], None
-        text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
+        text = "this key disables asynchronous scheduling, and has no other effect on the V2 runner"
         if found:
             severity = Severity.ERROR
             text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
@@ -146,8 +146,8 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
 def eager_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
-    A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner has them
-    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speed, so try both.
+    A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner uses them
+    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speed, so try both runners.
     Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
@@ -187,7 +187,7 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
         found = [v for v in ctx.judged if v not in v1 and ignores_other_vocabulary(v)]
         if found and not ctx.is_past(found):
             text, help_ = (
-                "the V2 runner, which will serve, maps no vocabulary",
+                "the V2 runner, which will serve this, maps no vocabulary",
                 f'write `env: {{{SWITCH}: "0"}}`',
             )
             yield Hit(f"{path}.use_heterogeneous_vocab", text, versions=found, help=help_)
@@ -200,11 +200,10 @@ _HEADS = frozenset({"mtp", "eagle", "eagle3"})
 def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
     """A key of the draft that the model runner does not read.
 
-    The V2 runner captures CUDA graphs for the draft whatever `enforce_eager` in the block says
-    (vllm-project/vllm#54423). Up to 0.29 it also loads prediction layers and EAGLE heads with the target's
-    `moe_backend` and attention backend. If the target's experts are quantized and the draft's are not, vLLM then
-    refuses the draft's experts while it loads them, even if the block names a backend for the draft
-    (vllm-project/vllm#54788).
+    The V2 runner captures CUDA graphs for the draft even if the block sets `enforce_eager` (vllm-project/vllm#54423).
+    Up to 0.29 it also loads prediction layers and EAGLE heads with the target's `moe_backend` and attention backend. If
+    the target's experts are quantized and the draft's are not, vLLM then refuses the draft's experts while it loads
+    them, even if the block names a backend for the draft (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}
@@ -220,7 +219,7 @@ def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
             value = block.keys.get(key)
             found = [version for version in on_v2 if key in V2_IGNORED_KEYS.at(version)]
             if value is not None and value != engine.get(key) and found:
-                yield _ignored(f"{path}.{key}", "takes over the target's", found)
+                yield _ignored(f"{path}.{key}", "uses the target's", found)
         captured = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
         has_graphs = block.method in _HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
         if block.keys.get("enforce_eager") is True and has_graphs and captured:
@@ -239,7 +238,7 @@ def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
     """A way to speculate that needs a GPU, in a profile for the CPU.
 
     `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
-    backend`. `fly` has no CPU implementation. `ngram` looks tokens up on the CPU, too.
+    backend`. `fly` has no CPU implementation. `ngram` needs no GPU.
     Example:
         speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}

@@ -59,7 +59,7 @@ def unknown_architecture(ctx: Context) -> Iterator[Hit]:
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
                 notes=tuple(gone),
                 versions=found,
-                help="use a model that it supports; if a plug-in provides the class, silence this finding",
+                help="use a model that vLLM supports; if a plug-in provides the class, silence this finding",
             )
 
 
@@ -109,9 +109,9 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
     The draft is split into as many parts as the target. vLLM refuses a number of attention heads that is not divisible
-    by the number of ranks. Loading fails if the KV heads neither divide nor repeat evenly, or if the vocabulary, padded
-    to a multiple of 64 rows, is not divisible. Small drafts often have few heads, such as 14, which is not divisible by
-    4.
+    by the number of ranks. Loading fails if the KV heads can be neither divided nor repeated evenly over the ranks, or
+    if the vocabulary, padded to a multiple of 64 rows, is not divisible by their number. Small drafts often have few
+    heads, such as 14, which is not divisible by 4.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -167,8 +167,8 @@ def _sizes(ctx: Context, configs: list[Config]) -> str:
 def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
     """The model or its head does not support pipeline stages.
 
-    vLLM refuses a class without pipeline parallelism. After everything is loaded, it also refuses a head that needs
-    hidden states of layers on another stage.
+    vLLM refuses a model class without pipeline parallelism. Some classes do not pass hidden states from stage to stage:
+    for a head that reads them, vLLM refuses the launch after everything is loaded.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
@@ -189,9 +189,7 @@ def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
         method, on_v2 = arm.speculation.method, ctx.on("V2", arm.speculation, by_target=True)
         found = [version for version in stopped if version in on_v2]
         if found and method in _HIDDEN_STATES:
-            text = (
-                f"`{architectures(config)[0]}` does not hand hidden states over pipeline stages to `{method}`"
-            )
+            text = f"`{architectures(config)[0]}` gives `{method}` no hidden states across pipeline stages"
             related, help_ = ((place, "pipeline stages"),), "use tensor parallelism"
             yield Hit(f"{arm.path}.method", text, related=related, versions=found, help=help_)
 
@@ -208,7 +206,7 @@ def _keeps_states(config: Config, known: Registry) -> bool:
 def deaf_target(ctx: Context) -> Iterator[Hit]:
     """The head needs hidden states that vLLM cannot take from this target.
 
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM says so
+    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM fails
     after it has loaded the whole target.
     Example:
         vllm: "==0.32.*"
@@ -222,14 +220,14 @@ def deaf_target(ctx: Context) -> Iterator[Hit]:
         return
     found = ctx.where(lambda known: lacks(config, known, "eagle3"))
     rest = [version for version in ctx.judged if version not in found]
-    help_ = "`ngram`, `suffix` and `draft_model` need nothing of the target"
+    help_ = "use `ngram`, `suffix` or `draft_model`, which read no hidden states"
     if rest:
-        help_ = f"vLLM {', '.join(rest)} does: see the profile's `vllm` range"
+        help_ = f"vLLM {', '.join(rest)} can: see the profile's `vllm` range"
     for arm in ctx.arms if found else ():
         uses = section(ctx.draft_config(arm) or {}, "eagle_config").get("use_aux_hidden_state")
         blind = arm.speculation.method == "eagle3" and uses is False
         if arm.speculation.method in _HIDDEN_STATES and not blind:
-            text = f"vLLM {', '.join(found)} takes no hidden states from a `{architectures(config)[0]}`"
+            text = f"vLLM {', '.join(found)} cannot take hidden states from a `{architectures(config)[0]}`"
             related = (("target.model", "the target"),)
             yield Hit(f"{arm.path}.method", text, related=related, versions=found, help=help_)
 

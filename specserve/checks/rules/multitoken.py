@@ -97,7 +97,8 @@ def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
     """The checkpoint has lost its multi-token prediction layers.
 
     Fine-tuning, merging and quantising often drop them, but leave config.json as it was. vLLM fails after the target is
-    loaded. A quantised checkpoint may start with layers that were never filled, and then no draft is accepted.
+    loaded. With a quantised checkpoint, the server may start with layers that were never filled, and then no draft
+    token is accepted.
     Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -113,7 +114,7 @@ def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.method",
                 "the checkpoint holds no tensor of a layer that predicts further tokens",
                 related=(("target.model", f"config.json promises {own}"),),
-                help="copy those tensors from the model that it was made from, or use another method",
+                help="copy those tensors from the original model, or use another method",
             )
 
 
@@ -124,7 +125,7 @@ def _further(name: str, count: int) -> bool:
 
 @rule("SD232", "indivisible-token-count", Severity.ERROR, needs="models")
 def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
-    """K is not a multiple of the tokens that the trained layers predict.
+    """K is not a multiple of the number of tokens that the trained layers predict.
 
     With n layers, each trained for one further token, vLLM runs all of them again and again. It refuses a K above n
     that is not a multiple of n.
@@ -156,9 +157,9 @@ def reused_layer(ctx: Context) -> Iterator[Hit]:
     """
     for arm, config, k, own in _counted_arms(ctx):
         if not k % own and model_type(config) not in _STEPPED | _ONE:
-            layer = "1 further token was" if own == 1 else f"{own} further tokens were"
-            text = f"{layer} trained; the rest of {k} comes from running the same layers again"
-            help_ = "measure several K on traffic of your own: the smallest that pays is the one"
+            trained_for = "1 further token" if own == 1 else f"{own} further tokens"
+            text = f"the layers were trained for {trained_for}; they run again for the rest of {k}"
+            help_ = "measure several K on your own traffic, and use the smallest that pays off"
             yield Hit(f"{arm.path}.num_speculative_tokens", text, help=help_)
 
 
@@ -179,7 +180,7 @@ def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
         if module:
             yield Hit(
                 f"{arm.path}.method",
-                f"`{module}` is not packed, and `quantization_config.ignore` leaves it in",
+                f"`{module}` is not packed, but `quantization_config.ignore` does not list it",
                 related=(("target.model", "the checkpoint"),),
                 help="use a checkpoint that lists these layers as ignored, or one that quantised them",
             )

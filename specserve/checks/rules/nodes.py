@@ -15,7 +15,7 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 
 @rule("SD161", "refused-layout", Severity.ERROR)
 def refused_layout(ctx: Context) -> Iterator[Hit]:
-    """Sizes or switches of parallelism that vLLM refuses together.
+    """Settings of parallelism that vLLM refuses together.
 
     vLLM ends while it builds its configuration. `decode_context_parallel_size` must divide `tensor_parallel_size`.
     `data_parallel_size_local` cannot exceed `data_parallel_size`, and must be set for `data_parallel_hybrid_lb`.
@@ -54,7 +54,7 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
         if engine.get("enable_expert_parallel") is not True:
             yield Hit("engine.enable_eplb", "`enable_eplb` needs `enable_expert_parallel`")
         elif tensor * prefill * ranks <= 1:
-            yield Hit("engine.enable_eplb", "`enable_eplb` has one rank only, and nothing to balance")
+            yield Hit("engine.enable_eplb", "`enable_eplb` has nothing to balance: there is only one rank")
     elif spare:
         text = f"{spare} redundant experts need `enable_eplb`"
         yield Hit("engine.eplb_config.num_redundant_experts", text, help="write `enable_eplb: true`")
@@ -64,8 +64,8 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
 def uneven_nodes(ctx: Context) -> Iterator[Hit]:
     """The ranks do not divide evenly into the nodes.
 
-    vLLM puts the same number of ranks on each node, and refuses any other split. Usually each node holds pipeline
-    stages. With Ray as the executor, Ray distributes the ranks.
+    vLLM puts the same number of ranks on each node, and refuses any other split. Usually, each node holds its own
+    pipeline stages. With Ray as the executor, Ray distributes the ranks, and this finding does not appear.
     Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
@@ -110,8 +110,8 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     """The model is split over more accelerators than there are.
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
-    and other executors may find accelerators on other machines. For their launches, `check` counts the accelerators of
-    this machine only, and `lint` reports nothing.
+    and other executors may also use accelerators of machines that the profile does not name. If such an executor is
+    set, `lint` reports nothing, but `check` still reports an error if the machine that it checks for has too few.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

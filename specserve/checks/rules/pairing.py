@@ -119,7 +119,7 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
         if block.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in block.keys:
             yield Hit(
                 f"{path}.method",
-                f"drafts will run on the MoE kernels {quoted(str(backend))} too",
+                f"the draft will use the MoE kernels {quoted(str(backend))} too",
                 related=(("engine.moe_backend", "chosen for the target"),),
                 help=(
                     "write `moe_backend: triton` in the block if the draft's experts are quantized differently"
@@ -131,9 +131,8 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
 def unquantized_draft(ctx: Context) -> Iterator[Hit]:
     """The target is quantized while it loads, but the draft is not.
 
-    A separate draft does not inherit `quantization`: its weights keep the type of the checkpoint, and take that much
-    memory. Prediction layers
-    (`mtp` without a model) do inherit it.
+    A separate draft does not inherit `quantization`: its weights keep the type of the checkpoint, and take more memory
+    than quantized ones. Prediction layers (`mtp` without a model) do inherit it.
     Example:
         target: {model: ./model, quantization: fp8}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
@@ -147,7 +146,7 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{path}.model",
                 f"the draft will be loaded in its own type, not in `{method}`",
-                related=(("target.quantization", "the target's alone"),),
+                related=(("target.quantization", "for the target only"),),
                 help=f"write `quantization: {method}` in the block to quantize the draft too",
             )
 
@@ -207,7 +206,7 @@ def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD158", "inherited-cache-type", Severity.INFO)
 def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
-    """A drafter with bidirectional attention inherits the target's small KV cache type.
+    """A drafter with bidirectional attention inherits the target's quantized KV cache type.
 
     `dflash` and `dspark` need a non-causal attention backend, and few such backends support an 8-bit cache. vLLM may
     end with `No valid attention backend found`, or pick a slower backend.
@@ -282,10 +281,11 @@ def tokenizer_family(model: str) -> str | None:
 
 @rule("SD166", "inherited-tensors", Severity.ERROR)
 def inherited_tensors(ctx: Context) -> Iterator[Hit]:
-    """The draft is loaded from the file of the target's tensors.
+    """The draft is loaded from the target's tensor file.
 
-    The draft is loaded in the same way as the target, unless `draft_load_config` says otherwise. With `tensorizer` that
-    means from the target's own file, and loading fails at the first tensor that differs (vllm-project/vllm#12725).
+    The draft is loaded in the same way as the target, unless `draft_load_config` says otherwise. With `tensorizer`,
+    vLLM reads the draft from the target's own file, and loading fails at the first tensor that differs
+    (vllm-project/vllm#12725).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
@@ -309,8 +309,8 @@ def unshared_overrides(ctx: Context) -> Iterator[Hit]:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
     If `hf_overrides` is a mapping, vLLM applies it to the target only. The layers that draft for `mtp` read config.json
-    without the overrides. Beyond the context in config.json, their positions differ from the target's, and their drafts
-    are rejected (vllm-project/vllm#58080).
+    without the overrides. Beyond the context in config.json, their positions differ from the target's, and their draft
+    tokens are rejected (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}

@@ -25,19 +25,19 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
     `trust_remote_code` runs whatever the repository contains on the day of the download. Worker, scheduler and proposer
     classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
     code from the serving machine, with the server's rights. Insecure serialization unpickles what arrives on vLLM's
-    internal sockets. Check each of them in a profile that you got from somebody else. `trust_remote_code` alone is an
-    info, because its name says what it does; SD112 reports what is not pinned.
+    internal sockets. Check each of them in a profile that you got from somebody else. By itself, `trust_remote_code` is
+    an info, because its name says what it does; SD112 reports what is not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
     profile, help_ = (
         ctx.profile,
-        "keep it where you have read that code; `# specserve: ignore[SD111] reason` says so",
+        "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that",
     )
     for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
         for path, value in _code(values, section):
-            yield Hit(path, f"`{path}` makes the server run code of its own: {_words(value)}", help=help_)
+            yield Hit(path, f"`{path}` makes the server run custom code: {_words(value)}", help=help_)
     if profile.engine.get("trust_remote_code") is True:
         draft = " and with its draft" if any(block.model for _, block in ctx.blocks) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
@@ -46,7 +46,7 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
         yield Hit("engine.trust_remote_code", text, help=way, severity=Severity.INFO)
     for path, block in ctx.blocks:
         if block.method == "custom_class":
-            text = f"the draft is a class of its own, which the server imports: {_words(block.model)}"
+            text = f"the draft is a custom class, which the server imports: {_words(block.model)}"
             yield Hit(f"{path}.model" if block.model else f"{path}.method", text, help=help_)
     for name in _CODE_ENV:
         if profile.env.get(name):
@@ -81,13 +81,13 @@ def _words(value: Any) -> str:
 
 @rule("SD112", "unpinned-code", Severity.WARNING)
 def unpinned_code(ctx: Context) -> Iterator[Hit]:
-    """The profile trusts code of a model, and this code can change with every start.
+    """The profile trusts the code of a model, and this code can change before every start.
 
-    With `trust_remote_code`, the server runs the repository's code as it is at the start. Whoever can push there runs
-    code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag can be
-    moved; a commit cannot. This is an info if the profile trusts the target only and nothing says that it contains code
-    (`check` reads whether it does). It is a warning if the target contains code, or if the profile also
-    trusts the code of another model.
+    With `trust_remote_code`, the server runs the repository's code as it is at the start. Anyone who can push to the
+    repository can run code on the serving machine. A draft inherits the trust of its target, even if somebody else
+    wrote it. A branch or a tag can be moved; a commit cannot. This is an info if only the target is not pinned, and the
+    target is not known to contain code (`check` finds out). It is a warning if the target contains code, or if a draft
+    is not pinned.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -223,7 +223,7 @@ def unreadable_lock(ctx: Context) -> Iterator[Hit]:
     """
     for drift in ctx.drift:
         if drift.kind == "unreadable":
-            help_ = "`specserve lock` writes it again; `--no-lock` does without"
+            help_ = "`specserve lock` writes it again; `--no-lock` ignores it"
             yield Hit(drift.path, drift.detail[0], help=help_)
 
 
@@ -234,7 +234,7 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
     The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
     --locked` cannot judge it.
     Example:
-        # beside it lies a p.lock.json of ./llama alone
+        # beside it lies a p.lock.json with ./llama only
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Use instead: target: {model: ./llama}
@@ -249,8 +249,8 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
 def changed_model(ctx: Context) -> Iterator[Hit]:
     """The files of a model's directory are not those of the lock.
 
-    What was measured is not what will be served. Weights are compared by size and header only, so other numbers in the
-    same shapes are not noticed.
+    What was measured is not what will be served. Weights are compared by size and header only, so changed numbers in
+    tensors of the same shapes are not noticed.
     Example:
         # beside it lies a p.lock.json that was written before ./llama/config.json was edited
         target: {model: ./llama}

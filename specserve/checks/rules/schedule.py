@@ -150,8 +150,8 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule saves less than it seems to, or has a cost of its own.
 
     With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
-    drops some of them: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1 runner
-    gives up full CUDA graphs for a schedule, which costs time in every step (vllm-project/vllm#49548).
+    drops some of these tokens: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. With a
+    schedule, the V1 runner does without full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
     Example:
         vllm: ">=0.32"
         speculation:

@@ -33,7 +33,7 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """Speculation runs without the counters that show whether it helps.
 
     With `disable_log_stats`, vLLM publishes no speculation counters at all. Acceptance can fall to nothing without
-    anybody seeing it.
+    anyone noticing.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {disable_log_stats: true}
@@ -42,7 +42,7 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """
     speculates = _speculates(ctx)
     if ctx.profile.engine.get("disable_log_stats") is True and speculates:
-        text = "the server will not report how many drafts are accepted"
+        text = "the server will not report how many draft tokens are accepted"
         yield Hit("engine.disable_log_stats", text, related=speculates, help="leave it out")
 
 
@@ -80,7 +80,7 @@ def default_min_p(ctx: Context) -> Iterator[Hit]:
     if isinstance(value, (int, float)) and value > _EPSILON and ctx.blocks:
         yield Hit(
             "engine.override_generation_config.min_p",
-            f"vLLM will refuse every request: it has no `min_p` with speculation; found {value:g}",
+            f"vLLM will refuse every request: `min_p` must be 0 with speculation; found {value:g}",
             related=_speculates(ctx, f"`{ctx.blocks[0][1].method}` speculates"),
             help="write `min_p: 0`, and use `top_p` for the same purpose",
         )
@@ -109,7 +109,7 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD150", "exposed-developer-endpoints", Severity.WARNING)
 def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
-    """Endpoints for developers on a server that is open to the network.
+    """Developer endpoints are open to the network.
 
     vLLM's key guards only /v1 and similar paths. In developer mode, anyone who reaches the port can reset caches, put
     the engine to sleep, read its configuration and call methods on its workers.
@@ -135,7 +135,7 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD151", "missing-companion", Severity.ERROR)
 def missing_companion(ctx: Context) -> Iterator[Hit]:
-    """An argument of the server needs another one, which is missing.
+    """An argument of the server needs another argument, which is missing.
 
     vLLM ends with an error, immediately or after it has loaded the weights. Automatic tool choice needs a parser,
     adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
@@ -174,7 +174,7 @@ def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
     """The server is open to the network, and its key does not guard everything.
 
     vLLM asks for the key only under /v1, /v2 and /inference. /invocations answers prompts without a key, and /metrics
-    shows everybody the model's name and its load.
+    shows the model's name and load to anyone.
     Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
     Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
     Source:
@@ -235,7 +235,7 @@ def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
     Example: env: {VLLM_API_KEY: "a-real-key"}
     Use instead: server: {api_key_env: MY_SERVER_KEY}
-    Source: specserve: keys stand in the environment only
+    Source: specserve, profile/secrets.py
     """
     found = {
         f"env.{name}": f"`{name}` looks like a secret"
@@ -273,9 +273,9 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
-    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes.
-    Anyone can still call /metrics, /health and /invocations. Encryption alone does not restrict access. A certificate
-    that each client must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) or a Unix socket (`uds`) does.
+    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes. Anyone can
+    still call /metrics, /health and /invocations. Encryption does not restrict access, unless each client must show a
+    certificate (`ssl_cert_reqs: 2` with `ssl_ca_certs`). A Unix socket (`uds`) does restrict it.
     Example: server: {host: 0.0.0.0}
     Use instead:
         server:
@@ -291,6 +291,6 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             "server.host",
             f"the server listens on `{server.host}` without an API key",
-            notes=("a key guards /v1 and its like; /metrics, /health and /invocations stay open",),
+            notes=("a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open",),
             help=f"{key}, or listen on 127.0.0.1 behind a proxy",
         )

@@ -63,7 +63,7 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
     newer = reaches_newer(spec)
     yield Hit(
         "vllm",
-        f"no vLLM that this specserve knows is in `{spec}`",
+        f"`{spec}` contains no vLLM version that this specserve knows",
         notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
         help=f"this specserve knows vLLM {', '.join(known_versions())}",
         severity=Severity.INFO if newer else None,
@@ -93,8 +93,8 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
 
     The ranks of a node exchange messages, and NCCL exchanges its data, through shared memory. Containers have 64 MiB of
     it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers, and this finding is an
-    error. On the CPU, the engine has a worker even if there is one rank. Below 1 GiB, NCCL may die with a bus error, or
-    the ranks may hang, and this finding is a warning.
+    error. On the CPU, a launch of one rank also has a worker, and so needs this queue. Below 1 GiB, NCCL may die with a
+    bus error, or the ranks may hang, and this finding is a warning.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
@@ -189,8 +189,8 @@ def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
 def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     """The installed vLLM is newer than every version that this specserve knows.
 
-    Its arguments are read from that vLLM. But the rules and the memory estimate are those of the newest known version,
-    so they miss what has changed since.
+    specserve reads the arguments from the installed vLLM. But the rules and the memory estimate are those of the newest
+    known version, so they miss what has changed since.
     Example: vllm: ">=0.32"
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables

@@ -83,8 +83,8 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
     The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
-    server dies. The V2 runner has no such limit, but verifies all drafts in every step, and no acceptance rate makes up
-    for that cost.
+    server dies. The V2 runner has no such limit, but verifies all draft tokens in every step, and no acceptance rate
+    makes up for that cost.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
@@ -106,9 +106,9 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K. If it does not, vLLM
-    refuses to start. The configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check`
-    reads this configuration; if it cannot be read, as in `lint`, this finding is a warning.
+    vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K. Without K, vLLM refuses
+    to start. The configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads this
+    configuration; if it cannot be read, as in `lint`, this finding is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -125,17 +125,17 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
         elif block.method in ("eagle", "eagle3", "dflash") and block.model:
             head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
             if head is None or "n_predict" not in head.config:
-                why = ", which its head does not say" if head else " where its head does not say it"
+                why = ", which its head does not give" if head else " if its head does not give it"
                 severity = None if head else Severity.WARNING
-                help_ = "3 is what most heads are used with"
+                help_ = "most heads are used with 3"
                 yield Hit(f"{path}.method", needs + why, help=help_, severity=severity)
 
 
 @rule("SD116", "surprising-ngram-window", Severity.WARNING)
 def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
-    """The n-gram window has only one size, because one of its bounds is left out.
+    """The n-gram window has only one size, because one or both of its bounds are left out.
 
-    vLLM's documentation gives `prompt_lookup_min` a default of 1. But its code sets a missing bound to the other one,
+    vLLM's documentation gives `prompt_lookup_min` a default of 1. But its code sets a missing bound to the given one,
     and both to 5 if both are missing. Then only matches of exactly that length count, and hardly anything is drafted.
     Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
@@ -151,7 +151,7 @@ def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             f"{path}.{given}",
             f"only matches of exactly {size} tokens will be looked up",
-            notes=("vLLM sets a bound that is left out to the other one, and both to 5",),
+            notes=("vLLM sets a missing bound to the given one, and both to 5 if both are missing",),
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
         )
 
@@ -240,7 +240,7 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD141", "data-parallel-prediction-layers", Severity.INFO)
 def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
-    """Data and expert parallelism with the target's own prediction layers.
+    """Data and expert parallelism are combined with the target's own prediction layers.
 
     The ranks wait for each other in every step, and hangs near the end of the context were reported for this
     combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments do run it. Give the server a
@@ -267,8 +267,8 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
 def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
     """The profile speculates, and interleaves the KV cache over context-parallel ranks by more than one token.
 
-    Only a few sparse MLA kernels can verify drafts over such a cache. With any other kernel, the start ends with an
-    assertion after the model is loaded (vllm-project/vllm#28407).
+    Only a few sparse MLA kernels can verify draft tokens over such a cache. With any other kernel, the start ends with
+    an assertion after the model is loaded (vllm-project/vllm#28407).
     Example:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -283,5 +283,5 @@ def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
     name = next((name for name in names if (count(engine.get(name)) or 1) > 1), None)
     for path, _ in ctx.blocks if name else ():
-        text = "most attention kernels verify no drafts over a cache that is interleaved like this"
+        text = "most attention kernels cannot verify draft tokens over a cache that is interleaved like this"
         yield Hit(f"engine.{name}", text, related=((f"{path}.method", "speculation"),), help="leave it out")

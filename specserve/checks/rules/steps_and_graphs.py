@@ -39,9 +39,9 @@ def kind_of(ctx: Context) -> Accelerator | None:
 def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
-    With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step
-    above the largest graph runs without one, slower, and vLLM does not say so. vLLM also rounds the largest size down
-    to one that it captures: 1, 2, 4, every 8 up to 256, then every 16 (vllm-project/vllm#54933).
+    With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
+    more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also rounds
+    the largest size down to one that it captures: 1, 2, 4, every 8 up to 256, then every 16 (vllm-project/vllm#54933).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
@@ -84,10 +84,10 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
 
 @rule("SD165", "flashinfer-without-graphs", Severity.WARNING)
 def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
-    """FlashInfer is asked for on GPUs on which it captures no decode step with drafts.
+    """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
 
-    A step that verifies drafts has several tokens per request. On these GPUs, FlashInfer's graphs hold only one token
-    per request, so every step launches its kernels one by one. Speculation loses much of its gain
+    A step that verifies draft tokens has several tokens per request. On these GPUs, FlashInfer's graphs hold only one
+    token per request, so every step launches its kernels one by one. Speculation loses much of its gain
     (vllm-project/vllm#54992, vllm-project/vllm#49547).
     Example:
         vllm: "==0.32.*"
@@ -178,7 +178,8 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     vLLM refuses to start. A step must have room for a token of each of `max_num_seqs` requests, for a whole prompt if
     chunked prefill is off, and for more tokens than drafting takes (in 0.33: K for a draft model or a head, K + 1 for
     `dflash`). Before 0.28, parallel drafting takes K - 1 tokens of a step for every request. The default step has 8
-    tokens per request, so a K of 9 or more needs a larger step or fewer requests (vllm-project/vllm#50708).
+    tokens per request, so in these versions parallel drafting with a K of 9 or more needs a larger step or fewer
+    requests (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -204,7 +205,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
             least = max(needs[version] for version in found) + 1
             yield Hit(
                 TOKENS,
-                f"drafting leaves no token of a step to schedule: at least {least} are needed; found {budget}",
+                f"drafting takes all tokens of a step: at least {least} are needed; found {budget}",
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
                 versions=found,
                 help="8192 is a good value for speculation",
@@ -228,7 +229,7 @@ def _overfilled_default(ctx: Context) -> Iterator[Hit]:
         if found:
             yield Hit(
                 f"{path}.num_speculative_tokens",
-                f"drafts of {block.num_speculative_tokens} tokens leave no token of vLLM's default step to schedule",
+                f"drafts of {block.num_speculative_tokens} tokens take all tokens of vLLM's default step",
                 versions=found,
                 help="set `max_num_batched_tokens`, and a smaller `max_num_seqs`",
             )
@@ -238,7 +239,7 @@ def _small_step(profile: Profile, budget: int, requests: int | None) -> Hit | No
     """What a step cannot hold, drafts or not: a token of each request, or a prompt that is read in one piece."""
     longest = profile.target.max_model_len or 0
     if requests is not None and budget < requests:
-        text = f"a step of {budget} tokens cannot hold one of each request"
+        text = f"a step of {budget} tokens cannot hold one token of each request"
         help_ = "lower `max_num_seqs`, or raise `max_num_batched_tokens`"
         return Hit(TOKENS, text, related=((SEQUENCES, f"{requests} requests"),), help=help_)
     if profile.engine.get("enable_chunked_prefill") is False and budget < longest:
@@ -253,8 +254,9 @@ def _small_step(profile: Profile, budget: int, requests: int | None) -> Hit | No
 def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    `dflash` and `dspark` draft in a pass of their own, with K + 1 or K tokens per request, which must fit into
-    `max_num_batched_tokens`. If it does not, vLLM 0.33 runs fewer requests in parallel than `max_num_seqs` says.
+    `dflash` and `dspark` draft in a pass of their own, with K + 1 (`dflash`) or K (`dspark`) tokens per request. This
+    pass must fit into `max_num_batched_tokens`. If it does not fit, vLLM 0.33 runs fewer requests in parallel than
+    `max_num_seqs` says.
     Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
@@ -318,4 +320,4 @@ def _default_step(ctx: Context, k: int) -> str | None:
     requests = given or requests
     if least >= 8192 or requests * (k + 1) <= max(least, requests):
         return None
-    return f"a step holds {max(least, requests)} tokens by default on `{kind.name}`; {requests} requests draft more"
+    return f"a step holds {max(least, requests)} tokens by default on `{kind.name}`; {requests} requests need more"

@@ -96,6 +96,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
 
     `decode_context_parallel_size` divides the KV cache of one head over the ranks that hold a copy of this head. vLLM
     refuses more parts than copies. The number of copies is `tensor_parallel_size` divided by the number of KV heads.
+    vLLM also refuses a number of parts that does not divide the query heads of one KV head.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
@@ -109,14 +110,14 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
     assert parts is not None
     repeats, shared = size // groups, total // groups
     if parts > repeats:
-        text = f"each KV head is on {max(repeats, 1)}"
+        text = f"each KV head is on {max(repeats, 1)} rank{'s' if repeats > 1 else ''}"
     elif shared % parts:
         text = f"{shared} query heads share a KV head"
     else:
         return
     yield Hit(
         "engine.decode_context_parallel_size",
-        f"{text}: the context cannot be cut in {parts}",
+        f"{text}: the context cannot be cut into {parts} parts",
         related=(("target.tensor_parallel_size", f"{size} ranks, {groups} KV heads"),),
         help="raise `tensor_parallel_size`, or leave this setting out",
     )
@@ -124,7 +125,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD255", "missing-tokenizer", Severity.ERROR, needs="models")
 def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """The target's directory has no tokenizer, and the profile names no other.
+    """The target's directory has no tokenizer, and the profile names no other tokenizer.
 
     Training scripts often save only the weights. vLLM fails while it starts the engine.
     Example: target: {model: ./llama-mute}
@@ -143,7 +144,7 @@ def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
         and not any(map(_of_tokenizer, target.files))
         and not _is_head(ctx, target)
     ):
-        help_ = "copy the tokenizer of the model that it was made of, or name it: `tokenizer: ORG/MODEL`"
+        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
 
@@ -163,7 +164,7 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
 
 @rule("SD256", "undrafted-hybrid", Severity.ERROR, needs="models")
 def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
-    """The target is a hybrid model for which vLLM reserves no room for the states of drafts.
+    """The target is a hybrid model for which vLLM reserves no room for the states of draft tokens.
 
     A recurrent layer keeps one state per draft token, so that it can return to the last accepted token. For Granite 4,
     Falcon-H1 and Zamba2, vLLM before 0.32 reserves no room for these states, and the start ends with an assertion

@@ -87,9 +87,9 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     """The target's token ids mean other tokens to the draft.
 
     vLLM gives the draft the target's ids, and compares only the sizes of the vocabularies. A draft with another
-    tokenizer reads and proposes nonsense: the server starts, most drafts are rejected, and each token costs more
-    than without speculation. It matters how often the ids that differ occur. If they make up 2 % or more of a sample
-    text, this is an error; below 0.1 % it is an info, between the two a warning.
+    tokenizer reads and proposes nonsense: the server starts, most draft tokens are rejected, and each output token
+    costs more than without speculation. The severity depends on how often the differing ids occur. If they make up 2 %
+    or more of a sample text, this is an error; below 0.1 %, it is an info; in between, a warning.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
@@ -170,8 +170,8 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The tokenizer that the profile names does not match the target's token ids.
 
     vLLM uses it without a check. The target then reads other words than the user wrote, and its answer is decoded to
-    other words than it meant. If such ids make up 2 % or more of a sample text, this is an error; below 0.1 % it is an
-    info.
+    other words than it meant. If such ids make up 2 % or more of a sample text, this is an error; below 0.1 %, it is an
+    info; in between, a warning.
     Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
     Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
     Source: vllm/config/model.py, `self.tokenizer = self.model`
@@ -209,7 +209,7 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
                 "the tokenizers of draft and target could not be compared",
                 related=(("target.model", "its token ids go to the draft"),),
                 notes=found.reasons,
-                help="the acceptance rate that `specserve ask` shows will tell you whether the pair agrees",
+                help="the acceptance rate that `specserve ask` shows says whether draft and target agree",
             )
 
 
@@ -270,8 +270,7 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
 def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
     """Two vocabularies are mapped although they are the same.
 
-    `use_heterogeneous_vocab` changes no token here, but disables what the pair could have: probabilistic drafts, and
-    vLLM's V2 runner.
+    `use_heterogeneous_vocab` changes no token here, but rules out probabilistic drafts and vLLM's V2 runner.
     Example:
         target: {model: ./llama}
         speculation:

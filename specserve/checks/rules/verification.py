@@ -19,7 +19,7 @@ _SAMPLED = ("draft_model", *_HEADS)
 
 @rule("SD127", "synthetic-acceptance", Severity.ERROR, policy=True)
 def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
-    """Drafts are accepted at a rate that the profile sets, whatever the target says.
+    """Draft tokens are accepted at a rate that the profile sets, whether the target agrees or not.
 
     This is a tool for benchmarks of the engine. The text is wrong, because it is not the target's.
     Example:
@@ -47,8 +47,8 @@ def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
 def lossy_verification(ctx: Context) -> Iterator[Hit]:
     """Verification may keep tokens that the target would not have chosen.
 
-    `fly` accepts drafts if the target is unsure and agrees again a few tokens later. The output no longer has the
-    target's distribution: measure its quality before you serve it.
+    `fly` also accepts a draft token that the target disagrees with, if the target is unsure there and agrees with the
+    next few tokens. The output no longer has the target's distribution: measure its quality before you serve it.
     Example:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
@@ -65,9 +65,9 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
 def contradictory_verification(ctx: Context) -> Iterator[Hit]:
     """Settings of the verification that vLLM refuses together.
 
-    vLLM refuses synthetic rates or a synthetic length unless `rejection_sample_method` is `synthetic`, which needs
-    exactly one of the two. There must be K rates, none above the one before it, or a length from 1 to K + 1. `fly`
-    needs a K of at least 2 and a window smaller than K.
+    If `rejection_sample_method` is `synthetic`, vLLM needs either K synthetic rates, none of them above the rate before
+    it, or a synthetic length from 1 to K + 1. With any other method, it refuses both. `fly` needs a K of at least 2 and
+    a window smaller than K.
     Example: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
@@ -83,18 +83,18 @@ def _synthetic(block: Speculation) -> tuple[str, str] | None:
     if block.keys.get("rejection_sample_method") != "synthetic":
         return (given[0], f"`{given[0]}` belongs to `rejection_sample_method: synthetic`") if given else None
     if len(given) != 1:
-        return "rejection_sample_method", f"`synthetic` needs one of `{_RATES}` and `{_LENGTH}`"
+        return "rejection_sample_method", f"`synthetic` needs either `{_RATES}` or `{_LENGTH}`"
     value, k = block.keys[given[0]], block.num_speculative_tokens
     problem = None
     if given[0] == _LENGTH:
         if value < 1 or (k is not None and value > k + 1):
-            problem = f"a length of {value:g} is impossible: 1 to K + 1 is the range"
+            problem = f"a length of {value:g} is impossible: it must be from 1 to K + 1"
     elif k is not None and len(value) != k:
         problem = f"{len(value)} rates for {k} drafted tokens"
     elif not all(0 <= rate <= 1 for rate in value):
         problem = "a rate lies between 0 and 1"
     elif any(after > before for before, after in pairwise(value)):
-        problem = "the rates rise; each counts the tokens before it too, so they can only fall"
+        problem = "the rates rise: each is that of a token and all tokens before it, so it cannot rise"
     return (given[0], problem) if problem else None
 
 
@@ -113,9 +113,9 @@ def _fly(block: Speculation) -> tuple[str, str] | None:
 def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
     """Block verification is asked for, but the runner does not have it.
 
-    vLLM uses the V1 runner on CPUs, and elsewhere if the V2 runner lacks a feature that the launch needs. Under `block`
+    vLLM uses the V1 runner on CPUs, and elsewhere if the V2 runner lacks a feature that the launch needs. With `block`,
     the V1 runner verifies token by token and drafts greedily, without a message, so `draft_sample_method:
-    probabilistic` is lost.
+    probabilistic` has no effect.
     Example:
         speculation:
           method: draft_model
@@ -201,8 +201,8 @@ def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
     """Adaptive verification is combined with a setting that it does not support.
 
     Adaptive verification decides on the GPU how many draft tokens of each request are verified. vLLM refuses it with
-    LoRA or pipeline parallelism, and if full CUDA graphs are off. For methods other than `dspark`, vLLM also refuses it
-    with local argmax.
+    LoRA, pipeline parallelism, `enable_return_routed_experts` or `return_sampling_mask`, and if full CUDA graphs are
+    off. For methods other than `dspark`, vLLM also refuses it with local argmax.
     Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
@@ -216,7 +216,7 @@ def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
                 yield Hit(
                     f"{path}.enable_adaptive_verification",
                     f"vLLM refuses adaptive verification {what}",
-                    related=((place, "which stands here"),),
+                    related=((place, "set here"),),
                     help="leave one of them out",
                 )
 
@@ -244,9 +244,9 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 def refused_combination(ctx: Context) -> Iterator[Hit]:
     """A feature of vLLM that cannot be combined with this way to speculate.
 
-    vLLM refuses to start with `kv_sharing_fast_prefill` and a head. It also refuses watermarks with greedy drafts or
-    with a method that cannot carry them, a quantized copy of the output layer with a draft that does not share this
-    layer, and `index_share_for_mtp_iteration` with any method but `mtp`.
+    vLLM refuses to start with `kv_sharing_fast_prefill` and a head. Watermarks need `draft_sample_method:
+    probabilistic`, `standard` verification and a method that supports them. `draft_lm_head_quantization` needs a draft
+    that shares the target's output layer: `eagle`, `eagle3` or `mtp`. `index_share_for_mtp_iteration` needs `mtp`.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}
