@@ -32,7 +32,7 @@ _TELLS = (
 )
 _ESTIMATED = (
     "c=N: speedup of decoding with N requests at once, estimated from the least to the largest acceptance that the "
-    "authors report, on engines that reach less or more of the peak rates; `-`: nobody reports acceptance and K."
+    "authors report, on engines that reach less or more of the peak rates; `-`: acceptance and K are not published."
 )
 _ASSUMED = (
     "*: no configuration of this head is known; it is taken for one layer as wide as the target, with 32,000 tokens "
