@@ -216,8 +216,8 @@ def test_a_hub_that_is_never_silent_for_long_is_given_up_all_the_same(
 @pytest.mark.parametrize(
     ("on", "words"),
     [
-        ("/api/", "sends more than an answer can be"),  # the library would take it all into memory
-        ("/cdn/", "sends more than an answer can be"),
+        ("/api/", "the answer of the Hub is too large"),  # the library would take it all into memory
+        ("/cdn/", "the answer of the Hub is too large"),
         ("/resolve/", "File too large"),  # and a file to the disk
     ],
 )
