@@ -56,7 +56,7 @@ def require_pools(made: Deployment, target: str) -> None:
         raise UsageError("`--plain-pool` adds nothing: the profile does not speculate")
     if target == "compose" and made.scheme == "https":
         raise UsageError(
-            f"`{asked}` puts a proxy in front of the servers, and it cannot speak TLS to them",
+            f"`{asked}` puts a proxy in front of the servers, which must then speak plain HTTP",
             hint="leave `ssl_certfile` and `ssl_keyfile` to the proxy",
         )
 

@@ -28,8 +28,8 @@ DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_TOKENS = 8
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
 _FORMS = (
-    "`--acceptance 0.7` is the chance of each draft token, given the one before; `3.6@4` is a mean acceptance length at "
-    "K = 4, as `specserve watch` and `specserve ask` show it of a running server"
+    "`--acceptance 0.7` is the chance of each draft token, given the one before; `3.6@4` is a mean "
+    "acceptance length at K = 4, as `specserve watch` and `specserve ask` show it of a running server"
 )
 
 
