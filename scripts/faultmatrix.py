@@ -97,7 +97,7 @@ def watcher_killed_too(bench: Bench) -> str:
         raise FaultError(f"its parent is no watcher: {parent}")
     parent.kill()
     server.kill()
-    told = bench.says("nobody saw how it ended", bench.state("dead"))
+    told = bench.says("how it ended is not known", bench.state("dead"))
     bench.clean()
     return told
 
@@ -134,7 +134,7 @@ def stopped_while_loading(bench: Bench) -> str:
     bench.process.terminate()
     bench.code(143)
     bench.clean()
-    return bench.says("SIGTERM before the server was ready")
+    return bench.says("SIGTERM came before the server was ready")
 
 
 def stopped_while_compiling(bench: Bench) -> str:
@@ -148,7 +148,7 @@ def stopped_while_compiling(bench: Bench) -> str:
     bench.process.terminate()
     bench.code(143)
     bench.clean()
-    return bench.says("SIGTERM before the server was ready")
+    return bench.says("SIGTERM came before the server was ready")
 
 
 def port_stolen(bench: Bench) -> str:

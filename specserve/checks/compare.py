@@ -82,7 +82,7 @@ def both_sides(
     a = side(first)
     if not alternative and not baseline:
         if not second and not is_alone:
-            hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
+            hint = "add a second one, or derive it by `--alternative`, `--baseline` or `--vllm-source`"
             raise UsageError("`specserve diff` takes two launches; found one", hint=hint)
         return a, side(second) if second else a
     if second:
@@ -122,7 +122,7 @@ def compare_sides(
         both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
         versions = [vllm_to_ask(source).version for source in both]
         if vllm and table(vllm).minor != table(versions[0]).minor:
-            hint = "name its wheel by a first `--vllm-source`"
+            hint = "give the wheel of that version as the first `--vllm-source`"
             raise UsageError(
                 f"`--vllm {vllm}` does not match the vLLM of A, which is {versions[0]}", hint=hint
             )

@@ -183,7 +183,7 @@ def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     models = (question.target, question.draft)
     if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
         return answer
-    why = f"of a model only the published configuration is known, which vLLM refuses: {answer.refused}"
+    why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
     return VllmAnswer(not_judged=why)
 
 

@@ -78,7 +78,7 @@ class OracleChild:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")[:300]
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")[:300]
 
     def close(self) -> None:
         """End the child and all that it started."""

@@ -188,7 +188,7 @@ def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
     if hit.versions:
         if len(hit.versions) < len(context.judged):
             known, found = ", ".join(context.judged), ", ".join(hit.versions)
-            notes += (f"the profile's range holds vLLM {known}; this is so in {found}",)
+            notes += (f"the profile's range allows vLLM {known}; this applies to {found}",)
         if severity is Severity.ERROR and context.is_past(hit.versions):
             severity = Severity.WARNING
     related = (Related(profile.span(path), label) for path, label in hit.related if path in profile.spans)

@@ -212,7 +212,7 @@ def _show(context: typer.Context, runs: list[str], *, share: str | None, format:
 
     others = given_besides(context, "show", "share", "format")
     if others:
-        raise UsageError("`--show` measures nothing", hint=f"without `{others[0]}`")
+        raise UsageError("`--show` measures nothing", hint=f"leave `{others[0]}` out")
     if len(runs) > 2:
         raise UsageError("`--show` takes at most two runs")
     if len(runs) == 2 and share is not None:

@@ -47,7 +47,7 @@ def lock(
             else:
                 say_locked(lock_profile(profile, offline=offline), profile)
         except NotCached as error:
-            otherwise = "without `--offline` the Hub is asked" if offline else "unset HF_HUB_OFFLINE"
+            otherwise = "leave `--offline` out to ask the Hub" if offline else "unset HF_HUB_OFFLINE"
             error.hint = f"`specserve pull {file}` downloads it; {otherwise}"
             raise
     if check:

@@ -11,7 +11,7 @@ from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
-_NO_EFFECT = "`--top-p` and `--top-k` are for temperatures above 0, and 0 is the only one"
+_NO_EFFECT = "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one"
 
 
 def _option(help: str, *names: str, most: float | None = None) -> Any:

@@ -102,7 +102,7 @@ def watch(
 
     if once and for_time is not None:
         raise UsageError(
-            "`--once` and `--for` cannot be combined: both set when the command ends",
+            "`--once` and `--for` cannot be combined: each of them says when the command ends",
             hint="`--once` ends after one window",
         )
     window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)

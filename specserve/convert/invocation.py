@@ -35,7 +35,7 @@ _SWITCH = re.compile(
 """The options of `docker run` and `podman run` that take no value."""
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _MOST_NESTED = 4
-DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
+DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts only vLLM, without Dynamo"
 
 
 def starts(words: Sequence[Word], around: EngineStart | None = None, *, nested: int = 0) -> list[EngineStart]:

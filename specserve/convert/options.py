@@ -170,7 +170,7 @@ def json_node(word: Word) -> Node:
         raise NotJson("it is nested too deeply", 0) from error
     except yaml.YAMLError as error:
         raise NotJson(
-            "it holds a character, or a key of over 1,024 characters, that no profile may hold", 0
+            "it has a character that no profile may have, or a key of over 1,024 characters", 0
         ) from error
     except ValueError as error:  # more digits than Python converts
         raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
@@ -221,7 +221,7 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
         help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
         message = f"the value of `{option.flag}` is not JSON: {error}"
         if pairs:
-            message = f"the value of `{option.flag}` is JSON today: `{word.text}` is `{pairs}`"
+            message = f"the value of `{option.flag}` must be JSON now: `{word.text}` becomes `{pairs}`"
         found.append(wrong_value(message, word.part(at, at + 1).span, help=help_text))
         if pairs is None:
             return None

@@ -109,7 +109,7 @@ def _without_place(setting: Setting) -> Finding:
         )  # fmt: skip
     message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
     if setting.name == "headless":
-        message = "this worker answers no requests; everything else is judged like the first node"
+        message = "this worker answers no requests; everything else is judged as on the first node"
         severity = Severity.INFO
     return Finding("SD103", "misplaced-argument", severity, message, setting.place)
 

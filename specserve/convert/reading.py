@@ -212,9 +212,12 @@ def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
             return [_with_settings(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
-    hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
+    hint = (
+        "`convert` reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and "
+        "SGLang's launch_server"
+    )
     if STARTS.search(text):
-        hint = "a command in a here-document, a ConfigMap or a text for another program is not read: convert it alone"
+        hint = "a command in a here-document, a ConfigMap or other text is not read: convert it separately"
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
@@ -248,7 +251,7 @@ def _text(name: str) -> str:
     except (OSError, ValueError) as error:
         reason, hint = system_reason(error), None
         if isinstance(error, FileNotFoundError):
-            reason += ", and as a command it starts no vLLM"
+            reason += ", and it is not a command that starts vLLM"
             hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
         raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
     if len(data) > MAX_BYTES:

@@ -134,7 +134,7 @@ class _Shell:
         """Walks one statement."""
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            raise self.error("it has too many commands")
+            raise self.error("the script has too many commands")
         walk = getattr(self, f"_{node.type}", None)
         if walk:
             walk(node)
@@ -267,7 +267,7 @@ class _Shell:
         elif name == "read":
             self.variables |= {text: unknown(text) for text in texts}
         elif name.startswith("-") and self.found:
-            said = f"`{name}` belongs to the command above, though no `\\` ends the line before"
+            said = f"`{name}` is read as part of the command above, though that line does not end in `\\`"
             self.found[-1].words += words
             self.found[-1].notes.append(Note("", said, words[0].span.line))
         else:
@@ -287,7 +287,7 @@ class _Shell:
     def _bounded(self, node: Node) -> str:
         text = self._expanded(node)
         if len(text) > _LONGEST_WORD:
-            raise self.error("its variables grow without bounds")
+            raise self.error("the script's variables grow without bounds")
         return text
 
     def _expanded(self, node: Node, *, quoted: bool = False) -> str:
@@ -356,7 +356,7 @@ class _Shell:
         """The values of a variable or parameter; None if the text does not set it."""
         if name in ("@", "*"):
             if self.positional is None:
-                self.assume(f"the script's own arguments, `${name}`, are taken as none")
+                self.assume(f"the script's own arguments, `${name}`, are taken as empty")
             return self.positional or []
         if name == "#":
             return [str(len(self.positional or []))]

@@ -84,10 +84,11 @@ def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
     if unresolved(written):
         return written
     if method == "eagle" and draft is None:
-        method, text = "mtp", "without a draft, `--speculative-algorithm EAGLE` is the target's own layers"
+        method, text = "mtp", "without a draft, `--speculative-algorithm EAGLE` uses the target's own layers"
     elif method is None and draft:
         method = inferred_method(str(draft.value))
-        text = f"the draft's name says `{method}`, the source {f'`{written}`' if written else 'nothing'}"
+        source = f"`{written}`" if written else "nothing"
+        text = f"the draft's name says `{method}`, but the source says {source}"
     elif method is None and written:
         text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
     if text:
@@ -133,7 +134,7 @@ _UNTAKEN = object()
 _GONE = {
     "medusa": "is gone from vLLM",
     "mlp_speculator": "is gone from vLLM",
-    "extract_hidden_states": "extracts states and speculates nothing",
+    "extract_hidden_states": "extracts hidden states and does not speculate",
 }
 
 
@@ -160,7 +161,7 @@ class _Translation:
         if section != "speculation" and name in self.settings:
             there = self.settings[name].node
         if there and there.mapping is None and there.value != node.value:
-            return self.leave_out(setting, f"the source says otherwise by its name of today, `{name}`")
+            return self.leave_out(setting, f"the source sets another value by the current name, `{name}`")
         node = merged(node, there) if there else node
         if section == "speculation":
             self.block[name] = node
@@ -178,7 +179,7 @@ class _Translation:
         if old.now is None or value is _UNTAKEN:
             self.leave_out(setting, old.why or f"vLLM does not have `{setting.node.value}`")
         elif value is None:
-            self.leave_out(setting, "that is what vLLM does anyway")
+            self.leave_out(setting, "vLLM does this by default")
         else:
             changed = old.values is not None
             node = replace(setting.node, value=value, raw=None) if changed else setting.node
@@ -290,7 +291,7 @@ def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, ol
     line = (config.key or config.span).line
     if old_flags and longest and "prompt_lookup_min" not in keys:
         keys["prompt_lookup_min"] = replace(longest, value=1, raw="1", key=None)
-        text = "the default of that time; vLLM would now look for the longest n-grams only"
+        text = "this was the default then; vLLM would now look for the longest n-grams only"
         notes.append(Note("speculation.prompt_lookup_min", text, line))
     if old_flags and count and not longest and not (model or method):
         keys["method"] = replace(count, value="mtp", raw="mtp", key=None)

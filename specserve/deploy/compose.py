@@ -110,8 +110,8 @@ def _accelerators(made: Deployment, *, first: int) -> dict[str, Any]:
     """GPUs that no other pool of this host has. Raises UsageError if the profile names them otherwise."""
     if made.devices:
         raise UsageError(
-            f"{made.profile.span('hardware.devices')}: `hardware.devices` names the GPUs of one server, but here "
-            "are several",
+            f"{made.profile.span('hardware.devices')}: `hardware.devices` names the GPUs of one server, but "
+            "several servers are rendered",
             hint="remove it, and set `device_ids` in the rendered file",
         )
     ids = [str(first + rank) for rank in range(made.ranks_per_node)]

@@ -116,7 +116,7 @@ def _of_server() -> Iterator[Rule]:
         "SpecserveServerRestarts", "warning", "0m",
         "sum by (job, instance, model_name) (resets(vllm:generation_tokens_total[15m])) >= 2",
         "{{ $labels.model_name }} starts again and again",
-        "{{ $value }} starts in 15 minutes: the server's log tells why.",
+        "{{ $value }} starts in 15 minutes: the server's log shows why.",
     )  # fmt: skip
     yield _alert(
         "SpecservePreemptions", "warning", "10m",

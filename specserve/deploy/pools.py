@@ -23,8 +23,8 @@ _ASSUMED_CROSSOVER = 32
 _RANGE = "10m"
 _LEAST_RATIO, _MOST_RATIO, _MOST_ERRORS = 0.95, 1.05, 0.01
 _WHOLE = (
-    "Prometheus compares means over 10 minutes, at every look anew; `specserve watch --against` decides by intervals "
-    "that hold however often one looks"
+    "Prometheus compares means over 10 minutes, at every evaluation; `specserve watch --against` decides by "
+    "intervals that hold however often one looks"
 )
 
 
@@ -33,7 +33,7 @@ def canary_share(text: str) -> tuple[str, int]:
     match = _CANARY.fullmatch(text)
     if match is None or not 1 <= int(match["percent"]) <= 99:
         raise UsageError(
-            f"`--canary {text}` is not an alternative with its share",
+            f"`--canary {text}` must be the name of an alternative and its share",
             hint="write it like `--canary NAME=10%`, with 1 to 99 %",
         )
     return match["name"], int(match["percent"])
@@ -56,7 +56,7 @@ def require_pools(made: Deployment, target: str) -> None:
         raise UsageError("`--plain-pool` adds nothing: the profile does not speculate")
     if target == "compose" and made.scheme == "https":
         raise UsageError(
-            f"`{asked}` puts a proxy before the servers, which speaks plain HTTP to them",
+            f"`{asked}` puts a proxy in front of the servers, which must then speak plain HTTP",
             hint="leave `ssl_certfile` and `ssl_keyfile` to the proxy",
         )
 

@@ -98,6 +98,6 @@ def caveats(made: Deployment, target: str) -> Iterator[str]:
     unpinned = [one.model for one in made.downloads if not one.revision]
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
-        yield f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits"
+        yield f"note: {models} not pinned, and the main branch can move; `specserve lock` pins the commits"
     if target in ("kubernetes", "ray") and not made.has_key:
-        yield "note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`"
+        yield "note: no API key: anyone who can reach the Service can use the model; see `server.api_key_env`"

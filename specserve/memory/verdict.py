@@ -110,11 +110,12 @@ def _shortage(s: MemorySituation, r: Reckoning) -> str:
     """The first thing that may be short at the lower bound, in a few words; empty if nothing is."""
     if not _starts(s, r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
-        return f"the KV cache holds {low:,} to {high:,} tokens, and one request may take {r.demand.max_model_len:,}"
+        request = f"one request may take {r.demand.max_model_len:,}"
+        return f"the KV cache holds {low:,} to {high:,} tokens, but {request}"
     for promise in s.promises:
         if not keeps(r, promise, r.low):
             many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"
-            return f"the promised {many} may not run in parallel"
+            return f"the KV cache may be too small for the promised {many}"
     if r.slack < r.excess and s.runner == "cpu":
         total = s.machine.accelerator.total_bytes
         who = f"its {s.ranks} ranks together" if s.ranks > 1 else "the server"
@@ -123,10 +124,10 @@ def _shortage(s: MemorySituation, r: Reckoning) -> str:
         spare = max(0.0, r.slack) / _GIB
         what = "fragmentation" if r.excess <= FRAGMENTATION else "sampling or a long prefill"
         what = "drafts being verified" if s.num_speculative_tokens else what
-        return f"{spare:.1f} GiB are left unclaimed, and {what} may take {r.excess / _GIB:.1f} GiB"
+        return f"{spare:.1f} GiB are left unclaimed, but {what} may take {r.excess / _GIB:.1f} GiB"
     if not _is_free(s, r):
         return (
-            f"{(s.least_free_bytes or 0) / _GIB:.1f} GiB are free, and vLLM takes {r.budget / _GIB:.1f} GiB"
+            f"{(s.least_free_bytes or 0) / _GIB:.1f} GiB are free, but vLLM takes {r.budget / _GIB:.1f} GiB"
         )
     return ""
 

@@ -148,13 +148,13 @@ class _Tally:
             self.created_s = value if math.isfinite(value) else None
             return
         if not 0 <= value < _MOST_COUNT:  # false for NaN
-            raise _wrong(f"`{name}` is {value:g}")
+            raise _wrong(f"`{name}` has the impossible value {value:g}")
         if name == _FINISHED:
             self.finished[labels.get("finished_reason", "")] += int(value)
         elif name == _POSITIONS:
             position = labels.get("position", "")
             if not re.fullmatch("[0-9]{1,3}", position):
-                raise _wrong(f"`{name}` has a position {position[:20]!r}")
+                raise _wrong(f"`{name}` has an invalid position, {position[:20]!r}")
             self.positions[int(position)] += int(value)
         elif name.endswith("_bucket"):
             self.buckets[name.removesuffix("_bucket")][_bound(name, labels)] += int(value)
@@ -183,7 +183,9 @@ class _Tally:
         )
         # several API servers' counters are not read in one moment, so a little may be missing
         if found.accepted_tokens > 1.01 * found.draft_tokens + 100:
-            raise _wrong(f"{found.accepted_tokens:,} draft tokens were accepted of {found.draft_tokens:,}")
+            raise _wrong(
+                f"{found.accepted_tokens:,} draft tokens accepted, but only {found.draft_tokens:,} drafted"
+            )
         return found
 
     def _histogram(self, name: str) -> Histogram:
@@ -194,7 +196,7 @@ class _Tally:
         if min(counts) < 0:
             raise _wrong(f"the buckets of the histogram `{name}` are not cumulative")
         if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
-            raise _wrong(f"the histogram `{name}` lacks buckets")
+            raise _wrong(f"the histogram `{name}` has no bucket up to infinity, or too many buckets")
         return Histogram(tuple(bound for bound, _ in buckets), counts, self.values.get(f"{name}_sum", 0.0))
 
 
@@ -206,7 +208,7 @@ def _bound(name: str, labels: Mapping[str, str]) -> float:
     with suppress(ValueError):
         if not math.isnan(bound := float(labels.get("le", ""))):
             return bound
-    raise _wrong(f"a bucket of `{name}` has no bound")
+    raise _wrong(f"a bucket of `{name}` has no valid upper bound (`le`)")
 
 
 def read(text: str) -> Metrics:

@@ -159,7 +159,7 @@ def expand(written: Mapping[str, str]) -> dict[str, Tensor]:
         pieces = _RANGES.split(pattern)
         numbers = [_numbers(ranges) for ranges in pieces[1::2]]
         if len(tensors) + math.prod(map(len, numbers)) > MAX_TENSORS:
-            raise FactError(f"it has more than {MAX_TENSORS} tensors")
+            raise FactError(f"a model has more than {MAX_TENSORS} tensors")
         for chosen in itertools.product(*numbers):
             ends = (*map(str, chosen), "")
             name = "".join(itertools.chain.from_iterable(zip(pieces[::2], ends, strict=True)))
@@ -184,7 +184,7 @@ def _tensor(text: object) -> Tensor:
         raise FactError("a tensor must be written like `BF16 4096x4096`")
     shape = () if match[2] == "scalar" else tuple(int(size) for size in match[2].split("x"))
     if math.prod(shape) > _MAX_DIMENSION:
-        raise FactError("a tensor has more elements than a disk has bytes")
+        raise FactError("a tensor has an impossible number of elements")
     return Tensor(match[1], shape)
 
 
@@ -230,7 +230,7 @@ def from_record(record: object, *, origin: Origin) -> ModelFacts:
     if form not in ("hf", "mistral"):
         raise FactError("`config_format` must be `hf` or `mistral`")
     if commit is not None and not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
-        raise FactError("`commit` is not a commit")
+        raise FactError("`commit` must be 40 hexadecimal digits")
     broken = _as(dict, values.get("broken", {}), "broken")
     weights = _as(list, values.get("weight_files", []), "weight_files")
     return ModelFacts(

@@ -21,7 +21,7 @@ from specserve.models.facts import BITS, ModelFile, Tensor, is_file_name
 MAX_DEPTH = 64
 """Of nested JSON."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_TOO_DEEP = "it is nested too deep"
+_TOO_DEEP = "it is nested too deeply"
 
 
 def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> bytes:
@@ -96,7 +96,7 @@ def json_problem(error: Exception, data: bytes) -> str:
         return _TOO_DEEP
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
-    return "it has a number of too many digits"
+    return "it contains a number with too many digits"
 
 
 CONFIG, PARAMS, GENERATION = "config.json", "params.json", "generation_config.json"
@@ -312,10 +312,10 @@ def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not (isinstance(dtype, str) and _numbers(shape) and _numbers(offsets) and len(offsets) == 2):
-        raise FactError(f"`{name}` does not give a valid type, shape and position for {_quoted(key)}")
+        raise FactError(f"in `{name}`, tensor {_quoted(key)} has no valid type, shape and position")
     if dtype not in BITS:
-        shown = dtype if _TYPE_NAME.fullmatch(dtype) else "with a strange name"
-        raise UnknownType(f"`{name}` has a tensor of type {shown}, which is not known here")
+        shown = dtype if _TYPE_NAME.fullmatch(dtype) else "with an invalid name"
+        raise UnknownType(f"`{name}` has a tensor of a type that specserve does not know: {shown}")
     begin, end = offsets
     bits = BITS[dtype]
     for size in shape:
@@ -323,7 +323,8 @@ def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
         if bits > _MAX_DIMENSION:
             break  # too large in any case: do not multiply on
     if bits != 8 * (end - begin):
-        raise FactError(f"`{name}` gives {_quoted(key)} {end - begin} bytes, which does not match its shape")
+        text = f"tensor {_quoted(key)} has {end - begin} bytes, which does not match its shape"
+        raise FactError(f"in `{name}`, {text}")
     return Tensor(dtype, tuple(shape)), begin, end
 
 

@@ -58,12 +58,13 @@ def read_from_hub(
         own.mkdir(parents=True, exist_ok=True)
     if not os.access(own, os.W_OK):
         raise HubUnreachable(
-            f"`{model}`: `{own}` cannot be written", hint="set SPECSERVE_CACHE_DIR to another folder"
+            f"`{model}`: cannot write to the cache folder `{own}`",
+            hint="set SPECSERVE_CACHE_DIR to another folder",
         )
     commit = _ask_about("read", model, revision, need_config=need_config, cache=str(cache))
     facts = recall(model, revision=commit, cache=cache)
     if facts is None:
-        raise HubUnreachable(f"`{model}`: the Hub does not answer as it must", hint="see HF_ENDPOINT")
+        raise HubUnreachable(f"`{model}`: the Hub sent an invalid answer", hint="check HF_ENDPOINT")
     return replace(facts, origin="hub", revision=revision)
 
 
@@ -140,7 +141,8 @@ def _ask(
             child.stdin.flush()
             if not _ends(child, written, patience_s=patience_s):
                 return {}
-            answer: dict[str, Any] = json.loads(child.stdout.read() or '{"message": "its reader died"}')
+            said = child.stdout.read()
+            answer: dict[str, Any] = json.loads(said or '{"message": "the process that asks the Hub died"}')
             return answer
         except (OSError, ValueError) as error:
             return {"message": str(error)}
@@ -269,7 +271,7 @@ def _fetch(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
         written=lambda: _bytes_in(blobs),
     )
     if "commit" not in answer:
-        words = answer.get("message", f"nothing came for {stall_s:.0f} s")
+        words = answer.get("message", f"no data arrived for {stall_s:.0f} s")
         again = {"hint": "run it again: it continues where it stopped"}
         is_final = answer.get("cause") in ("gated", "not_found")
         raise _error(

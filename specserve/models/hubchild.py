@@ -109,9 +109,9 @@ def _listing(model: str, revision: str | None) -> tuple[str, dict[str, ModelFile
         )
     )
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
-        raise HubUnreachable("the Hub does not answer as it must: it names no commit")
+        raise HubUnreachable("the answer of the Hub is invalid: it has no commit")
     if info.siblings is None or len(info.siblings) > MAX_FILES:
-        raise HubUnreachable("the Hub does not answer as it must: it lists no files, or too many")
+        raise HubUnreachable("the answer of the Hub is invalid: it lists no files, or too many")
     files = {
         entry.rfilename: ModelFile(entry.size, entry.lfs.sha256 if entry.lfs else None)
         for entry in info.siblings
@@ -157,7 +157,7 @@ def _with_small_files(
         files = with_paths(listed, model=model, commit=commit, cache=cache)
     for name in missing:
         if files[name].path is None:
-            raise HubUnreachable(f"the Hub sent another number of bytes of `{name}` than it promised")
+            raise HubUnreachable(f"the size of `{name}` does not match the size that the Hub reported")
     return files
 
 
@@ -228,22 +228,22 @@ def _problem(error: Exception) -> FactError:
         return error
     if isinstance(error, errors.GatedRepoError) or status == 403:
         hint = "accept the licence on its page, then run `hf auth login` or set HF_TOKEN"
-        return GatedModel("the Hub does not give it to you: it is gated", hint=hint)
+        return GatedModel("it is gated, and the Hub gave you no access", hint=hint)
     if isinstance(error, errors.RevisionNotFoundError):
-        hint = "a branch, a tag or a commit of the repository"
+        hint = "a revision is a branch, a tag or a commit of the repository"
         return ModelNotFound("the Hub has no such revision", hint=hint)
     if isinstance(error, errors.RepositoryNotFoundError):
         hint = "check the name; a private repository needs HF_TOKEN, or `hf auth login`"
         return ModelNotFound("the Hub has no such repository, or does not show it to you", hint=hint)
     if status == 401:
-        hint = "`hf auth login` writes a new one; see HF_TOKEN"
+        hint = "run `hf auth login` for a new token, or correct HF_TOKEN"
         return GatedModel("the Hub does not accept the token", hint=hint)
     if isinstance(error, MemoryError):
-        return HubUnreachable("the Hub sends more than an answer can be")
+        return HubUnreachable("the answer of the Hub is too large")
     kind = type(error).__name__
     words = next(iter(str(error).strip().splitlines()), kind)
     if "header value" in words:  # it would show the token
-        words = "a header cannot hold the token"
+        words = "the token has characters that no HTTP header can hold"
     words = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {words}"
     return HubUnreachable(f"the Hub at {_endpoint() or 'huggingface.co'} {words}")
 

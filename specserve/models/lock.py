@@ -92,9 +92,9 @@ def read_lock(file: Path) -> Lock | None:
     try:
         return _lock(parse_object(read_regular(file, limit_bytes=MAX_BYTES), where=file.name), file=file)
     except FactError as error:
-        text = (
-            error.message if file.name in error.message else f"`{file.name}` is not a lock: {error.message}"
-        )
+        text = error.message
+        if file.name not in text:
+            text = f"`{file.name}` is not a valid lock: {text}"
         raise FactError(text, hint=error.hint or _HINT) from error
 
 
@@ -103,13 +103,14 @@ def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
     if version != VERSION or isinstance(version, bool):
         newer = isinstance(version, int) and version > VERSION
         hint = "a newer specserve wrote it" if newer else _HINT
-        raise FactError(f"its version is {version!r:.20}, but this specserve reads {VERSION}", hint=hint)
+        text = f"its format version is {version!r:.20}, but this specserve reads {VERSION}"
+        raise FactError(text, hint=hint)
     models, comparisons = content.get("models"), content.get("comparisons", [])
     if not isinstance(models, list) or not isinstance(comparisons, list):
         raise FactError("`models` and `comparisons` must be lists")
     created, by, vllm = (content.get(key) for key in ("created", "specserve", "vllm"))
     if not isinstance(created, str) or not _DATE.fullmatch(created) or not isinstance(by, str):
-        raise FactError("`created` must be a date, and `specserve` a version")
+        raise FactError("the key `created` must be a date, and the key `specserve` a version number")
     if vllm is not None and not isinstance(vllm, str):
         raise FactError("`vllm` must be a version range")
     return Lock(
@@ -125,7 +126,7 @@ def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
 def _model(entry: object) -> ModelFacts:
     facts = from_record(entry, origin="lock")
     if is_path(facts.model) == (facts.commit is not None):
-        raise FactError(f"`{facts.model[:80]}` must be a Hub id with a commit, or a path without one")
+        raise FactError(f"`{facts.model[:80]}` needs a commit if it is a Hub id, and none if it is a path")
     if facts.revision and COMMIT.fullmatch(facts.revision) and facts.revision != facts.commit:
         raise FactError(f"`{facts.model[:80]}` is locked at a commit other than its revision")
     return facts

@@ -81,7 +81,7 @@ def local_path(model: str, *, folder: Path | None = None) -> Path | None:
 def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
     """Raises FactError if these cannot be a repository and a revision of the Hub."""
     if _SCHEME.match(model):
-        raise UnsupportedModel(f"`{model}` is an address: specserve reads directories and the Hub")
+        raise UnsupportedModel(f"`{model}` is a URL, but specserve reads only directories and Hub ids")
     if re.search(r"(?i)gguf(:|$)|\.gguf$", model):
         raise UnsupportedModel(f"`{model}` is a GGUF model: specserve reads safetensors")
     if not _HUB_ID.fullmatch(model):
@@ -237,7 +237,7 @@ def _config(files: Mapping[str, ModelFile], *, place: str) -> Mapping[str, Any]:
     if PARAMS in files:
         return as_hugging_face(_object(files, PARAMS, place=place))
     weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
-    hint = "it holds weights without their configuration" if weights else "is it the right place?"
+    hint = "it has weights without their configuration" if weights else "check that it is a model's directory"
     raise FactError(f"`{place}` has no {CONFIG}", hint=hint)
 
 

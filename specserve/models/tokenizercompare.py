@@ -107,7 +107,7 @@ def compare(
     except Unreadable as error:
         return replace(start, reasons=(str(error),))
     except RecursionError:
-        return replace(start, reasons=("a tokenizer file is nested too deep",))
+        return replace(start, reasons=("a tokenizer file is nested too deeply",))
 
 
 def _compared(target: ModelFacts, draft: ModelFacts, start: TokenizerComparison) -> TokenizerComparison:
@@ -164,7 +164,7 @@ def _equal(start: TokenizerComparison, reasons: tuple[str, ...]) -> TokenizerCom
     is_padded = ours is not None and theirs is not None and ours != theirs
     if is_padded:
         reasons = (
-            f"the tokens are equal; `vocab_size` is {ours:,} and {theirs:,} with padding",
+            f"the tokens are equal; padded, `vocab_size` is {ours:,} (target) and {theirs:,} (draft)",
             *reasons,
         )
     verdict: TokenizerVerdict = "padding_only" if is_padded else "identical"
@@ -331,7 +331,8 @@ def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ..
         names.insert(0, "merges")
     if not names:
         return ()
-    return (f"the ids are equal, the way to them is not: {', '.join(f'`{name}`' for name in names)} differ",)
+    differing = ", ".join(f"`{name}`" for name in names)
+    return (f"the ids are equal, but text is split differently: {differing} differ",)
 
 
 def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind]:
     for name, kind in _KINDS.items():
         if name in facts.files:
             return name, kind
-    raise Unreadable(f"`{facts.model}` ships no tokenizer file that is read here: {', '.join(_KINDS)}")
+    known = ", ".join(_KINDS)
+    raise Unreadable(f"`{facts.model}` has none of the tokenizer files that specserve reads: {known}")
 
 
 def same_bytes(left: ModelFile, right: ModelFile) -> bool:

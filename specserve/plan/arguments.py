@@ -35,7 +35,7 @@ _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number th
 REFUSED: Mapping[str, str] = {
     "config": "a second file of arguments would hide what is launched",
     "hf_token": "a secret belongs in the environment variable HF_TOKEN",
-    "headless": "specserve starts servers that answer",
+    "headless": "specserve starts only servers that answer requests",
     "grpc": "specserve talks HTTP to the servers it starts",
 }
 
@@ -173,8 +173,8 @@ def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProble
             path, f"`{name}` cannot be {quoted(str(value))}", _meant(str(value), some, "one of"), "value"
         )
     elif argument.known and isinstance(value, str) and value not in (*argument.known, "", "auto"):
-        text = f"vLLM brings no `{name}` {quoted(value)}: a plug-in would have to"
-        yield ArgumentProblem(path, text, _meant(value, argument.known, "it brings"), "plug-in")
+        text = f"vLLM has no `{name}` {quoted(value)} of its own: only a plug-in can add it"
+        yield ArgumentProblem(path, text, _meant(value, argument.known, "vLLM has"), "plug-in")
     elif isinstance(value, (int, float)) and (broken := _broken(argument, value)):
         yield ArgumentProblem(path, f"`{name}` must be {broken}; found {quoted(str(value))}", None, "value")
     elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
@@ -187,10 +187,10 @@ def _unspeakable(path: str, argument: Argument, value: list[Any]) -> Iterator[Ar
     words = [_word(item) for item in value]
     dashed = [word for word in words if word.startswith("-") and not _NEGATIVE.fullmatch(word)]
     if not words and argument.form == "many":
-        text = f"`{name}` is an empty list, which vLLM's command line cannot say"
+        text = f"`{name}` is an empty list, which vLLM's command line cannot express"
         yield ArgumentProblem(path, text, "leave it out, or write null, for vLLM's default", "value")
     elif dashed and argument.form == "many" and len(words) > 1:
-        text = f"vLLM would take {quoted(dashed[0])} in `{name}` for an option of its own"
+        text = f"vLLM would read {quoted(dashed[0])} in `{name}` as a command-line option"
         yield ArgumentProblem(path, text, None, "value")
 
 

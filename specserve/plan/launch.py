@@ -105,7 +105,7 @@ def _added(profile: Profile, table: VllmTable) -> Iterator[_Item]:
     """What the profile does not say and a server of specserve has."""
     if "shutdown_timeout" in table.engine:
         seconds = max(0, int(profile.server.shutdown_timeout_s) - DRAIN_MARGIN_S)
-        why = f"running requests may finish; {DRAIN_MARGIN_S} s before `server.shutdown_timeout_s` ends"
+        why = f"time for running requests to finish: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
         yield _Item(table.engine["shutdown_timeout"], seconds, None, offline=False, why=why)
     wanted = profile.speculation and PER_REQUEST_METRICS not in {**profile.engine, **profile.frontend}
     argument = table.engine.get(PER_REQUEST_METRICS) or table.frontend.get(PER_REQUEST_METRICS)

@@ -127,7 +127,7 @@ def _elsewhere(profile: Profile) -> list[str]:
     for key, usual in (("hf_config_path", ()), ("generation_config", ("auto", "vllm"))):
         value = engine.get(key)
         if value is not None and value not in usual and not Path(str(value)).exists():
-            problems.append(f"`engine.{key}` names what the lock does not have")
+            problems.append(f"`engine.{key}` names a file or model that the lock does not have")
     if profile.frontend.get("lora_modules"):
         problems.append("adapters are not in the lock")
     if block and block.keys.get("use_heterogeneous_vocab") and block.model and not is_path(block.model):
@@ -145,7 +145,7 @@ def _refused(entry: ModelFacts, folder: Path) -> list[str]:
     """A draft, unlike a target, is loaded by its Hub id: the library must take its snapshot for complete."""
     missing = missing_of_listing(folder)
     return (
-        [f"the Hub library misses `{missing[0]}` of `{entry.model}`: `specserve pull` cures it"]
+        [f"`{missing[0]}` of `{entry.model}` is not in the Hub cache: `specserve pull` downloads it"]
         if missing
         else []
     )
@@ -165,7 +165,7 @@ def _absent(entry: ModelFacts, folder: Path) -> list[str]:
         if name not in entry.files and not (folder / name).is_file():
             missing.append(name)
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return [f"`{missing[0]}`{more} of `{entry.model}` is not there, or cut short"] if missing else []
+    return [f"`{missing[0]}`{more} of `{entry.model}` is missing or truncated"] if missing else []
 
 
 _Key = tuple[str, str | None]

@@ -121,7 +121,7 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
         )
     if not 0 <= rank < nodes:
         raise UsageError(
-            f"{place}: there is no node {rank}: the profile has {nodes} nodes", hint=f"0 to {nodes - 1}"
+            f"{place}: there is no node {rank}: the profile has {nodes} nodes", hint=f"use 0 to {nodes - 1}"
         )
     if world % nodes:
         raise UsageError(

@@ -118,7 +118,8 @@ def _over_parents(
     if node is None or node.value is None:
         return tree, []
     if not isinstance(node.value, str) or not node.value.strip() or "\0" in node.value:
-        return tree, [_bad(node, "`extends` must be the path of one file", help="chain files for more")]
+        way_out = "to extend several, let each extend the next"
+        return tree, [_bad(node, "`extends` must be the path of one file", help=way_out)]
     path = Path(os.path.realpath(folder / node.value))
     refused = _refusal(node, path, root=root, files=files)
     if refused:
@@ -143,7 +144,7 @@ def _refusal(node: Node, path: Path, *, root: Path, files: tuple[Path, ...]) -> 
     if path in files:
         circle = files[files.index(path) :]
         if len(circle) == 1:
-            return _bad(node, "`extends` names the file that it stands in")
+            return _bad(node, "`extends` names its own file")
         chain = " → ".join(quoted(each.name) for each in (*circle, path))
         return _bad(node, f"`extends` goes round in a circle: {chain}")
     if len(files) > MAX_PARENTS:

@@ -203,7 +203,7 @@ def _no_method(method: str) -> tuple[str, str]:
     if method.endswith("_mtp"):
         return f"{quoted(method)} is an old name of the method `mtp`", "write `method: mtp`"
     if method in REMOVED:
-        return f"`{method}` is not a method to speculate with: {REMOVED[method]}", f"one of {_ALL}"
+        return f"`{method}` is not a method of speculation: {REMOVED[method]}", f"one of {_ALL}"
     guess = did_you_mean(method, METHODS)
     return f"unknown method {quoted(method)}", f"did you mean `{guess}`?" if guess else f"one of {_ALL}"
 

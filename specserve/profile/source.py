@@ -147,7 +147,7 @@ def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | Non
         tree = Builder(file, findings).build(root)
         if tree.mapping is None and not is_value:
             found = "a list" if isinstance(tree.value, list) else "a single value"
-            raise Stop(problem("SD003", f"a profile is a mapping of keys, this is {found}", tree.span))
+            raise Stop(problem("SD003", f"a profile must be a mapping of keys; found {found}", tree.span))
     except Stop as stop:
         return None, ordered([*findings, stop.finding])
     return tree, ordered(findings)
@@ -155,7 +155,7 @@ def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | Non
 
 def _decoded(data: bytes, *, file: str) -> str:
     if len(data) > MAX_BYTES:
-        message = f"the file is larger than {MAX_BYTES:,} bytes, which no profile is"
+        message = f"the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
         raise Stop(problem("SD008", message, Span(file)))
     try:
         text = data.decode("utf-8-sig")
@@ -168,7 +168,7 @@ def _decoded(data: bytes, *, file: str) -> str:
         raise Stop(_empty(file))
     unprintable = _UNPRINTABLE.search(text)
     if unprintable:
-        message = f"a character that YAML does not allow: U+{ord(unprintable.group()):04X}"
+        message = f"the file has a character that YAML does not allow: U+{ord(unprintable.group()):04X}"
         raise Stop(problem("SD002", message, _place(text[: unprintable.start()], file=file)))
     return text
 
@@ -212,11 +212,11 @@ def _check_events(events: Iterable[yaml.Event], *, file: str) -> None:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         count += isinstance(event, yaml.NodeEvent)
         if documents > 1:
-            message = "the file holds several YAML documents, a profile is one"
+            message = "the file holds several YAML documents, but a profile is a single one"
             raise Stop(problem("SD003", message, _at(event.start_mark, file=file)))
         if depth > MAX_DEPTH or count > MAX_VALUES:
             limit = f"{MAX_DEPTH} levels of nesting" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
-            message = f"the file has more than {limit}, which no profile has"
+            message = f"the file has more than {limit}, the limit for a profile"
             raise Stop(problem("SD008", message, _at(event.start_mark, file=file)))
 
 
@@ -284,9 +284,9 @@ def _unclosed(opened: str, start: Any, mark: Any, *, file: str) -> Finding:
     if (start.line, start.column) != (mark.line, mark.column) and mark.index < start.index + len(
         opened.rstrip()
     ):
-        related = (Related(_at(mark, file=file), "YAML cannot go on here"),)
+        related = (Related(_at(mark, file=file), "the parser stops here"),)
     message = f"invalid YAML: `{opened[0]}` is not closed"
-    help = f"`{_PAIRS[opened[0]]}` ends the {kind}"
+    help = f"close the {kind} with `{_PAIRS[opened[0]]}`"
     return problem("SD002", message, _at(start, file=file), help=help, related=related)
 
 

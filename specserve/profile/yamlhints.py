@@ -28,7 +28,7 @@ def hint(reason: str, lines: Sequence[str], line: int, column: int) -> str | Non
             return _about_line_before(lines, line)
         return "a value that holds `: ` needs quotes"
     if reason == "could not find expected ':'":
-        return _about_key(text, line=None) or "a key is followed by `: `"
+        return _about_key(text, line=None) or "write `: ` after a key"
     if reason.startswith(("did not find expected key", "did not find expected '-'")):
         if not text[:column].strip():
             return _about_line_before(lines, line)
@@ -54,13 +54,13 @@ def _about_line_before(lines: Sequence[str], line: int) -> str | None:
     if told:
         return told
     if re.match(r"\s*-\w", before):
-        return f"a space follows the dash of a list item, see line {above + 1}"
+        return f"write a space after the dash of a list item, see line {above + 1}"
     if (
         not _PAIR.match(before)
         and not re.match(rf"{_ITEMS}{_KEY}:\s*(#.*)?$", before)
         and _indent(here) > _indent(before)
     ):
-        return f"line {above + 1} is no `key: value`"
+        return f"line {above + 1} is not of the form `key: value`"
     return _indentation(lines, line, above=above)
 
 
@@ -68,15 +68,15 @@ def _about_key(text: str, *, line: int | None) -> str | None:
     """What is wrong with a line that has no `key: `."""
     where = f", see line {line}" if line is not None else ""
     if text.lstrip().startswith("//"):
-        return f"a comment starts with `#`{where}"
+        return f"start a comment with `#`{where}"
     pair = _NO_SPACE.fullmatch(text.rstrip())
     if pair:
-        return f"a space follows the colon, as in `{pair[1]}: …`{where}"
+        return f"write a space after the colon, as in `{pair[1]}: …`{where}"
     assigned = _ASSIGNED.fullmatch(text.rstrip())
     if assigned:
-        return f"a key is followed by `: `, not by `=`{where}"
+        return f"write `: ` after a key, not `=`{where}"
     bare = _NO_COLON.fullmatch(text.rstrip())
-    return f"a key is followed by `: `{where}" if bare else None
+    return f"write `: ` after a key{where}" if bare else None
 
 
 def _indentation(lines: Sequence[str], line: int, *, above: int) -> str:
@@ -92,9 +92,9 @@ def _indentation(lines: Sequence[str], line: int, *, above: int) -> str:
     if here in open_lines and lines[line].lstrip().startswith("- "):
         return "a list item cannot stand among keys"
     if here in open_lines:
-        return f"a key of the list item in line {open_lines[here]} is indented by {here + 2} spaces; found {here}"
+        return f"indent a key of the list item in line {open_lines[here]} by {here + 2} spaces; found {here}"
     if here > _indent(lines[above]):
-        return f"line {above + 1} has a value already: indent this line like it, or take that value away"
+        return f"line {above + 1} already has a value: indent this line like it, or remove that value"
     choices = [f"by {indent} like line {number}" for indent, number in open_lines.items()]
     return f"indent the line {' or '.join(choices)}; found {here}"
 

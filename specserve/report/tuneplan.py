@@ -38,7 +38,7 @@ def plan_text(ready: Any, found: Any = None) -> str:
     if other is not None:
         lines.append(
             f"Planned for this machine ({wish.platform}); the profile names {clean(other)}: measure there, or "
-            "reckon with `--estimate`"
+            "use `--estimate`"
         )
     for name, _, reason in wish.left_out:
         lines.append(f"Not measured: {clean(name)}: {clean(reason)}")
@@ -54,8 +54,9 @@ def plan_text(ready: Any, found: Any = None) -> str:
 def _run_text(found: Any, *, is_answered: bool) -> str:
     path = clean(str(found.path))
     if is_answered:
-        return f"Measured on {found.begun} already: the same command tells that run, and launches nothing: {path}"
-    return f"Begun on {found.begun}: the same command goes on with that run, and measures what is missing: {path}"
+        same = "the same command shows that run, and launches nothing"
+        return f"Measured on {found.begun} already: {same}: {path}"
+    return f"Begun on {found.begun}: the same command resumes that run, and measures what is missing: {path}"
 
 
 def plan_json(ready: Any, found: Any = None) -> str:
@@ -177,8 +178,8 @@ def _memory(found: Estimate, file: str) -> str:
     machine = found.machine
     nodes = f"{machine.nodes}x" if machine.nodes > 1 else ""
     assumed = f"{nodes}{machine.count}x{machine.accelerator.name}"
-    turn = f"`specserve check {clean(file)} --assume {assumed}` says what to turn"
-    return f"{text}; {'nothing of this would be served; ' * (found.memory.verdict != 'tight')}{turn}"
+    turn = f"`specserve check {clean(file)} --assume {assumed}` shows what to change"
+    return f"{text}; {'no request could be served; ' * (found.memory.verdict != 'tight')}{turn}"
 
 
 def _reason(memory: MemoryEstimate) -> str:
@@ -214,8 +215,8 @@ def _verdict(found: Estimate) -> list[str]:
         lines += [*_setting(found, loads), *_without_gain(loads)]
     if any(load.tokens == found.most_tokens for load in loads) and found.most_tokens < LONGEST:
         further = min(LONGEST, 2 * found.most_tokens)
-        most = f"K = {found.most_tokens} is the most that was looked at"
-        lines.append(f"{most}: `--k-max {further}` looks further.")
+        most = f"K = {found.most_tokens} is the largest K that was tried"
+        lines.append(f"{most}: `--k-max {further}` tries more.")
     return lines
 
 

@@ -219,8 +219,8 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
 def _difference(item: result.WrongToken) -> list[str]:
     place = f"{in_one_line(item.prompt)}, token {item.index}"
     return [
-        f"    {place}: behind {_quoted(item.before)} came {_quoted(item.emitted)},",
-        f"    the target wants {_quoted(item.best)} (by {item.gap:.2f} nats)",
+        f"    {place}: after {_quoted(item.before)} came {_quoted(item.emitted)},",
+        f"    the target prefers {_quoted(item.best)} (by {item.gap:.2f} nats)",
     ]
 
 
@@ -239,7 +239,7 @@ def _against(found: result.Against) -> Iterator[str]:
     label = f"against `{in_one_line(found.model)}` at {in_one_line(found.url)}"
     yield from _part(label, found.verdict, words)
     for item in sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]:
-        place = f"{in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)}"
+        place = f"{in_one_line(item.prompt)}, token {item.index}: after {_quoted(item.before)}"
         kind = "a near-tie" if item.is_near_tie else "no near-tie"
         gaps = f"{item.gap_here:.2f} and {item.gap_there:.2f} nats"
         yield f"    {place} {_quoted(item.here)} here, {_quoted(item.there)} there:"

@@ -247,7 +247,7 @@ def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | Non
         if number is None:
             # Python says something before it ends, except under a signal that it does not catch.
             how = _OOM if out_of_memory else _WITHOUT_A_WORD
-            message = f"{who} died without a word in the log, as a signal makes it{how}"
+            message = f"{who} died without a message in the log, which points to a signal{how}"
             return Cause("killed", message, _KILLED_HINT)
         return _by_signal(who, int(number), out_of_memory=out_of_memory)
     return None
@@ -263,8 +263,8 @@ def _from_signal(exit_code: int | None, *, out_of_memory: bool) -> Cause | None:
 def _from_last_line(faults: Sequence[str]) -> Cause:
     last = next((text for text in reversed(faults) if not _CHATTER.search(text)), None)
     if last is None:
-        return Cause("silent", "it said nothing", "run the command of `specserve plan` by hand")
-    return Cause("last-line", f"no cause in the log; its last line: {_shorten(last)}", _LOG_HINT)
+        return Cause("silent", "vLLM printed nothing", "run the command of `specserve plan` by hand")
+    return Cause("last-line", f"the log shows no cause; its last line: {_shorten(last)}", _LOG_HINT)
 
 
 def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
@@ -318,7 +318,7 @@ def died(
     `said`: what it reported itself, which counts if its log tells no cause.
     """
     if exit_code is None:
-        how = "is gone, and nobody saw how it ended"
+        how = "is gone, and how it ended is not known"
     elif exit_code < 0:
         how = f"was killed by {signal_name(-exit_code)}"
     else:
@@ -337,7 +337,7 @@ def stalled(phase: str, *, limit_s: float, log_path: Path, oom_kills: int) -> La
     lines = read_end(log_path, limit_bytes=_STARTING_LOG_BYTES)
     cause = find_cause(lines, exit_code=None, out_of_memory=count_oom_kills() > oom_kills)
     if not cause.is_known:
-        hint = "no log line, no bytes read, no CPU time moved; `server.stall_timeout_s` is the limit"
+        hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
         cause = replace(cause, hint=hint)
     message = f"vLLM made no progress for {duration(limit_s)} while {phase}: it was stopped"
     return _error(message, phase, cause, lines, log_path=log_path)

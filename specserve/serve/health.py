@@ -180,7 +180,7 @@ class Links:
                 f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, so this node was "
                 "stopped"
             ),
-            causes=("vLLM there ended, or its host went down: the log there tells why",),
+            causes=("vLLM there ended, or its host went down: the log there shows why",),
             hint="the ranks of one model can only run together: restart all nodes",
         )
 

@@ -135,7 +135,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
         kind = NoChatTemplate if "chat template" in message.lower() else RequestRefused
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
-        return TrafficError(f"{endpoint.root} redirects ({status})", hint="give the address itself")
+        return TrafficError(f"{endpoint.root} redirects ({status})", hint="use the address it redirects to")
     return TrafficError(
         f"the server at {endpoint.root} failed ({status}): {said}", hint="see the server's log"
     )
@@ -273,12 +273,12 @@ def _limited(sock: socket.socket, *, limit_s: float | None) -> Iterator[None]:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
         if late.is_set():
-            raise Endless("it does not come to an end") from error
+            raise Endless("it does not end") from error
         raise
     finally:
         timer.cancel()
     if late.is_set():
-        raise Endless("it does not come to an end")
+        raise Endless("it does not end")
 
 
 def _text(response: http.client.HTTPResponse) -> str:
@@ -286,7 +286,7 @@ def _text(response: http.client.HTTPResponse) -> str:
     while piece := response.read1(_CHUNK_BYTES):
         data += piece
         if len(data) > MOST_BYTES:
-            raise Endless(f"it sends more than {MOST_BYTES >> 20} MiB")
+            raise Endless(f"it is larger than {MOST_BYTES >> 20} MiB")
     if response.length:  # it said that more would come
         raise http.client.IncompleteRead(b"", response.length)
     return data.decode(errors="replace")

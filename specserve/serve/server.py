@@ -77,7 +77,7 @@ class RunningServer:
                 self._warm_up()
         if self.stop.count:
             number = self.stop.signal or signal.SIGTERM
-            message = f"{signal_name(number)} before the server was ready: it was stopped"
+            message = f"{signal_name(number)} came before the server was ready, so it was stopped"
             raise Interrupted(message, signal_number=number)
         self.check()
         self.phase = Phase.SERVING
@@ -317,7 +317,7 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     except OSError as error:
         raise UsageError(
             f"cannot listen on `{plan.host}`: {error.strerror or error}",
-            hint="see `server.host` in the profile",
+            hint="correct `server.host` in the profile",
         ) from error
     if found is None:
         return

@@ -65,7 +65,7 @@ class _Options:
             return
         key = place.partition(".")[2]
         if found is None:
-            self.notes.append(f"`{key}: {_shown(value)}` needs no option: SGLang acts so anyway")
+            self.notes.append(f"`{key}: {_shown(value)}` needs no option: SGLang does this by default")
             return
         name, written = found
         names: tuple[str, ...] = (name,)
@@ -197,7 +197,7 @@ def _serve(options: _Options) -> None:
         options.refused.append(("hardware.accelerator", REFUSED["hardware.accelerator"]))
     for name in profile.env:
         if name.startswith("VLLM_"):
-            options.refused.append((f"env.{name}", "vLLM alone reads this variable"))
+            options.refused.append((f"env.{name}", "only vLLM reads this variable"))
 
 
 def _environment(profile: Profile) -> dict[str, str]:

@@ -125,7 +125,7 @@ OWN_LAYERS = frozenset(
 REMOVED = {
     "medusa": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "mlp_speculator": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
-    "extract_hidden_states": "it extracts states and speculates nothing",
+    "extract_hidden_states": "it extracts hidden states and does not speculate",
 }
 GONE = REMOVED.keys() - {"extract_hidden_states"}
 """Methods that the newest vLLM refuses."""

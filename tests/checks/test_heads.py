@@ -335,7 +335,7 @@ def test_a_version_that_serves_the_pair_is_named(profile: Load) -> None:
     loaded = profile(f'vllm: ">=0.26"\n{block("eagle3")}')
     (finding,) = [item for item in findings(loaded, models) if item.code == "SD224"]
     without = ", ".join(READ[: READ.index("0.32")])
-    assert finding.notes == (f"the profile's range holds vLLM {', '.join(READ)}; this is so in {without}",)
+    assert finding.notes == (f"the profile's range allows vLLM {', '.join(READ)}; this applies to {without}",)
     assert finding.help == "vLLM 0.32, 0.33 can: see the profile's `vllm` range"
 
 

@@ -101,11 +101,11 @@ def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> 
     ("lines", "length", "words"),
     [
         ("", 30000, "may not fit 1 x L4-24GB: the KV cache holds "),
-        ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, and fragmentation may take 0.3 GiB"),
+        ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, but fragmentation may take 0.3 GiB"),
         (
             "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",
             8192,
-            "the promised 40 requests of 1,200 tokens may not run in parallel",
+            "the KV cache may be too small for the promised 40 requests of 1,200 tokens",
         ),
     ],
 )  # fmt: skip

@@ -114,7 +114,7 @@ def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> Non
     (finding,) = findings(loaded, {"org/t": facts({"architectures": ["DeepseekV41ForCausalLM"]})})
     old = ", ".join(READ[: READ.index("0.30")])
     assert finding.message == f"vLLM {old} cannot build a `DeepseekV41ForCausalLM`"
-    assert finding.notes == (f"the profile's range holds vLLM {', '.join(READ)}; this is so in {old}",)
+    assert finding.notes == (f"the profile's range allows vLLM {', '.join(READ)}; this applies to {old}",)
 
 
 @pytest.mark.parametrize(

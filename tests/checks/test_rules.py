@@ -159,7 +159,7 @@ def test_a_finding_of_some_versions_names_them(profile: Load) -> None:
     text = "{method: draft_model, model: ./d, num_speculative_tokens: 2, fly_window_size: 3}"
     (finding,) = judge(profile(f'vllm: ">=0.32,<0.34"\nspeculation: {text}'))
     assert finding.message == "vLLM 0.32 has no `fly_window_size` in its speculative config"
-    assert finding.notes == ("the profile's range holds vLLM 0.32, 0.33; this is so in 0.32",)
+    assert finding.notes == ("the profile's range allows vLLM 0.32, 0.33; this applies to 0.32",)
     assert finding.help == "vLLM 0.33 has it: see the profile's `vllm` range"
     (finding,) = judge(profile('vllm: ">=0.32,<0.34"\nengine: {max_num_sequences: 3}'))
     assert (finding.code, finding.notes) == ("SD102", ())

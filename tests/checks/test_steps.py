@@ -118,7 +118,7 @@ def test_a_drafter_s_pass_caps_the_requests_of_0_33(profile: Load, tokens: int, 
     )
     found = of("SD137", profile(text))
     assert [item.notes for item in found] == [
-        ("the profile's range holds vLLM 0.32, 0.33; this is so in 0.33",)
+        ("the profile's range allows vLLM 0.32, 0.33; this applies to 0.33",)
     ] * hits
     assert of("SD137", profile(text.replace(">=0.32", "~=0.32.0"))) == []
 

@@ -183,7 +183,7 @@ def test_sizes_that_the_profile_overrides_are_not_judged(pair: Pair) -> None:
 def test_a_tokenizer_that_is_not_there_is_told_and_refuses_nothing(pair: Pair) -> None:
     (finding,) = pair((document(), {}), (None, {}))
     assert (finding.code, finding.severity) == ("SD209", Severity.INFO)
-    assert "ships no tokenizer file" in finding.notes[0]
+    assert "has none of the tokenizer files" in finding.notes[0]
 
 
 def test_the_tokenizer_of_the_profile_is_the_one_that_the_draft_is_compared_with(

@@ -30,7 +30,7 @@ def test_every_argument_that_a_table_calls_deprecated_is_found_with_vllm_s_own_w
 
 def test_a_deprecation_of_some_versions_names_them(profile: Load) -> None:
     (finding,) = of("SD142", profile('vllm: ">=0.32"\nengine: {mamba_cache_mode: all}'))
-    assert finding.notes[1:] == ("the profile's range holds vLLM 0.32, 0.33; this is so in 0.33",)
+    assert finding.notes[1:] == ("the profile's range allows vLLM 0.32, 0.33; this applies to 0.33",)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_file_that_is_not_there_or_no_text_is_a_clear_error(
     capsys.readouterr()
     assert _run(["convert", "--", "ls"]) == 2
     assert (
-        "cannot read `ls`: no such file or directory, and as a command it starts no vLLM"
+        "cannot read `ls`: no such file or directory, and it is not a command that starts vLLM"
         in capsys.readouterr().err
     )
     (tmp_path / "bytes.sh").write_bytes(b"\xff\xfe\0vllm")

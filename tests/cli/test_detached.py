@@ -199,7 +199,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
         notices=StderrNotices(),
     )
     assert room == DeviceRoom(("cpu",), 0.2, None)
-    assert "the CPU is shared with `demo`: 90% of its memory is declared" in capsys.readouterr().err
+    assert "the CPU is shared with `demo`: together they reserve 90% of its memory" in capsys.readouterr().err
     room_beside(
         load_profile(profile),
         plan(kwargs={"gpu_memory_utilization": 0.9}),

@@ -74,7 +74,7 @@ def engine() -> Iterator[int]:
 def test_an_engine_of_no_server_of_ours_is_named(specserve: Program, engine: int) -> None:
     data = json.loads(specserve("doctor", "--format", "json").stdout)
     assert {"pid": engine, "command": "VLLM::EngineCore 60"} in data["leftovers"]["other_servers"]
-    assert f"`kill {engine}` if nobody needs it" in [line["fix"] for line in data["lines"]]
+    assert f"`kill {engine}` if it is not needed" in [line["fix"] for line in data["lines"]]
 
 
 def test_where_our_servers_cannot_be_read_no_process_is_taken_for_a_strangers(

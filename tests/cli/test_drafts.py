@@ -97,7 +97,7 @@ def test_layers_of_the_target_are_written_into_a_profile_without_alternatives(
     ("target", "draft", "said"),
     [
         ("openai/gpt-oss-20b", "nebius/EAGLE3-gpt-oss-20b", "`--write` can only change a profile file"),
-        ("p.yaml", "org/other", "`org/other` is no known draft for this target"),
+        ("p.yaml", "org/other", "`org/other` is not a known draft for this target"),
     ],
 )
 def test_what_cannot_be_written_is_an_error(

@@ -86,7 +86,7 @@ def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
         start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
     assert raised.value.exit_code == 1
     assert not any(state.startswith("READY=1") for state in manager.heard)
-    assert "the target wants" in capsys.readouterr().err
+    assert "the target prefers" in capsys.readouterr().err
     assert not is_healthy(server.url)
 
 

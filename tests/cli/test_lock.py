@@ -254,7 +254,7 @@ def test_what_is_not_cached_is_told_with_a_way_out_that_is_not_the_way_in(
     assert lock(clone, "--offline") == 2
     error = capsys.readouterr().err
     assert "is not in the Hub cache, and the Hub is not asked\n" in error
-    assert f"hint: `specserve pull {clone}` downloads it; without `--offline` the Hub is asked\n" in error
+    assert f"hint: `specserve pull {clone}` downloads it; leave `--offline` out to ask the Hub\n" in error
 
 
 def test_folders_are_locked_profile_by_profile(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,7 @@ def test_the_report_of_a_wrong_server_says_what_is_wrong() -> None:
     assert "T = 0: LOSSY" in text and "T = 0.7: LOSSY" in text
     assert "  wrong: the tokens are sampled at a higher temperature than requested" in text
     assert "excluded at" not in text
-    assert " came " in text and "the target wants " in text
+    assert " came " in text and "the target prefers " in text
     assert "What this cannot see:" in text and "--against URL" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -304,8 +304,8 @@ def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.Monkey
         (("http://127.0.0.1:9", "--temperature", "3"), "--temperature"),
         (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),
         (("none.yaml",), "none.yaml"),
-        (("http://127.0.0.1:9", "-t", "0", "--top-p", "0.9"), "are for temperatures above 0"),
-        (("http://127.0.0.1:9", "-t", "0", "--top-k", "5"), "are for temperatures above 0"),
+        (("http://127.0.0.1:9", "-t", "0", "--top-p", "0.9"), "need a temperature above 0"),
+        (("http://127.0.0.1:9", "-t", "0", "--top-k", "5"), "need a temperature above 0"),
         (("http://127.0.0.1:9", "--alternative", "b"), "`--alternative` is for a profile"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_server_of_sglang(script: Script, url: str, capsys: Captured) -> None:
     [
         (
             ["--once", "--for", "60s"],
-            "`--once` and `--for` cannot be combined: both set when the command ends",
+            "`--once` and `--for` cannot be combined: each of them says when the command ends",
         ),
         (["--for", "soon"], "`--for` is not a time: 'soon'"),
         (["--window", "0s"], "`--window` is 0s, but it must be 1 s to"),

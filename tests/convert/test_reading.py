@@ -200,7 +200,7 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        ("vllm serve a/b --seed 1\n--port 9", "`--port` belongs to the command above"),
+        ("vllm serve a/b --seed 1\n--port 9", "`--port` is read as part of the command above"),
         ("python -m dynamo.vllm --model a/b", "NVIDIA Dynamo's worker"),
         ("numactl -N 0 vllm serve a/b", "`numactl -N 0` before the engine is left out"),
         ("docker run -v /m:/m vllm/vllm-openai a/b", "the volumes `/m:/m` are left out"),
@@ -208,7 +208,7 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
             "docker run --ipc=host vllm/vllm-openai a/b",
             "the container's own settings are left out: `--ipc=host`",
         ),
-        ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as none"),
+        ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as empty"),
     ],
 )
 def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:

@@ -182,6 +182,6 @@ def test_what_the_source_does_not_say_is_refused(flags: str, path: str) -> None:
 
 def test_a_parser_beside_its_own_switch_is_no_conflict() -> None:
     assert not any(
-        "says otherwise" in note.text
+        "sets another value" in note.text
         for note in of("--tool-call-parser qwen25 --enable-auto-tool-choice").notes
     )

@@ -121,7 +121,7 @@ def test_pools_of_one_host_have_accelerators_and_ports_of_their_own(pools: Deplo
 
 @pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])
 def test_a_share_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not an alternative with its share"):
+    with pytest.raises(UsageError, match="must be the name of an alternative and its share"):
         canary_share(text)
     assert canary_share("a=b=7%") == ("a=b", 7)
 

@@ -86,7 +86,7 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert b"the same command goes on with what was measured" in err
+    assert b"the same command resumes from what was measured" in err
     assert not [
         process for process in servers if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     ]

@@ -127,17 +127,23 @@ def test_a_counter_that_is_no_count_makes_the_reading_useless(value: str) -> Non
     [
         ('vllm:generation_tokens_total{engine="0} 1\n', "not Prometheus text"),
         ('vllm:generation_tokens_total{engine="0"} one\n', "not Prometheus text"),
-        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9999999"} 1\n', "has a position"),
-        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1\n', "has a position"),
-        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="²"} 1\n', "has a position"),
-        ('vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "has no bound"),
-        ('vllm:time_to_first_token_seconds_bucket{le="1.0"} 1\n', "not complete"),
+        (
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9999999"} 1\n',
+            "has an invalid position",
+        ),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1\n', "has an invalid position"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="²"} 1\n', "has an invalid position"),
+        ('vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "has no valid upper bound"),
+        ('vllm:time_to_first_token_seconds_bucket{le="1.0"} 1\n', "has no bucket up to infinity"),
         (
             'vllm:e2e_request_latency_seconds_bucket{le="1.0"} 5\n'
             'vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 4\n',
             "not cumulative",
         ),
-        ("vllm:spec_decode_num_accepted_tokens_total 1000\n", "1,000 draft tokens were accepted of 0"),
+        (
+            "vllm:spec_decode_num_accepted_tokens_total 1000\n",
+            "1,000 draft tokens accepted, but only 0 drafted",
+        ),
         (f'vllm:generation_tokens_total{{engine="{"x" * 9000}"}} 1\n', "a line of 9,"),
     ],
 )

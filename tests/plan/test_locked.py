@@ -193,7 +193,7 @@ def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cac
     file = cache / "models--org--draft" / "snapshots" / B / "model.safetensors"
     file.write_bytes(b"12")
     assert offline_problems(profile(TEXT), lock) == (
-        "`model.safetensors` of `org/draft` is not there, or cut short",
+        "`model.safetensors` of `org/draft` is missing or truncated",
     )
     file.unlink()
     (file.parent / "config.json").unlink()
@@ -206,7 +206,7 @@ def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cac
     [
         ("target: {model: org/tok}", "`org/tok` is not in the Hub cache at cccccccccccc"),
         ("target: {model: org/new}", "`org/new` is not in the lock"),
-        ("target: {model: ./local}", "local` is not there, or cut short"),
+        ("target: {model: ./local}", "local` is missing or truncated"),
         ("target: {model: org/target}\nengine: {download_dir: /x}", "download_dir"),
         ("target: {model: org/target}\nengine: {hf_config_path: org/x}", "hf_config_path"),
         ("target: {model: org/target}\nengine: {generation_config: org/x}", "generation_config"),

@@ -47,7 +47,7 @@ def test_a_block_keeps_every_key_that_has_a_value(write: Write) -> None:
         ),
         (
             "{method: medusa, model: x}",
-            "2:23 SD006 `medusa` is not a method to speculate with: vLLM 0.33 removed it; heads for `eagle3` or"
+            "2:23 SD006 `medusa` is not a method of speculation: vLLM 0.33 removed it; heads for `eagle3` or"
             f" `mtp` took its place | one of {_ALL}",
         ),
         (

@@ -117,7 +117,7 @@ def test_a_circle_is_told_with_all_its_files(write: Write, problems: Problems) -
     assert [f"{finding.span} {finding.message}" for finding in findings] == [
         "c.yaml:1:10 `extends` goes round in a circle: `a.yaml` → `b.yaml` → `c.yaml` → `a.yaml`"
     ]
-    assert problems("extends: demo.yaml\n") == ["1:10 SD009 `extends` names the file that it stands in"]
+    assert problems("extends: demo.yaml\n") == ["1:10 SD009 `extends` names its own file"]
 
 
 def test_a_circle_above_the_profile_is_seen_too(write: Write, problems: Problems) -> None:
@@ -151,10 +151,22 @@ def test_ten_parents_are_enough_for_anyone(write: Write) -> None:
         ("sub", "1:10 SD009 the parent `sub` is not a file"),
         ("pipe", "1:10 SD009 the parent `pipe` is not a file"),
         ("loop", "1:10 SD009 cannot read the parent `loop`: too many levels of symbolic links"),
-        ("[a.yaml]", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
-        ("5", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
-        ("''", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
-        ('"a\\0b"', "1:10 SD009 `extends` must be the path of one file | chain files for more"),
+        (
+            "[a.yaml]",
+            "1:10 SD009 `extends` must be the path of one file | to extend several, let each extend the next",
+        ),
+        (
+            "5",
+            "1:10 SD009 `extends` must be the path of one file | to extend several, let each extend the next",
+        ),
+        (
+            "''",
+            "1:10 SD009 `extends` must be the path of one file | to extend several, let each extend the next",
+        ),
+        (
+            '"a\\0b"',
+            "1:10 SD009 `extends` must be the path of one file | to extend several, let each extend the next",
+        ),
         ("x" * 5000, f"1:10 SD009 cannot read the parent `{'x' * 60}…`: file name too long"),
     ],
     ids=["gone", "folder", "pipe", "loop", "list", "number", "empty", "zero", "long"],

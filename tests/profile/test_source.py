@@ -40,12 +40,15 @@ Problems = Callable[..., list[str]]
             'a: "open\n',
             "1:4 SD002 invalid YAML: found unexpected end of stream while scanning a quoted scalar",
         ),
-        ("a: [x\n", "1:4 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
-        ("target: [a, b\nengine: {x: 1}\n", "1:9 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
-        ("a: {b: [x}\n", "1:8 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
+        ("a: [x\n", "1:4 SD002 invalid YAML: `[` is not closed | close the list with `]`"),
+        (
+            "target: [a, b\nengine: {x: 1}\n",
+            "1:9 SD002 invalid YAML: `[` is not closed | close the list with `]`",
+        ),
+        ("a: {b: [x}\n", "1:8 SD002 invalid YAML: `[` is not closed | close the list with `]`"),
         (
             "a: {b: it's, c: '}'  # }\nd: 1\n",
-            "1:4 SD002 invalid YAML: `{` is not closed | `}` ends the mapping",
+            "1:4 SD002 invalid YAML: `{` is not closed | close the mapping with `}`",
         ),
         (
             "a: [1,\n  'x]' 2]\n",
@@ -54,15 +57,15 @@ Problems = Callable[..., list[str]]
         (
             "a: 1\nword\nb: 2\n",
             "2:1 SD002 invalid YAML: could not find expected ':' while scanning a simple key"
-            " | a key is followed by `: `",
+            " | write `: ` after a key",
         ),
         (
             "vllm: >=0.32,<0.34\n",
             "1:8 SD002 invalid YAML: did not find expected comment or line break while scanning a block scalar"
             " | a value that starts with `>` or `|` needs quotes",
         ),
-        ("a: é\x01\n", "1:5 SD002 a character that YAML does not allow: U+0001"),
-        ("a: 1\nb: \x00\n", "2:4 SD002 a character that YAML does not allow: U+0000"),
+        ("a: é\x01\n", "1:5 SD002 the file has a character that YAML does not allow: U+0001"),
+        ("a: 1\nb: \x00\n", "2:4 SD002 the file has a character that YAML does not allow: U+0000"),
     ],
 )
 def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -> None:
@@ -72,24 +75,24 @@ def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("target:\n  model: a\n    dtype: b\n", "line 2 has a value already: indent this line like it, or take that"),
-        ("target: a\n  model: b\n", "line 1 has a value already"),
-        ("target: {model: a}\n  dtype: b\n", "line 1 has a value already"),
+        ("target:\n  model: a\n    dtype: b\n", "line 2 already has a value: indent this line like it, or remove that"),
+        ("target: a\n  model: b\n", "line 1 already has a value"),
+        ("target: {model: a}\n  dtype: b\n", "line 1 already has a value"),
         ("target:\n    model: a\n  dtype: b\n", "indent the line by 4 like line 2 or by 0 like line 1; found 2"),
         ("target:\n  model: a\n engine:\n  x: 1\n", "indent the line by 2 like line 2 or by 0 like line 1; found 1"),
         ("target:\n    model: a\n  # why\n\n  dtype: b\n", "indent the line by 4 like line 2"),
         ("  target: {model: a}\nengine: {x: 1}\n", "indent the line by 2 like line 1; found 0"),
         ("expect:\n  - a: 1\n b: 2\n", "indent the line by 2 like line 2 or by 0 like line 1; found 1"),
-        ("expect:\n  - a: 1\n  b: 2\n", "a key of the list item in line 2 is indented by 4 spaces; found 2"),
+        ("expect:\n  - a: 1\n  b: 2\n", "indent a key of the list item in line 2 by 4 spaces; found 2"),
         ("target:\n  model: a\n  - b\n", "a list item cannot stand among keys"),
-        ("expect:\n  -a: 1\n  - b: 2\n", "a space follows the dash of a list item, see line 2"),
+        ("expect:\n  -a: 1\n  - b: 2\n", "write a space after the dash of a list item, see line 2"),
         ("target:\n  model: org: x\n", "a value that holds `: ` needs quotes"),
-        ("target:\n  model:a\n  dtype: b\n", "a space follows the colon, as in `model: …`, see line 2"),
-        ("target:\n  dtype: b\n  model:a\n", "a space follows the colon, as in `model: …`"),
-        ("target\n  model: a\n", "a key is followed by `: `, see line 1"),
-        ("target:\n  model = a\n  dtype: b\n", "a key is followed by `: `, not by `=`, see line 2"),
-        ("vllm serve a \\\n  --x: 3\n", "line 1 is no `key: value`"),
-        ("// why\ntarget: {model: a}\n", "a comment starts with `#`, see line 1"),
+        ("target:\n  model:a\n  dtype: b\n", "write a space after the colon, as in `model: …`, see line 2"),
+        ("target:\n  dtype: b\n  model:a\n", "write a space after the colon, as in `model: …`"),
+        ("target\n  model: a\n", "write `: ` after a key, see line 1"),
+        ("target:\n  model = a\n  dtype: b\n", "write `: ` after a key, not `=`, see line 2"),
+        ("vllm serve a \\\n  --x: 3\n", "line 1 is not of the form `key: value`"),
+        ("// why\ntarget: {model: a}\n", "start a comment with `#`, see line 1"),
         ("<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> x\n", "the file holds the marks of a merge conflict"),
         ('name: "a" b\nx: 1\n', "the quote ends before the value does: put all of it in single quotes"),
         ("name: 'it's'\nx: 1\n", "the quote ends before the value does: put all of it in double quotes"),
@@ -123,7 +126,7 @@ def test_what_is_left_open_shows_where_it_begins_too() -> None:
         (b"a: 1\n\xc3\xa9: \xe9t\n", "2:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
         (b"\xef\xbb\xbf\xc3\xa9: \xe9t\n", "1:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
         ("a: 1".encode("utf-16"), "1:1 SD001 the file is not UTF-8: byte 0xff | save it as UTF-8"),
-        (b"\x7fELF\x00\x01", "1:1 SD002 a character that YAML does not allow: U+007F"),
+        (b"\x7fELF\x00\x01", "1:1 SD002 the file has a character that YAML does not allow: U+007F"),
     ],
 )
 def test_other_encodings_and_binary_files_are_told(problems: Problems, data: bytes, told: str) -> None:
@@ -144,10 +147,13 @@ def test_a_file_without_a_value_is_empty(problems: Problems, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("- a\n", "1:1 SD003 a profile is a mapping of keys, this is a list"),
-        ("# hi\nhello\n", "2:1 SD003 a profile is a mapping of keys, this is a single value"),
-        ("a: 1\n---\nb: 2\n", "2:1 SD003 the file holds several YAML documents, a profile is one"),
-        ("a: 1\n---\n", "2:1 SD003 the file holds several YAML documents, a profile is one"),
+        ("- a\n", "1:1 SD003 a profile must be a mapping of keys; found a list"),
+        ("# hi\nhello\n", "2:1 SD003 a profile must be a mapping of keys; found a single value"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "2:1 SD003 the file holds several YAML documents, but a profile is a single one",
+        ),
+        ("a: 1\n---\n", "2:1 SD003 the file holds several YAML documents, but a profile is a single one"),
     ],
 )
 def test_a_profile_is_one_mapping(problems: Problems, text: str, told: str) -> None:
@@ -155,7 +161,7 @@ def test_a_profile_is_one_mapping(problems: Problems, text: str, told: str) -> N
 
 
 def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
-    told = f"1:1 SD008 the file is larger than {MAX_BYTES:,} bytes, which no profile is"
+    told = f"1:1 SD008 the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
 
     assert problems(b"target: {model: x}\n" + b"#" * 10_000_000) == [told]
     assert problems(b"target: {model: x}\n".ljust(MAX_BYTES, b"\n")) == []
@@ -166,11 +172,14 @@ def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
     [
         (
             "a: " + "[" * 500_000,
-            "1:53 SD008 the file has more than 50 levels of nesting, which no profile has",
+            "1:53 SD008 the file has more than 50 levels of nesting, the limit for a profile",
         ),
-        ("{a: " * 100, "1:201 SD008 the file has more than 50 levels of nesting, which no profile has"),
-        ("- " * 400_000, "1:101 SD008 the file has more than 50 levels of nesting, which no profile has"),
-        ("a: [" + "1," * 100_000, "1:39999 SD008 the file has more than 20,000 values, which no profile has"),
+        ("{a: " * 100, "1:201 SD008 the file has more than 50 levels of nesting, the limit for a profile"),
+        ("- " * 400_000, "1:101 SD008 the file has more than 50 levels of nesting, the limit for a profile"),
+        (
+            "a: [" + "1," * 100_000,
+            "1:39999 SD008 the file has more than 20,000 values, the limit for a profile",
+        ),
     ],
     ids=["lists", "mappings", "dashes", "wide"],
 )

@@ -20,8 +20,8 @@ LINES = [
     Line("Python", "ok", "3.11.9, /v/bin/python"),
     Line("vLLM", "bad", "not installed beside specserve: nothing can be launched here", "`pip install 'x[y]'`"),
     Line(
-        "driver", "note", "580.65.06, runs CUDA up to 13.0; torch is built for 13.2: what is compiled while it runs "
-        "may be refused", "update it to one that runs CUDA 13.2",
+        "driver", "note", "580.65.06, runs CUDA up to 13.0; torch is built for 13.2: code that is compiled at run "
+        "time may be refused", "update it to one that runs CUDA 13.2",
     ),
     Line("cache", "ok", f"66.9 GiB free for downloads in /{'x' * 90}/hub"),
 ]  # fmt: skip

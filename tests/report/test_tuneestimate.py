@@ -61,7 +61,7 @@ def test_the_memory_stands_above_the_table(tmp_path: Path) -> None:
     for name, verdict in {"H200-141GB": "fits; ", "L4-24GB": "tight: ", "T4-16GB": "DOES NOT FIT: "}.items():
         head, _, _ = text_of(told(tmp_path, name=name)).partition("requests  K")
         assert f"\nMemory: {verdict}" in head
-    assert "the weights take" in head and "nothing of this would be served" in " ".join(head.split())
+    assert "the weights take" in head and "no request could be served" in " ".join(head.split())
     assert "`specserve check p.yaml --assume 1xT4-16GB`" in " ".join(head.split())
 
 

@@ -79,7 +79,7 @@ def test_a_profile_for_other_hardware_is_planned_for_this_machine_and_it_says_so
     file.write_text(PROFILE + ON_CUDA, encoding="utf-8")
     ready = planned(file)
     ready = replace(ready, wish=replace(ready.wish, platform="cpu"))
-    told = "Planned for this machine (cpu); the profile names 4xH100-80GB: measure there, or reckon with `--estimate`"
+    told = "Planned for this machine (cpu); the profile names 4xH100-80GB: measure there, or use `--estimate`"
     assert told in plan_text(ready).splitlines()
     assert content(ready)["other_hardware"] == "4xH100-80GB"
     assert content(ready)["platform"] == "cpu"
@@ -92,11 +92,11 @@ def test_a_profile_for_other_hardware_is_planned_for_this_machine_and_it_says_so
     [
         (
             True,
-            "Measured on 2026-11-22 already: the same command tells that run, and launches nothing: /runs/p-1",
+            "Measured on 2026-11-22 already: the same command shows that run, and launches nothing: /runs/p-1",
         ),
         (
             False,
-            "Begun on 2026-11-22: the same command goes on with that run, and measures what is missing: /runs/p-1",
+            "Begun on 2026-11-22: the same command resumes that run, and measures what is missing: /runs/p-1",
         ),
     ],
 )

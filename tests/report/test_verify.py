@@ -243,7 +243,7 @@ def test_the_verdict_in_brief_names_what_is_wrong() -> None:
         "excluded at 99 % confidence: a temperature wrong by 2.4 % or more; 0.3 % or more wrong tokens at T = 0"
     )
     text = brief(WRONG)
-    assert "the target wants" in text and "higher temperature" in text and "not ok: stop string" in text
+    assert "the target prefers" in text and "higher temperature" in text and "not ok: stop string" in text
     assert brief_json(WRONG)["not_ok"] == ["stop string"]
     json.dumps(brief_json(WRONG))
 

@@ -43,9 +43,9 @@ HEALTHY = [
         ("hub_unreachable", "hub-unreachable", "the model is not in the local cache"),
         ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4"),
         ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be"),
-        ("engine_killed_at_start", "killed", "the engine process died without a word"),
-        ("engine_killed_while_serving", "killed", "the engine process died without a word"),
-        ("worker_killed_at_start", "killed", "a worker process died without a word"),
+        ("engine_killed_at_start", "killed", "the engine process died without a message"),
+        ("engine_killed_while_serving", "killed", "the engine process died without a message"),
+        ("worker_killed_at_start", "killed", "a worker process died without a message"),
         ("context_too_long", "context-longer-than-the-model", "User-specified max_model_len (999999)"),
         ("speculative_not_json", "speculation-not-json", "`--speculative-config/-sc` got what is not JSON"),
         ("speculative_unknown_key", "speculation-unknown-key", "no `ngram_prompt_lookup_max`"),
@@ -245,7 +245,7 @@ def test_a_death_that_only_the_api_server_reports_is_told() -> None:
     line = LogLine(
         "Engine core proc EngineCore_0 died unexpectedly, shutting down client.", "APIServer", "ERROR"
     )
-    assert find_cause([line], exit_code=1).message.startswith("the engine process died without a word")
+    assert find_cause([line], exit_code=1).message.startswith("the engine process died without a message")
 
 
 def test_a_hang_is_told_although_the_api_server_talks_on_and_not_once_the_engine_went_on() -> None:
@@ -262,4 +262,4 @@ def test_without_any_cause_the_last_line_is_shown_as_just_that() -> None:
     cause = find_cause([LogLine("hello"), LogLine("INFO:     Shutting down")], exit_code=1)
     assert cause.message == "no cause in the log; its last line: hello"
     assert not cause.is_known
-    assert find_cause([], exit_code=1).message == "it said nothing"
+    assert find_cause([], exit_code=1).message == "vLLM printed nothing"

@@ -33,4 +33,4 @@ def test_an_end_that_nobody_saw_is_told_as_that(tmp_path: Path) -> None:
     error = causes.died(
         Phase.SERVING, exit_code=None, after_s=None, log_path=tmp_path / "no.log", oom_kills=10**9
     )
-    assert error.message == "vLLM is gone, and nobody saw how it ended, while serving"
+    assert error.message == "vLLM is gone, and how it ended is not known, while serving"

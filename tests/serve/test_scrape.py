@@ -40,10 +40,10 @@ def test_a_key_is_sent_where_one_was_named_and_nowhere_else(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [
-        ("endless", 200, "sends more than 16 MiB"),
-        ("huge", 200, "sends more than 16 MiB"),
-        ("drip", 200, "does not come to an end"),
-        ("trickle", 200, "does not come to an end"),
+        ("endless", 200, "is larger than 16 MiB"),
+        ("huge", 200, "is larger than 16 MiB"),
+        ("drip", 200, "does not end"),
+        ("trickle", 200, "does not end"),
         ("silent", 200, "has sent nothing for too long"),
         ("cut", 200, "the connection to"),
         ("rubbish", 200, "the connection to"),

@@ -151,7 +151,7 @@ def test_a_death_without_a_word_is_told_with_the_last_line(fake_plan: FakePlan, 
         running(plan, log_path=tmp_path / "l"),
     ):
         pytest.fail("it never became ready")
-    assert caught.value.causes == ("it said nothing",)
+    assert caught.value.causes == ("vLLM printed nothing",)
 
 
 def test_a_program_that_does_not_exist_is_an_error_with_a_way_out(

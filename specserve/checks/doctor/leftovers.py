@@ -179,7 +179,7 @@ def stray_lines(strays: Strays) -> Iterator[Line]:
         yield Line("leftovers", "note", f"vLLM without its server: {names}", f"`kill -9 {pids}`")
     for process in strays.others:
         text = f"{process} is a vLLM process that specserve did not start"
-        yield Line("leftovers", "note", text, f"`kill {process.pid}` if nobody needs it")
+        yield Line("leftovers", "note", text, f"`kill {process.pid}` if it is not needed")
 
 
 _NAME = re.compile(r"vllm_dist_[0-9a-f]{32}")

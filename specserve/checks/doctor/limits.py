@@ -36,12 +36,12 @@ def shared_memory_lines(folder: Path = SHM, *, is_cpu: bool, gpus: int) -> Itera
         yield Line(str(folder), "bad", text, f"mount it: `mount -t tmpfs tmpfs {folder}`")
         return
     text = f"{gib(usage.free)} of {gib(usage.total)} free"
-    fix = "of a container: `docker run --shm-size 8g`, or `--ipc host`"
+    fix = "in a container: `docker run --shm-size 8g`, or `--ipc host`"
     if usage.free < QUEUE_BYTES:
         several = is_cpu or gpus > 1
         whom = "vLLM" if several else "a launch on several GPUs"
         if usage.total >= SMALL_SHM_BYTES:
-            fix = f"remove what nobody uses: `ls -l {folder}`"
+            fix = f"remove files that no process uses: `ls -l {folder}`"
         text += f": {whom} needs {gib(QUEUE_BYTES)}"
         yield Line(str(folder), "bad" if several else "note", text, fix)
     elif usage.total < SMALL_SHM_BYTES and gpus > 1:
@@ -60,7 +60,7 @@ def open_files_line(*, soft: int, hard: int) -> Line:
         text += f", and vLLM raises it to {_RAISED_FILES}"
     if can_raise or soft == -1 or soft >= _FEW_FILES:
         return Line("open files", "ok", text)
-    text += f", at most {hard}: vLLM cannot raise it to {_RAISED_FILES}, and every request holds one"
+    text += f", at most {hard}: vLLM cannot raise it to {_RAISED_FILES}, and every request needs one"
     fix = "LimitNOFILE=, limits.conf, or `docker run --ulimit nofile`"
     return Line("open files", "note", text, f"`ulimit -n {hard}`" if hard >= _FEW_FILES else fix)
 
@@ -71,7 +71,7 @@ def memory_line(machine: Machine) -> Line:
     free = machine.least_free_bytes(ranks=1) or 0
     text = f"{gib(free)} of {gib(total)} free"
     if free < _LITTLE_MEMORY:
-        return Line("memory", "note", text, "end what nobody needs, or raise the container's limit")
+        return Line("memory", "note", text, "end what is not needed, or raise the container's limit")
     return Line("memory", "ok", text)
 
 
@@ -116,7 +116,7 @@ def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
     default = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
     folder = Path(environ.get("VLLM_CACHE_ROOT") or default).expanduser()
     if trouble := look(folder)[1]:
-        text = f"{folder}: {trouble}: vLLM keeps there what it compiles"
+        text = f"{folder}: {trouble}: vLLM stores compiled code there"
         yield Line("vLLM cache", "bad", text, "set VLLM_CACHE_ROOT to a folder that can be written")
     yield from _temporary(environ)
     if trouble := look(state)[1]:
@@ -147,10 +147,10 @@ def _temporary(environ: Mapping[str, str]) -> Iterator[Line]:
     try:
         folder = Path(environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir())
     except FileNotFoundError:
-        yield Line("temp folder", "bad", "none can be written", fix)
+        yield Line("temp folder", "bad", "there is none that can be written to", fix)
         return
     if trouble := look(folder)[1]:
-        yield Line("temp folder", "bad", f"{folder}: {trouble}: vLLM's processes meet there", fix)
+        yield Line("temp folder", "bad", f"{folder}: {trouble}: vLLM's processes communicate through it", fix)
     elif len(os.fsencode(folder)) + _SOCKET_NAME > _LONGEST_SOCKET:
         text = f"{folder} is too long a path for vLLM's sockets"
         yield Line("temp folder", "bad", text, "set VLLM_RPC_BASE_PATH=/tmp")

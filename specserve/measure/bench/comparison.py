@@ -153,6 +153,6 @@ def _notes(old: Result, new: Result) -> Iterator[str]:
     if _machine(old) != _machine(new):
         yield "the machines differ: only the speedups are compared, each over its own baseline"
     if min(old.launches, new.launches) == 1:
-        yield "a run of one launch: a change of some per cent can come from another start alone"
+        yield "a run has only one launch: another start can by itself change the result by a few %"
     if not (old.is_complete and new.is_complete):
         yield "a run is not complete: its figures may still change"

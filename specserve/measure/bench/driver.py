@@ -218,7 +218,7 @@ class Driver:
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         self._child.wait(_LAST_WORDS_S)
         lines = tuple(line.text for line in read_end(self._log_path)[-20:])
-        why = message["error"] if message is not None else (lines[-1] if lines else "it died without a word")
+        why = message["error"] if message is not None else (lines[-1] if lines else "it printed nothing")
         missing = "No module named" in why and "vllm" in why
         hint = "it is a part of vLLM: in a clone of specserve, `pip install '.[vllm]'` or `make setup`"
         return LaunchError(

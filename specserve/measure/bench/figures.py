@@ -79,7 +79,7 @@ def invalid_reason(passes: Sequence[Pass]) -> str | None:
         return f"{len(failed)} of {len(requests)} requests failed: {end}"
     busy = median_high(each.client_cpu for each in passes)
     if busy > SATURATED:
-        return f"the load generator was busy for {busy:.0%} of the time: it held the server up"
+        return f"the load generator was busy for {busy:.0%} of the time: it slowed the server down"
     return None
 
 

@@ -207,7 +207,7 @@ def read_result(path: Path) -> Result:
             raise FactError(f"`{file}` is too large to be a result: more than {LARGEST_BYTES // 2**20} MiB")
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        hint = "a run is the directory that `bench` names at its end"
+        hint = "a run is the directory that `bench` prints at its end"
         if path.is_dir() and (path / "run.json").is_file():
             hint = f"nothing was measured in this run yet: `specserve bench --resume {path}`"
         raise FactError(f"cannot read `{file}`: {error.strerror or error}", hint=hint) from error
@@ -225,7 +225,8 @@ def result_from_json(content: object) -> Result:
         raise ValueError("it holds no JSON object")
     version = content.get("version")
     if version != VERSION:
-        raise ValueError(f"its version is {json.dumps(version)[:40]}, but this specserve reads {VERSION}")
+        found = json.dumps(version)[:40]
+        raise ValueError(f"its format version is {found}, but this specserve reads {VERSION}")
     return from_json(Result, content)
 
 

@@ -251,7 +251,7 @@ def _keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) 
             f"{count} measured blocks are kept: run `specserve bench --resume {path}` to continue"
         )
     else:
-        error.hint = f"`specserve bench --resume {path}` goes on with what was measured"
+        error.hint = f"`specserve bench --resume {path}` resumes from what was measured"
 
 
 def _write(bench: Bench, began: float, *, is_complete: bool, outlet: Outlet) -> Result:
@@ -308,11 +308,11 @@ def _notes(bench: Bench) -> list[str]:
     plan, found = bench.plan, []
     if bench.is_cut:
         found.append(
-            f"the budget of {plan.request.budget or BUDGET} ended it before all blocks were measured"
+            f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks were measured"
         )
     if plan.fit.at_once < len(plan.arms):
         found.append(
-            f"arms ran one after another ({plan.fit.why}): a drift of the machine is in the speedups"
+            f"variants ran one after another ({plan.fit.why}), so drift of the machine affects the speedups"
         )
     elif plan.fit.slots:
         found.append(

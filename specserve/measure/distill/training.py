@@ -116,6 +116,6 @@ def _read(child: Child, messages: queue.SimpleQueue[dict[str, Any] | None]) -> N
 
 def _interrupted(stop: StopRequest) -> Interrupted:
     return Interrupted(
-        "interrupted; what was learned is kept, and the same command goes on",
+        "interrupted; what was learned is kept, and the same command resumes",
         signal_number=stop.signal or signal.SIGINT,
     )

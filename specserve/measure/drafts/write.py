@@ -19,14 +19,14 @@ def add_alternatives(path: str, names: Iterable[str], *, wanted: DraftOptions) -
     and FactError for a file that cannot be read or changed.
     """
     if not is_profile(path):
-        raise UsageError(f"`--write` can only change a profile file, and `{path}` is none")
+        raise UsageError(f"`--write` can only change a profile file, and `{path}` is not one")
     known = {each.draft.model or each.draft.method: each for each in find_drafts(path, wanted=wanted).drafts}
     said = {each: dict(block.keys) for each, block in load_profile(path).alternatives.items()}
     blocks: dict[str, dict[str, object]] = {}
     for name in names:
         if name not in known:
             hint = f"known are {', '.join(f'`{each}`' for each in known)}"
-            raise UsageError(f"`{name}` is no known draft for this target", hint=hint)
+            raise UsageError(f"`{name}` is not a known draft for this target", hint=hint)
         draft = known[name].draft
         blocks[_free_name(name, draft, {**said, **blocks})] = asked(draft)
     rewrite_section(

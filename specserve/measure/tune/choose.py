@@ -147,12 +147,12 @@ def load_words(load: int) -> str:
 def _why_none(table: Mapping[int, Mapping[int, float]], found: Schedule, each: Known) -> str:
     """Why this candidate is not worth it: nowhere, or not with what serves all loads."""
     gain, load, tokens = max((gain, load, k) for load, gains in table.items() for k, gain in gains.items())
-    best = f"the best there is, K = {tokens} at {load} request{'s' * (load > 1)}, is {gain:.2f}x"
+    best = f"the best of them, K = {tokens} at {load} request{'s' * (load > 1)}, is {gain:.2f}x"
     if gain < LEAST_SPEEDUP:
         return f"{best}: less than {LEAST_SPEEDUP}x at every load"
     mean = _mean(table, found, each.zero_cost)
     words = f"K = {found.largest}" if found.is_constant else "K by batch size"
-    return f"{best}, but what would serve all loads, {words}, is {mean:.2f}x over them"
+    return f"{best}, but over all loads {words} reaches only {mean:.2f}x"
 
 
 def after(choice: Choice, confirmed: Sequence[Confirmed], *, objective: Objective) -> Choice:

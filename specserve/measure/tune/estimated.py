@@ -28,8 +28,8 @@ DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_TOKENS = 8
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
 _FORMS = (
-    "`--acceptance 0.7` is that of each draft token, given the one before; `3.6@4` a mean acceptance length at "
-    "K = 4, as `specserve watch` and `specserve ask` show it of a running server"
+    "`--acceptance 0.7` is the chance of each draft token, given the one before; `3.6@4` is a mean "
+    "acceptance length at K = 4, as `specserve watch` and `specserve ask` show it of a running server"
 )
 
 
@@ -182,16 +182,16 @@ def _basis(s: MemorySituation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
         + (f" ({entry.rates})" if entry is not None and entry.rates else ""),
         f"weights read in each step: target {_gb(pair.target.bytes_read(1))} on each accelerator"
         + (f", draft {_gb(pair.draft.bytes_read(1))}" if pair.draft else ", no draft model"),
-        f"what an engine reaches of the peaks is that of one published fit: {FIT}",
-        "tokens/s, TPOT and speedup are of decoding alone: prefill is left out, and speculation does not shorten it",
-        "the range of a speedup is what other engines and cards reach, no interval of a measurement",
-        "the chance is assumed to be the same at every position and in every text; told from one K, lengths at "
-        "another were missed by -8 to +17 % (gpt-oss-20b with EAGLE-3)",
+        f"the share of the peaks that an engine reaches is taken from one published fit: {FIT}",
+        "tokens/s, TPOT and speedup are for decoding only: prefill is left out, and speculation does not shorten it",
+        "the range of a speedup covers what other engines and cards reach; it is no confidence interval",
+        "the chance is assumed to be the same at every position and in every text; predicted from one K, "
+        "lengths at another were missed by -8 to +17 % (gpt-oss-20b with EAGLE-3)",
     ]
     if pair.method in WITHOUT_MODEL:
         lines.append(
-            "a match is assumed at every step, and looking it up costs nothing: an upper end; a text that "
-            "does not repeat itself gains less"
+            "a match is assumed at every step, and looking it up at no cost, so this is an upper limit: "
+            "a text that does not repeat itself gains less"
         )
     engines = s.settings.data_parallel_size
     if engines > 1:

@@ -278,7 +278,7 @@ def _difference(content: Mapping[str, Any], request: TuneRequest) -> str:
     profile = str(before.get("profile", request.profile))
     if os.path.normpath(profile) != os.path.normpath(request.profile):
         found.append(f"the profile was `{profile}`")
-    return ", ".join(found) or "the profile, a model, a workload's file or vLLM is not what it was"
+    return ", ".join(found) or "the profile, a model, a workload's file or vLLM has changed"
 
 
 def _value(value: object) -> str:

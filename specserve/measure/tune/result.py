@@ -187,7 +187,7 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
         said=lambda p: p.speculation and p.speculation.keys,
         remark=remark(result),
     ):
-        return f"{path} says so already"
+        return f"{path} already has this `speculation`"
     return f"{path}: `speculation` was changed; `git diff` shows it"
 
 

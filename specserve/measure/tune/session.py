@@ -73,7 +73,7 @@ def run_tune(
                 result, failure = _tuned(ready, tune, began, is_told=is_told, outlet=outlet)
         except SpecserveError as error:
             if tune.passes:
-                error.hint = error.hint or "the same command goes on with what was measured"
+                error.hint = error.hint or "the same command resumes from what was measured"
             raise
         finally:
             if not is_told:
@@ -161,7 +161,8 @@ def _known(ready: Prepared, tune: Tune) -> list[Known]:
             known.append(known_of(ready.wish, tune.passes, each, launches=launches))
     for found in known:
         if not found.rows:
-            tune.note(f"{found.candidate.name}: no step could be timed, or the server did not tell its steps")
+            why = "no step could be timed, or the server did not report its steps"
+            tune.note(f"{found.candidate.name}: {why}")
     return [found for found in known if found.rows]
 
 

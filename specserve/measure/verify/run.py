@@ -325,7 +325,7 @@ class Verifier:
 
     def _smoke_test(self, name: str, test: smoke.SmokeTest) -> Smoke:
         if self._elapsed_s >= self._limit_s:
-            return Smoke(name, smoke.SKIPPED, "no time left: more `--seconds`")
+            return Smoke(name, smoke.SKIPPED, "no time left for this test: raise `--seconds`")
         return smoke.smoke_test(name, test, self._session)
 
     @property

@@ -121,7 +121,7 @@ def stop_string(session: VerifySession) -> tuple[Outcome, str]:
     full = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS))
     stop = _middle(full.text)
     if stop is None:
-        return SKIPPED, "the text is too short or too even to cut"
+        return SKIPPED, "the text is too short or too repetitive for this test"
     cut = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS, stop=[stop]))
     if cut.text == full.text[: full.text.index(stop)] and cut.finish_reason == "stop":
         return OK, f"cut before {shown(repr(stop))}"
@@ -129,7 +129,7 @@ def stop_string(session: VerifySession) -> tuple[Outcome, str]:
         return NOT_OK, f"the text goes on after {shown(repr(stop))}"
     # a text that parts from the first one may end anywhere, and need not come to the stop string at all
     if any(mine != theirs for mine, theirs in zip(cut.ids, full.ids, strict=False)):
-        return SKIPPED, "the greedy text was another one the second time: a near-tie"
+        return SKIPPED, "the greedy text differed the second time: a near-tie"
     return NOT_OK, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut.text[-30:]))}"
 
 
@@ -184,7 +184,7 @@ def min_p(session: VerifySession) -> tuple[Outcome, str]:
     given = session.scored(read_text(raw))
     if max((position.gap for position in given.positions), default=0.0) <= TIE_TOLERANCE:
         return OK, "obeyed"
-    return NOT_OK, "the server takes min_p and does not obey it"
+    return NOT_OK, "the server accepts min_p, but ignores it"
 
 
 def logit_bias(session: VerifySession) -> tuple[Outcome, str]:
@@ -196,7 +196,7 @@ def logit_bias(session: VerifySession) -> tuple[Outcome, str]:
         return OK, _REFUSED
     if set(read_text(raw).ids) == {first}:
         return OK, "obeyed"
-    return NOT_OK, "the server takes logit_bias and does not obey it"
+    return NOT_OK, "the server accepts logit_bias, but ignores it"
 
 
 _PENALTY = 2.0
@@ -278,5 +278,5 @@ def drafts(speculation: ServerSpeculation, *, tokens: int) -> Smoke:
     elif tokens < _FEW_TOKENS:
         result = SKIPPED, f"no draft within {tokens} tokens: too few to tell"
     else:
-        result = NOT_OK, f"the server speculates, and proposed nothing within {tokens} tokens"
+        result = NOT_OK, f"the server speculates, but proposed nothing within {tokens} tokens"
     return Smoke("drafts", *result)

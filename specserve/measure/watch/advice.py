@@ -135,7 +135,7 @@ def _crowded(case: Case) -> Advice | None:
         return Advice(
             "concurrency",
             f"{seen.running_requests:.0f} requests run in parallel, but the profile promises for {max(promised)}: "
-            f"the gain fades with each; `specserve bench` measures it there, and {schedule}",
+            f"each further request reduces the gain; `specserve bench` measures it there, and {schedule}",
         )
     if seen.mean_draft_tokens is None or per_step < limit:
         return None

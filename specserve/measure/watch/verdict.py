@@ -72,7 +72,8 @@ def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
         if fitting:
             found.append(_judged(key, promised, span, seen))
         else:
-            why = f"{seen.running_requests:.0f} requests run in parallel, but it was promised for {item.concurrency}"
+            running = f"{seen.running_requests:.0f} requests run in parallel"
+            why = f"{running}, but the promise is for {item.concurrency}"
             found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
     return tuple(found)
 
@@ -95,7 +96,7 @@ def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> Judged
     """One promise against its interval."""
     few = ""
     if key == "min_speedup":
-        why = "a server's metrics do not tell it: `specserve bench` measures it"
+        why = "a server's metrics do not show it: `specserve bench` measures it"
         return JudgedPromise(key, promised, Kept.UNSEEN, span, why=why)
     if key == "min_mean_acceptance_length":
         measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval

@@ -247,7 +247,8 @@ class Watch:
             if self._profile is None or self._profile.speculation is None:
                 return WatchVerdict(WatchState.OFF, text)
             place = self._profile.span("speculation")
-            return WatchVerdict(WatchState.MISSED, f"{text}, and the profile says `speculation` ({place})")
+            text += f", but the profile has a `speculation` section ({place})"
+            return WatchVerdict(WatchState.MISSED, text)
         if seen is None:
             return WatchVerdict(WatchState.UNDECIDED, "one reading so far: figures come with the next")
         recent = self._window.stretches

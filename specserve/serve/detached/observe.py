@@ -237,13 +237,14 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
         names = " and ".join(f"`{record.name}`" for record in beside)
         if declared > 1.0:
             raise LaunchError(
-                f"{what} has no room next to {names}: together they would reserve {declared:.0%} of its memory",
+                f"{what} has no room for this server next to {names}: "
+                f"together they would reserve {declared:.0%} of its memory",
                 hint=(
                     "lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), choose other devices with "
                     f"`--devices`, or run `specserve down {beside[0].name}`; `--no-check` starts it anyway"
                 ),
             )
-        share = f": {declared:.0%} of its memory is declared" if declared else ""
+        share = f": together they reserve {declared:.0%} of its memory" if declared else ""
         notices.warn(f"{what} is shared with {names}{share}")
     return room
 

@@ -131,14 +131,14 @@ def to_json(record: Record) -> str:
 def from_json(text: str) -> Record:
     """The record of a text. Raises BrokenRecord if it is none."""
     if len(text) > MOST_BYTES:
-        raise BrokenRecord("it is larger than any state")
+        raise BrokenRecord("the file is too large")
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("version", None) != VERSION:
-            raise BrokenRecord("it is of another version")
+            raise BrokenRecord("its format is that of another version of specserve")
         record: Record = _typed(Record, content)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BrokenRecord("it is cut short or not a state") from error
+        raise BrokenRecord("the file is truncated, or does not hold a state") from error
     processes = (record.launcher, record.leader, record.watcher, record.stopper, *record.members)
     pids = [process[0] for process in processes if process is not None]
     # signals are sent to what it names, and 1 is init

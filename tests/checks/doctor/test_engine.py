@@ -64,7 +64,7 @@ def test_a_vllm_of_another_python_is_answered_with_that_python() -> None:
 
 def test_a_distribution_without_its_package_is_told_as_broken() -> None:
     (line,) = troubles(Software(None, None, {"vllm": "0.33.0"}, {}))
-    assert line.state == "bad" and line.text.startswith("vllm 0.33.0 is installed by name")
+    assert line.state == "bad" and line.text.startswith("vllm 0.33.0 is listed as installed")
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.20.1", "not-a-version"])

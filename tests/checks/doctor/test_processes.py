@@ -217,5 +217,5 @@ def test_orphans_share_a_line_and_each_other_server_has_its_own(proc: Path, add:
     assert orphans.text.endswith(", …")
     assert orphans.fix == "`kill -9 20 21 22 23 24`"
     assert first.text.startswith("`vllm serve mmm") and len(first.text) < 120
-    assert second.fix == "`kill 31` if nobody needs it"
+    assert second.fix == "`kill 31` if it is not needed"
     assert list(stray_lines(Strays())) == []

@@ -71,7 +71,7 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
-        (["version"], 2, "its version is 2, but this specserve reads 1"),
+        (["version"], 2, "its format version is 2, but this specserve reads 1"),
         (["name"], 7, "`name` must be text"),
         (["launches"], 1.5, "`launches` must be a whole number"),
         (["launches"], True, "`launches` must be a whole number"),
@@ -108,7 +108,7 @@ def test_a_file_that_holds_no_result_is_an_error_with_its_name(tmp_path: Path, t
 def test_a_directory_without_a_result_says_what_a_run_is(tmp_path: Path) -> None:
     with pytest.raises(FactError, match="No such file") as raised:
         read_result(tmp_path)
-    assert raised.value.hint == "a run is the directory that `bench` names at its end"
+    assert raised.value.hint == "a run is the directory that `bench` prints at its end"
 
 
 @settings(max_examples=80, deadline=None)

@@ -96,7 +96,7 @@ def test_one_k_for_all_loads_that_costs_over_them_is_not_chosen_for_one_load_whe
     rows = [row(1, 1, 1.05), row(4, 1, 0.6), row(16, 1, 0.6), row(64, 1, 0.6)]
     found = choose([constant(*rows)], objective="throughput")
     assert not found.speculates
-    assert "K = 1 at 1 request, is 1.05x, but what would serve all loads" in found.reason
+    assert "K = 1 at 1 request, is 1.05x, but over all loads" in found.reason
 
 
 def test_the_gain_that_counts_is_that_of_the_chosen_k() -> None:

@@ -151,7 +151,7 @@ def test_a_folder_of_another_command_says_what_was_asked_for_there(
 def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest, tmp_path: Path) -> None:
     output = str(tmp_path / "mine")
     begun(asked, output=output)
-    with pytest.raises(UsageError, match=r"the profile, a model, .* or vLLM is not what it was"):
+    with pytest.raises(UsageError, match=r"the profile, a model, .* or vLLM has changed"):
         found(changed(asked, "model: small", "model: other"), output=output)
     copy = Path(asked.profile).with_name("q.yaml")
     copy.write_text(PROFILE.replace("small", "other"), encoding="utf-8")

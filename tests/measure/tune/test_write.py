@@ -64,7 +64,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(
 def test_written_twice_it_says_so_already(file: Path) -> None:
     write_choice(str(file), example())
     once = file.read_text()
-    assert "says so already" in write_choice(str(file), example())
+    assert "already has this `speculation`" in write_choice(str(file), example())
     assert file.read_text() == once
 
 
@@ -97,7 +97,7 @@ def test_what_does_not_read_back_as_the_choice_leaves_the_file_as_it_was(
 def test_a_second_writing_of_one_choice_changes_nothing(file: Path) -> None:
     write_choice(str(file), example())
     once = file.read_bytes()
-    assert write_choice(str(file), example()).endswith("says so already")
+    assert write_choice(str(file), example()).endswith("already has this `speculation`")
     assert file.read_bytes() == once
 
 

@@ -205,7 +205,7 @@ class TestPromises:
         found = only(promises(profile(PROMISING % 2), figures(parts)), "max_ttft_p99_ms")
         assert (found.kept, found.why) == (
             Kept.UNSEEN,
-            "30 requests run in parallel, but it was promised for 16",
+            "30 requests run in parallel, but the promise is for 16",
         )
 
     def test_of_several_workloads_the_weakest_counts(self, stretches: Series, profile: MakeProfile) -> None:

@@ -160,7 +160,7 @@ def test_a_profile_that_speculates_and_a_server_that_does_not(
     report = watch.look()
     assert report.verdict.state is WatchState.MISSED
     assert report.has_failed
-    assert f"the profile says `speculation` ({file}:2:" in report.verdict.sentence
+    assert f"the profile has a `speculation` section ({file}:2:" in report.verdict.sentence
 
 
 def test_the_last_report_is_of_all_the_time(watch: Watch, script: Script) -> None:

@@ -62,7 +62,9 @@ def test_padding_of_the_embedding_is_told_from_other_tokens(model: Make) -> None
     made = document(specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     result = compare(model(made, vocab_size=152_064), model(made, vocab_size=151_936))
     assert result.verdict == "padding_only"
-    assert result.reasons == ("the tokens are equal; `vocab_size` is 152,064 and 151,936 with padding",)
+    assert result.reasons == (
+        "the tokens are equal; padded, `vocab_size` is 152,064 (target) and 151,936 (draft)",
+    )
     assert (result.target_vocab_size, result.draft_vocab_size) == (152_064, 151_936)
 
 
@@ -163,7 +165,9 @@ def test_other_ways_to_the_same_ids_are_told_and_change_no_verdict(model: Make) 
     other = {**made, "normalizer": {"type": "NFC"}, "model": {**made["model"], "merges": []}}
     result = compare(model(made), model(other))
     assert result.verdict == "identical"
-    assert result.reasons == ("the ids are equal, the way to them is not: `merges`, `normalizer` differ",)
+    assert result.reasons == (
+        "the ids are equal, but text is split differently: `merges`, `normalizer` differ",
+    )
 
 
 def test_other_chat_templates_are_told_and_change_no_verdict(model: Make) -> None:
@@ -179,7 +183,7 @@ def test_other_chat_templates_are_told_and_change_no_verdict(model: Make) -> Non
 def test_a_draft_without_a_tokenizer_is_not_checked(model: Make) -> None:
     result = compare(model(document()), model(name="bare"))
     assert result.verdict == "not_checked"
-    assert "`org/bare` ships no tokenizer file" in result.reasons[0]
+    assert "`org/bare` has none of the tokenizer files" in result.reasons[0]
 
 
 def test_a_vocab_json_means_the_same_as_the_tokenizer_json_made_of_it(model: Make) -> None:

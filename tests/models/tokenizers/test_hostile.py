@@ -95,7 +95,7 @@ def test_more_values_than_any_tokenizer_has_are_not_parsed(
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"[" * 200_000, "nested too deep"),
+        (b"[" * 200_000, "nested too deeply"),
         (b'{"model": {"vocab": {"a": 0', "not valid JSON"),
         (b'{"model": "\xff"}', "not UTF-8"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9085657\n", "a Git LFS pointer"),
