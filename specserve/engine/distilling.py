@@ -71,7 +71,7 @@ class Training:
         )
         self._first = {name: value.clone() for name, value in self._draft.state().items()}
         self._step, self._spent_s, self._best, self._next = 0, 0.0, -1.0, 0.0
-        self._most_steps = request["epochs"] * len(self._train)
+        self._most_steps = request["epochs"] * len(self._train) / (1 - request["old_share"])
         self.is_stopped = False
         self._resume()
 
