@@ -95,9 +95,7 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
         f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {page.needs})"
     ]
     if page.policy:
-        lines.append(
-            "This is a policy of specserve, not of vLLM. For a raw vLLM command it is only a warning."
-        )
+        lines.append("A policy of specserve, not of vLLM. For a raw command it is only a warning.")
     for heading, text in page.parts.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(text, indent="  " if heading else "")

@@ -171,7 +171,7 @@ def test_what_is_shown_takes_no_options_of_a_measurement(
 ) -> None:
     for more in (["-c", "4"], ["--strict"], ["--with", "x"]):
         said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
-        assert "`--show` measures nothing" in said and "hint: without" in said
+        assert "`--show` measures nothing" in said and "hint: leave" in said
 
 
 def test_a_dry_run_is_no_report(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,11 @@ def test_on_a_cpu_the_memory_is_the_hosts_and_a_fixed_cache_has_no_budget(
     assert _run(["check", pair(text)]) == 0
     stdout = capsys.readouterr().out
     assert "Memory of this host, GiB: fits" in stdout
-    assert "the profile fixes the KV cache" in stdout and "budget" not in stdout and "GPU" not in stdout
+    assert (
+        "the profile sets the size of the KV cache" in stdout
+        and "budget" not in stdout
+        and "GPU" not in stdout
+    )
     assert max(map(len, stdout.splitlines())) <= 80
 
 
@@ -167,7 +171,7 @@ def test_a_cache_that_the_profile_does_not_fix_is_not_said_to_be_fixed_by_it(
 ) -> None:
     _run(["check", pair(PAIR.replace("L40S-48GB", "cpu"))])
     stdout = capsys.readouterr().out
-    assert "specserve's default fixes the KV cache" in stdout and "the profile fixes" not in stdout
+    assert "specserve's default sets the size of the KV cache" in stdout and "the profile fixes" not in stdout
 
 
 def test_the_text_says_what_ran_and_where_the_memory_goes(

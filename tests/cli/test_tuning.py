@@ -172,7 +172,7 @@ def test_what_is_interrupted_is_gone_on_with_by_the_same_command(
     world.interrupt_after = world.sent + 2
     with pytest.raises(Interrupted) as raised:
         command()
-    assert "the same command goes on" in (raised.value.hint or "")
+    assert "the same command resumes" in (raised.value.hint or "")
     world.interrupt_after = None
     command()
     assert "; use `-o` with another folder to start over" in capsys.readouterr().err

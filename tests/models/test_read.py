@@ -64,7 +64,7 @@ def test_a_directory_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("s3://bucket/model", UnsupportedModel, "is an address"),
+        ("s3://bucket/model", UnsupportedModel, "is a URL"),
         ("org/model-GGUF:Q4_K_M", UnsupportedModel, "GGUF"),
         ("org/a/b", ModelNotFound, "neither a directory nor a Hub id"),
         ("org/na me", ModelNotFound, "neither"),

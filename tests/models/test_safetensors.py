@@ -104,7 +104,7 @@ def test_a_header_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 
 def test_a_type_of_tomorrow_is_unknown_and_not_broken() -> None:
     data = header(a=entry("F3_E1M1", [8], [0, 3]))
-    with pytest.raises(UnknownType, match="type F3_E1M1"):
+    with pytest.raises(UnknownType, match="does not know: F3_E1M1"):
         parse_header(data, name="m", size_bytes=8 + len(data) + 3)
 
 

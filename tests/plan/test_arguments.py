@@ -94,7 +94,7 @@ def test_no_text_becomes_an_option_of_its_own(text: str) -> None:
         ("engine: {hf_overrides: [1]}", "must be a mapping; found `[1]`", None),
         ("engine: {convert: embbed}", "`convert` cannot be `embbed`", "did you mean `embed`?"),
         ("engine: {cudagraph_capture_sizes: []}", "is an empty list", "null"),
-        ("frontend: {lora_modules: [a=b, --x]}", "would take `--x`", None),
+        ("frontend: {lora_modules: [a=b, --x]}", "would read `--x`", None),
     ],
 )  # fmt: skip
 def test_what_vllm_would_refuse_is_said_with_the_way_out(

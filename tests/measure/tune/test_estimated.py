@@ -88,7 +88,7 @@ def test_the_basis_says_what_is_left_out_of_it(tmp_path: Path) -> None:
     model = " ".join(estimated(arm(tmp_path)).basis)
     looked_up = " ".join(estimated(arm(tmp_path, speculation=NGRAM)).basis)
     assert "for decoding only: prefill is left out" in model and "prefill is left out" in looked_up
-    assert "a match is assumed at every step" in looked_up and "upper end" in looked_up
+    assert "a match is assumed at every step" in looked_up and "upper limit" in looked_up
     assert "a match is assumed" not in model
 
 
