@@ -71,7 +71,7 @@ def check(
     """All rules over profiles that were examined: `(path, profile or None, problems of the file)`."""
     findings: dict[Finding, None] = {}
     skips: list[Skipped] = []
-    verdicts: list[ProfileVerdict] = []
+    verdicts: list[Checked] = []
     suppressed = 0
     for path, profile, problems in profiles:
         if profile is None:
