@@ -26,7 +26,7 @@ sys.path.append(str(ROOT / "scripts" / "demo_pair"))
 from corpus import held_out, is_test, library, validation_texts  # noqa: E402
 from prompts import heads, mids  # noqa: E402
 
-REQUESTS, OLD_REQUESTS = 230, 176
+REQUESTS, OLD_REQUESTS = 230, 96
 _MOST_CHARS, _FIRST_LINES, _LEAST_LINES = 260, 5, 8
 _SEED = 20261123
 

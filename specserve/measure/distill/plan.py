@@ -22,7 +22,7 @@ from specserve.serve.files import private, read_own, state_folder, write_anew
 
 RUN = "run.json"
 VERSION = 1
-OLD_SHARE = 0.5
+OLD_SHARE = 0.25
 """Of the training batches with `--mix`: enough to keep what the draft knows (docs/distill.md)."""
 EPOCHS = 20
 """Most passes over the answers; the best state by the validation prompts is kept."""
