@@ -66,13 +66,14 @@ A mistake gets a place and a way out. Try one, without changing the file:""",
 ## 3. Start it
 
 `up` checks again, starts vLLM and reports the server ready after it has answered a request. `--detach` leaves it
-running:""", "specserve up configs/demo.yaml --detach"),
+running (if port 8000 is taken, add `--port 0`, which finds a free one):""", "specserve up configs/demo.yaml --detach"),
     Step("""\
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
          "specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
-`ps` lists detached servers, with their acceptance of the last minute (`-` until vLLM logs it, every 10 s):""",
+`ps` lists detached servers, with their acceptance of the last minute (`-` until vLLM logs it, every 10 s).
+A narrow terminal leaves out the last columns:""",
          "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?
