@@ -120,7 +120,9 @@ def render(
         stale = targets.stale(artifacts, output, target=to.value)
         raise typer.Exit(say_stale(stale, output, count=len(artifacts), again=again))
     else:
-        say_written(artifacts, output, changed=targets.put(artifacts, output, force=force))
+        changed = targets.put(artifacts, output, force=force)
+        found = targets.stale(artifacts, output, target=to.value)
+        say_written(artifacts, output, changed=changed, found=found)
     for line in targets.caveats(made, to.value):
         say(line)
 

@@ -106,11 +106,20 @@ def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) ->
         say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
 
 
-def say_written(artifacts: Sequence[Artifact], folder: Path, *, changed: int) -> None:
-    """The paths of files that were written to stdout; how many of them changed to stderr."""
+def say_written(
+    artifacts: Sequence[Artifact], folder: Path, *, changed: int, found: Sequence[tuple[str, str]]
+) -> None:
+    """The paths of files that were written to stdout; how many of them changed, and what is left over, to stderr.
+
+    `found`: files and their states, as after the writing.
+    """
     for one in artifacts:
         out(clean(str(folder / one.path)))
     say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
+    if left := [path for path, state in found if state == "left over"]:
+        say(f"note: {_files(len(left))} of another rendering left over, which can be deleted:")
+        for path in left:
+            say(f"  {clean(str(folder / path))}")
 
 
 def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, count: int, again: str) -> int:
@@ -123,8 +132,13 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, count: int, aga
     if not found:
         say(f"up to date: {_files(count)}")
         return 0
-    say(f"stale: {len(found)} of {_files(count)}")
-    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
+    left = sum(state == "left over" for _, state in found)
+    say(f"stale: {len(found) - left} of {_files(count)}" + (f"; {left} left over" if left else ""))
+    say("")
+    if len(found) > left:
+        say(f"{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
+    if left:
+        say(f"{styled('hint', 'cyan')}: delete the files that are left over from another rendering")
     return 1
 
 

@@ -53,6 +53,26 @@ def test_a_folder_is_written_and_then_up_to_date(tmp_path: Path, capsys: pytest.
     assert "none changed" in capsys.readouterr().err
 
 
+def test_files_of_another_rendering_are_named_until_they_are_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = (LLAMA, "--to", "systemd", "-o", str(tmp_path))
+    assert render(*files) == 0
+    old = (tmp_path / "llama70b-8b.service").rename(tmp_path / "old.service")
+    assert render(*files) == 0
+    written = capsys.readouterr().err
+    assert (
+        "note: 1 file of another rendering left over, which can be deleted:" in written
+        and str(old) in written
+    )
+    assert render(*files, "--check") == 1
+    said = capsys.readouterr().err
+    assert "stale: 0 of" in said and "; 1 left over" in said
+    assert "delete the files" in said and "renders them again" not in said
+    old.unlink()
+    assert render(*files, "--check") == 0
+
+
 def test_a_stale_folder_fails_in_ci_and_says_how_to_cure_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
