@@ -64,7 +64,7 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
             if "training: 0 %" in line:
                 first.send_signal(signal.SIGINT)
     assert first.returncode == 130, "".join(said)
-    assert "the same command goes on" in "".join(said)
+    assert "the same command resumes" in "".join(said)
     assert (tmp_path / "run" / "state.pt").is_file()
     rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
     assert all(len(row["token_ids"]) == len(row["logprobs"]) == row["completion_tokens"] for row in rows)
