@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import queue
@@ -83,6 +84,8 @@ def ask_child(
         raise LaunchError(f"the {request['work']} process ended at once", hint=f"see {log_path}") from None
     finally:
         clear(child)
+        with contextlib.suppress(OSError):  # what the child did not read cannot be flushed
+            child.input.close()
         reader.join(3.0)
 
 
