@@ -32,7 +32,7 @@ _TRAINED_SHARES = (1.0, 0.7, 0.5, 0.3)
 """Of the trained weights in a draft, the rest being those it began with: a mean of both knows more of the old traffic,
 and on few answers more of the new (Wortsman et al., arXiv:2109.01903)."""
 _SPARED = 0.01
-"""Of the score that chooses: with old traffic, the smallest share that costs no more is taken: few prompts choose."""
+"""With old traffic, the smallest share within this of the best score is kept: few prompts choose, so luck is in it."""
 _MOST_CHOOSING = 64
 """Answers of a part that choose between states: more would take longer than the training itself."""
 _WARM_UP = 0.05

@@ -94,8 +94,9 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
             gain = f"predicted speedup {with_spread(row.speedup, unit='x')}"
             if found.objective == "tpot":
                 gain = f"{row.tpot_ms:.1f} ms per token predicted, {row.plain_tpot_ms:.1f} without"
-            needed = f"pays from {row.break_even:.2f}" if row.break_even > 1 else "any length pays"
-            needed = needed if math.isfinite(row.break_even) else "no length pays"
+            needed = "any length pays" if row.break_even <= 1 else f"pays from {row.break_even:.2f}"
+            if math.isinf(row.break_even):
+                needed = "no length pays"
             length = f"{row.mean_length.value if row.mean_length else 0.0:.2f} tokens per step"
             words = f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}"
             yield f"concurrency {load}", words
