@@ -226,7 +226,7 @@ def _on_gpus(planned: Sequence[Arm]) -> tuple[int, str, tuple[tuple[str, ...], .
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown."""
     from specserve.hardware.accelerators import this_cpu
-    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
+    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
     from specserve.models.read import read_model
 
     env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
