@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specserve.errors import SpecserveError
-from specserve.measure.sequences import BoundedDifference
+from specserve.measure.bench.result import Interval
 from specserve.measure.watch.compare import (
     CanaryReport,
     CanaryState,
@@ -120,7 +120,7 @@ def _row(figure: ComparedFigure) -> tuple[str, ...]:
     def gain(number: float) -> str:
         return f"{step * number:+.{digits}f}"
 
-    found: BoundedDifference | None = figure.difference
+    found: Interval | None = figure.difference
     interval = NONE
     if found is not None and math.isfinite(found.high):
         interval = f"{gain(found.low)} to {gain(found.high)}{unit}"
