@@ -164,7 +164,7 @@ class Measurement:
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began)
-            self.on_news(rundir.Noted(f"{arm.name} is ready after {self._starts_s[-1]:.1f} s"))
+            self.on_news(rundir.Noted(f"{arm.name} is ready after {self._starts_s[-1]:.0f}s"))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update()

@@ -61,7 +61,7 @@ def passes(folder: Path) -> list[dict[str, Any]]:
 
 
 def answers(folder: Path) -> list[dict[str, Any]]:
-    return [request for each in passes(folder) for request in each["requests"]]
+    return [{**request, "arm": each["arm"]} for each in passes(folder) for request in each["requests"]]
 
 
 def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
