@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,15 +119,8 @@ def watch(
     )
     is_json = format is TextOrJson.JSON
     if against is not None or margin:
-        given = {
-            "--profile": profile,
-            "--once": once,
-            "--exporter": exporter,
-            "--window": window_s != _WINDOW_S,
-        }
-        for option in (name for name, value in given.items() if value and against is not None):
-            raise UsageError(f"`{option}` cannot be combined with `--against`", hint=f"leave `{option}` out")
-        return _compare(request, against, margin or [], is_json=is_json, strict=strict)
+        given = {"profile": profile, "once": once, "exporter": exporter, "window": window_s != _WINDOW_S}
+        return _compare(request, against, margin or [], given=given, is_json=is_json, strict=strict)
     last = _watch(WatchedServer(request), exporter, is_json=is_json, only_last=once)
     if last.trouble is not None and last.figures is None:
         raise last.trouble
@@ -147,14 +141,24 @@ def _watch(watched: WatchedServer, exporter: str | None, *, is_json: bool, only_
 
 
 def _compare(
-    request: WatchRequest, against: str | None, margins: list[str], *, is_json: bool, strict: bool
+    request: WatchRequest,
+    against: str | None,
+    margins: list[str],
+    *,
+    given: Mapping[str, object],
+    is_json: bool,
+    strict: bool,
 ) -> int:
-    """Compare two servers; the exit code."""
+    """Compare two servers; the exit code. `given`: the options that a comparison does not take."""
     from specserve.measure.watch.compare import CanaryState, compare_servers, compared_servers, read_margins
     from specserve.report.canary import show_comparison
 
     if against is None:
         raise UsageError("`--margin` needs `--against`: it is about a comparison of two servers")
+    for name, value in given.items():
+        if value:
+            hint = f"leave `--{name}` out"
+            raise UsageError(f"`--{name}` cannot be combined with `--against`", hint=hint)
     allowed = read_margins(margins)
     servers = compared_servers(request, against)
     urls = servers[0].endpoint.root, servers[1].endpoint.root
