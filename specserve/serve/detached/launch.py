@@ -16,7 +16,6 @@ from typing import Any
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
-from specserve.serve.causes import count_oom_kills
 from specserve.serve.detached import processes, registry, watcher
 from specserve.serve.detached.observe import DeviceRoom
 from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
@@ -24,7 +23,7 @@ from specserve.serve.detached.registry import LaunchedArm, Record
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
 from specserve.serve.logs import default_log
-from specserve.serve.process import resolve_env
+from specserve.serve.process import count_oom_kills, resolve_env
 from specserve.serve.server import Gate, RunningServer, refuse_taken_port
 from specserve.serve.signals import StopRequest, stop_on_signals
 

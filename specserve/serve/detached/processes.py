@@ -89,6 +89,7 @@ class Detached(Group):
         self.pid = self._leader[0] if self._leader else 0
         self.began_s = time.monotonic() - max(0.0, time.time() - record.started_at_s)
         self.log_path = Path(record.log_path)
+        self.oom_kills = record.oom_kills
         self.traces = frozenset(map(Path, record.traces))
         self.scratch = Path(record.scratch) if record.scratch else None
 
@@ -240,13 +241,7 @@ def tidy(record: Record) -> Record:
     group = Detached(record)
     _, removed = clear(group)
     # last: whatever the log holds, no process may be left
-    error = died(
-        Phase.ENGINE if record.ready_at_s is None else Phase.SERVING,
-        exit_code=group.exit_code,
-        after_s=None,
-        log_path=group.log_path,
-        oom_kills=record.oom_kills,
-    )
+    error = died(group, Phase.ENGINE if record.ready_at_s is None else Phase.SERVING)
     ended = Ended(time.time(), group.exit_code, error.message, error.causes[0], error.hint, removed)
     with contextlib.suppress(SpecserveError):  # a full disk: the next command reports it
         return registry.change(record, ended=ended) or record
