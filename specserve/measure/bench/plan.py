@@ -236,7 +236,7 @@ def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Pro
     else:
         main, arms = _own_arms(request, make)
         if starts and request.check and arms[0].plan is not None:
-            from specserve.serve.detached.observe import room_beside
+            from specserve.serve.detached.room import room_beside
 
             room_beside(main, arms[0].plan, name=None, notices=notices)
     for text in request.others:
