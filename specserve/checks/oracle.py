@@ -26,7 +26,7 @@ from specserve.checks.rules.memory import machine_words
 from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.defaults import HEADS
+from specserve.memory.situation import HEADS
 from specserve.models.facts import ModelFacts
 from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models
@@ -181,7 +181,7 @@ def judgements(
 def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
-    if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
+    if answer.refused is None or all(facts is None or facts.is_whole for facts in models):
         return answer
     why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
     return VllmAnswer(not_judged=why)

@@ -27,7 +27,7 @@ speculation: {method: draft_model, model: small, num_speculative_tokens: 8}
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("specserve.measure.tune.run.planned", lambda *_, **__: arm(TUNED))
+    monkeypatch.setattr("specserve.measure.tune.run.chosen_arm", lambda *_, **__: arm(TUNED))
     return stand_in(monkeypatch)
 
 

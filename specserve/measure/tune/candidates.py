@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.bench.arms import Arm, fit, planned_arm
+from specserve.measure.bench.arms import Arm, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
 from specserve.measure.tune.plan import (
     BASELINE,
+    TUNED,
     Candidate,
     CandidateInfo,
     Launch,
@@ -228,7 +229,16 @@ class Planner:
 
     def arm(self, name: str, keys: Mapping[str, Any] | None = None, *more: str) -> Arm:
         """One planned server, at its lock. `keys`: its `speculation`; None: without. `more`: settings."""
-        return planned(self.request, name, keys, *more, starts=self.starts, notices=self.notices)
+        block = [] if keys is None else [_as_setting(keys)]
+        return plan_arm(
+            self.request.profile,
+            name,
+            (*self.request.settings, *block, *more),
+            check=False,
+            starts=self.starts,
+            notices=self.notices,
+            baseline=keys is None,
+        )
 
     def candidates(
         self, wanted: Sequence[Candidate], loads: Sequence[int]
@@ -253,17 +263,11 @@ class Planner:
 
     def _planned(self, idea: Candidate, loads: Sequence[int]) -> Candidate:
         """The candidate with its launches."""
-        from specserve.memory.defaults import arguments, runner
+        from specserve.memory.situation import runner_of
 
         most, method, engine = most_tokens(self.request, idea), str(idea.keys["method"]), self.profile.engine
-        on_cpu, ranks, served = self.launch.platform == "cpu", engine.get("data_parallel_size"), "v1"
-        if not on_cpu:
-            served = runner(
-                self.launch.vllm,
-                arguments=arguments(self.profile),
-                speculation=idea.keys,
-                env=self.profile.env,
-            )
+        on_cpu, ranks = self.launch.platform == "cpu", engine.get("data_parallel_size")
+        served = "v1" if on_cpu else runner_of(self.profile, self.launch.vllm, idea.keys)
         obstacle = ladder_obstacle(
             method,
             served,
@@ -312,31 +316,10 @@ class Planner:
         return f"{errors[0].code}: {errors[0].message}" if errors else None
 
 
-def planned(
-    request: TuneRequest,
-    name: str,
-    keys: Mapping[str, Any] | None,
-    *more: str,
-    starts: bool = True,
-    notices: Notices,
-) -> Arm:
-    """One planned server, as the profile would serve it. `keys`: its `speculation`; None: without. `more`: settings.
-
-    Raises ProfileError, UsageError, FactError.
-    """
-    from specserve.checks.prepare import prepare
-
-    block = [_as_setting(keys)] if keys is not None else []
-    profile, plan = prepare(
-        request.profile,
-        settings=(*request.settings, *block, *more, "server.host=127.0.0.1"),
-        port=0,
-        baseline=keys is None,
-        check=False,
-        starts=starts,
-        notices=notices,
-    )
-    return planned_arm(profile, plan, name=name, is_baseline=keys is None)
+def chosen_arm(request: TuneRequest, speculation: Mapping[str, Any], *, notices: Notices) -> Arm:
+    """The chosen server, as the profile would serve it."""
+    settings = (*request.settings, _as_setting(speculation))
+    return plan_arm(request.profile, TUNED, settings, check=False, starts=True, notices=notices)
 
 
 def most_tokens(request: TuneRequest, idea: Candidate) -> int:

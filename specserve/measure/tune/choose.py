@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Any
 
-from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
 from specserve.measure.bench.result import Cell, Comparison, Point, Verdict
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Objective, TunePlan
 from specserve.measure.tune.predict import Prediction, Row, limits_at
 from specserve.measure.tune.schedule import LEAST_GAIN, Range, Schedule, build

@@ -27,8 +27,8 @@ from specserve.measure.tune.roofline import (
 )
 from specserve.measure.tune.schedule import Range, build, schedule_obstacle
 from specserve.measure.values import whole_numbers
-from specserve.memory.estimate import Bounds, MemoryEstimate
-from specserve.memory.judge import assess
+from specserve.memory.constants import Bounds
+from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.reckoning import reckon
 from specserve.memory.situation import MemorySituation, situation
 from specserve.profile.schema import Profile, world_size
@@ -150,7 +150,7 @@ def estimate(
     """
     rates, pair = rates_of(s.machine), pair_of(s, context_tokens=assumed.context_tokens)
     alpha, memory = assumed.acceptance, _memory(s, assumed.context_tokens)
-    obstacle = schedule_obstacle(s.method or "", s.runner, engines=s.settings.data_parallel_size)
+    obstacle = schedule_obstacle(s.speculative.method or "", s.runner, engines=s.settings.data_parallel_size)
     points = [
         replace(
             estimate_load(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates),

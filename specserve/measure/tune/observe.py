@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Interval
-from specserve.measure.statistics import scipy
+from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.statistics import library
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def _form(timed: Sequence[Timed], kernels: Curve = ()) -> StepModel:
         draft = [several and each.tokens > 0, each.tokens, each.tokens * each.batch]
         part = _between(kernels, each.verified)
         rows.append([value / each.step_s for value in (*(part * value for value in line), *draft)])
-    found, _ = scipy("optimize").nnls(np.array(rows, dtype=float), np.ones(len(rows)))
+    found, _ = library("scipy.optimize").nnls(np.array(rows, dtype=float), np.ones(len(rows)))
     fixed, per_token, *slopes = map(float, found)
     *slopes, speculating, draft_s, request_s = slopes
     form = StepModel(

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from specserve.errors import UsageError
 from specserve.measure.bench.arms import Arm, Fit
+from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import PER_SLOT, Block, Item, points
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.schema import Expectation, Hardware, Profile
 
@@ -381,4 +381,4 @@ def split(prompts: Sequence[Prompt], count: int) -> tuple[tuple[Prompt, ...], tu
 def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
     """Every prompt once, and as often again as it takes to have that many requests."""
     count = max(least, len(prompts))
-    return tuple(Item(prompts[at % len(prompts)], at // len(prompts) + 1) for at in range(count))
+    return numbered([prompts[at % len(prompts)] for at in range(count)])

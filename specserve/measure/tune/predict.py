@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, length_interval, observed
 from specserve.measure.tune.plan import AGAIN, EXTRA, Candidate, CandidateInfo, Launch, TunePlan
 from specserve.profile.schema import Expectation

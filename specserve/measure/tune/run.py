@@ -12,16 +12,16 @@ from zlib import crc32
 from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
 from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.plan import arm_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import (
     Noted,
     OnNews,
     RunDirectory,
 )
-from specserve.measure.bench.schedule import arm_order
-from specserve.measure.bench.server import Running
-from specserve.measure.run import Measurement, Outlet, spend
-from specserve.measure.tune.candidates import planned
+from specserve.measure.bench.traffic import Running
+from specserve.measure.run import Measurement, Outlet
+from specserve.measure.tune.candidates import chosen_arm
 from specserve.measure.tune.choose import Choice, Confirmed, after, choose, confirmed_of
 from specserve.measure.tune.earlier import EarlierRun, open_directory
 from specserve.measure.tune.plan import (
@@ -273,7 +273,7 @@ def run_tune(
                 error.hint = error.hint or "the same command resumes from what was measured"
             raise
         finally:
-            spend(directory, began)
+            directory.spend(began)
     return result, directory.path, failure
 
 
@@ -332,7 +332,7 @@ def _tuned(tune: Tune, began: float, *, outlet: Outlet) -> tuple[TuneResult, Spe
 def _confirm(tune: Tune, choice: Choice, *, notices: Notices) -> SpecserveError | None:
     """Measure the choice, and return why it could not be measured."""
     assert choice.speculation is not None
-    arm = planned(tune.plan.request, TUNED, choice.speculation, notices=notices)
+    arm = chosen_arm(tune.plan.request, choice.speculation, notices=notices)
     try:
         tune.confirm(arm, number=tune.confirmation_number(choice))
     except (LaunchError, TrafficError) as error:

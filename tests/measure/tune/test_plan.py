@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.schedule import Block
+from specserve.measure.bench.plan import Block
 from specserve.measure.tune.plan import TUNED, TunePlan, items, split
 from specserve.measure.tune.schedule import between, ladder
 from specserve.measure.workloads.workload import Prompt
