@@ -12,9 +12,9 @@ from specserve.convert.options import parse, refused_spellings
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
-from specserve.errors import UsageError
+from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import problems
-from specserve.profile.codes import did_you_mean, ordered, quoted
+from specserve.profile.codes import ordered
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret

@@ -14,10 +14,9 @@ from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
 from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
-from specserve.errors import UsageError
+from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME

@@ -9,7 +9,7 @@ from pathlib import Path
 from specserve.convert.options import NotJson, Option, Parsed, json_node, merged, node_of, wrong_value
 from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.values import Node
 from specserve.vllm.arguments import Argument

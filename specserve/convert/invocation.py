@@ -9,7 +9,7 @@ from dataclasses import replace
 from specserve.convert.given import EngineStart
 from specserve.convert.shell import script
 from specserve.convert.words import UNKNOWN, Note, Word, argv_words, readable, unknown
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(

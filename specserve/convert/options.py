@@ -15,11 +15,10 @@ import yaml
 
 from specserve.convert.words import COMMAND, Word
 from specserve.diagnostics import Finding, Severity, Span
-from specserve.plan.arguments import ArgumentProblem
 from specserve.profile.schema import Profile
 from specserve.profile.source import recall
-from specserve.profile.values import Node, Scalar, human_int, meaning
-from specserve.vllm.arguments import Argument, VllmTable
+from specserve.profile.values import Node, Scalar, meaning
+from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
 from specserve.vllm.versions import ARGUMENTS
 
 Known = Mapping[str, tuple[Argument, bool]]

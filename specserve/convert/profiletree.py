@@ -12,10 +12,10 @@ from dataclasses import replace
 from specserve.convert.given import Setting, said_twice
 from specserve.convert.words import UNKNOWN
 from specserve.diagnostics import Finding, Severity, Span
+from specserve.errors import quoted
 from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile import schema
-from specserve.profile.codes import quoted
 from specserve.profile.validate import name_of
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable

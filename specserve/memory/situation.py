@@ -18,7 +18,7 @@ from specserve.memory.defaults import runner as runner_of
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 from specserve.vllm.batch import CPU_DEFAULTS, batch_defaults
 from specserve.vllm.facts import SHORTENS_TARGET
 

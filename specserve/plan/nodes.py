@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specserve.errors import UsageError
-from specserve.plan.arguments import tokens
 from specserve.profile.schema import Profile
-from specserve.vllm.arguments import VllmTable
+from specserve.vllm.arguments import VllmTable, tokens
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -89,9 +88,16 @@ def on_node(
     )
 
 
-def unnamed(profile: Profile) -> UsageError:
-    """The error for a launch that does not say which of several nodes it is."""
-    return UsageError(
+def share_of_node(
+    plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
+) -> LaunchPlan:
+    """The share of one node. Raises UsageError if there are several and none is named, or the other way round."""
+    if node is not None:
+        addr, port = node.master_addr, node.master_port
+        return on_node(plan, node.rank, profile=profile, table=table, master_addr=addr, master_port=port)
+    if whole or node_count(profile) == 1:
+        return plan
+    raise UsageError(
         (
             f"{profile.span('hardware.nodes')}: `{profile.name}` is for {node_count(profile)} nodes, and "
             "each node needs its own command"

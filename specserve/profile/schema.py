@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.speculation import Key
 

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from specserve.diagnostics import Finding
-from specserve.profile.codes import did_you_mean, problem, quoted
+from specserve.errors import did_you_mean, quoted
+from specserve.profile.codes import problem
 from specserve.profile.schema import ELSEWHERE, SECTIONS, TOP, Expectation, Speculation, keys_of
 from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
 from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, PERCENTILES, REMOVED, Key, Kind

@@ -11,9 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
-from specserve.errors import ProfileError, UsageError
+from specserve.errors import ProfileError, UsageError, did_you_mean, quoted
 from specserve.profile import sections
-from specserve.profile.codes import did_you_mean, problem, quoted
+from specserve.profile.codes import problem
 from specserve.profile.schema import (
     ELSEWHERE,
     SCHEMA,

@@ -10,10 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, cast
 
-from specserve.errors import Interrupted, LaunchError
+from specserve.errors import Interrupted, LaunchError, quoted
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.profile.codes import quoted
 from specserve.serve.journal import Output, Stdout
 from specserve.serve.logs import default_log
 from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused

@@ -291,10 +291,10 @@ def _planned(
 ) -> Arm:
     from specserve.checks.prepare import cleared
     from specserve.measure.bench.arms import planned_arm
+    from specserve.plan.launch import LaunchOptions
 
     assert request.profile is not None
-    profile, plan = cleared(
-        request.profile,
+    options = LaunchOptions(
         # nobody else is to reach a server that is being measured
         settings=(*request.settings, "server.host=127.0.0.1"),
         port=0,
@@ -302,8 +302,8 @@ def _planned(
         baseline=baseline,
         check=request.check,
         starts=starts,
-        notices=notices,
     )
+    profile, plan = cleared(request.profile, options, notices=notices)
     return planned_arm(profile, plan, name=name or profile.name, is_baseline=baseline)
 
 
