@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+FIRST = "0.26"
+"""The oldest minor version whose sources facts are compared with."""
 
 
 @lru_cache(maxsize=256)
@@ -64,3 +66,17 @@ class Fact(Generic[T]):
 def fact(name: str, *eras: Era[T]) -> Fact[T]:
     """A fact of these eras."""
     return Fact(name, eras)
+
+
+def since(
+    name: str, first: str, file: str, line: str, *, before: Any = False, after: Any = True
+) -> Fact[Any]:
+    """A fact that changed with the version in which a line appeared."""
+    return fact(name, Era(FIRST, before, file, line, is_absent=True), Era(first, after, file, line))
+
+
+def until(
+    name: str, first: str, file: str, line: str, *, before: Any = True, after: Any = False
+) -> Fact[Any]:
+    """A fact that changed with the first version in which a line is gone."""
+    return fact(name, Era(FIRST, before, file, line), Era(first, after, file, line, is_absent=True))
