@@ -14,8 +14,8 @@ from specserve.checks.run import context_of, examined_in, identity, rules_for, v
 from specserve.checks.vllmanswer import Judged
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.profile.validate import UnreadableValue
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine

@@ -17,9 +17,8 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.profile.schema import Profile, Server
+from specserve.profile.schema import ENV_NAME, Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
-from specserve.profile.sections import ENV_NAME
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text

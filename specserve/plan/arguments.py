@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from specserve.errors import did_you_mean, quoted
 from specserve.profile import schema
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.profile.validate import UnreadableValue
 from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, value_problems
 from specserve.vllm.versions import ARGUMENTS
 

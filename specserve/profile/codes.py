@@ -147,7 +147,7 @@ CODES: tuple[Code, ...] = tuple(
                 speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
 
             ## Source
-            specserve, profile/sections.py
+            specserve, profile/validate.py
             """,
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -13,6 +14,9 @@ from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.speculation import Key
 
 SCHEMA = 1
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ALTERNATIVE = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+"""What the name of an alternative is made of."""
 
 
 def _nothing() -> Mapping[str, Any]:

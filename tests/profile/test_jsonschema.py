@@ -13,9 +13,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from specserve.profile.jsonschema import json_schema
 from specserve.profile.load import examine
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.profile.sections import json_schema
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
