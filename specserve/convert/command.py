@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.given import EngineStart, Setting, command_settings, left_open
-from specserve.convert.invocation import STARTS, invocation
-from specserve.convert.options import parse, refused_spellings
+from specserve.convert.arguments import Setting, command_settings, left_open, refused_spellings
+from specserve.convert.invocation import STARTS, EngineStart, invocation
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
@@ -46,8 +45,8 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     line, argv = argv_words(words)
     start = _started(argv)
     found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
-    parsed = parse(start.words, options())
-    given = _known(command_settings(parsed, folder=Path.cwd(), found=found, unresolved=found), found)
+    given = command_settings(start.words, options(), folder=Path.cwd(), found=found, unresolved=found)
+    given = _known(given, found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.convert.given import EngineStart, Setting
-from specserve.convert.options import wrong_value
+from specserve.convert.arguments import Setting, wrong_value
+from specserve.convert.invocation import EngineStart
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
 from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
@@ -76,12 +76,17 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
         added = launch(profile, table=known, platform="cuda").added
         words = " and ".join(f"`{item.key}`" for item in added if item.key != "--host")
         head.append(f"A launch adds {words}: see `specserve plan`.")
-    comments = _comments(tree, notes)
+    comments = _comments(tree, [*notes, *map(_open_note, found)])
     head += [f"- {text}" for text in comments.pop("", [])]
     sections = tree.mapping or {}
     ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
     text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
+
+
+def _open_note(finding: Finding) -> Note:
+    """The comment in the place of what the source leaves open."""
+    return Note(finding.span.path, _harmless(f"{finding.message}; {finding.help}"))
 
 
 def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
@@ -167,7 +172,8 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
             message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
-            found.append(wrong_value(message, node.span, help="write its value"))
+            span = replace(node.span, path=path.partition("[")[0])
+            found.append(wrong_value(message, span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Setting, said_twice
+from specserve.convert.arguments import Setting, said_twice
 from specserve.convert.words import UNKNOWN
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import quoted

@@ -45,7 +45,7 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
         known = table(version)
         found = list(problems(ctx.profile, known))
         if ctx.profile.file == COMMAND:
-            from specserve.convert.options import refused_spellings
+            from specserve.convert.arguments import refused_spellings
 
             found += refused_spellings(ctx.profile, known)
         ctx.argument_problems[version] = found
