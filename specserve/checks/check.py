@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules import memory
+from specserve.checks.rules import memory, tokenizers
 from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
 from specserve.checks.vllmanswer import Judged
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 Cause = Literal["by_request", "unreachable", "unsupported"]
 _CAUSES: dict[str, Cause] = {"offline": "by_request", "unsupported": "unsupported"}
+_OF_FILES = {"SD231", "SD234", "SD240", "SD245", "SD250", "SD255"}
+"""The rules about models, besides those about tokenizers, that look at files and tensors."""
+_BY_FILES = tuple(
+    rule.code for rule in RULES if rule.code in _OF_FILES or rule.check.__module__ == tokenizers.__name__
+)
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
 
@@ -183,10 +188,13 @@ def _left_out(profile: Profile, known: Gathered, context: Context, missing: dict
 
 
 def _skipped_models(item: Unread, profile: Profile, *, is_weighed: bool) -> Skipped:
-    error = item.error
-    known = ", so memory rests on its published configuration" if item.published and is_weighed else ""
+    error, codes, known = item.error, _codes("models"), ""
+    if item.published and item.published.is_whole:
+        codes, known = _BY_FILES, ", so its published configuration was checked, but not its files"
+    elif item.published and is_weighed:
+        known = ", so memory rests on its published configuration"
     reason = f"{error.message}{known}" + (f"; {error.hint}" if error.hint else "")
-    return Skipped(profile.file, "models", _codes("models"), reason, _CAUSES.get(error.cause, "unreachable"))
+    return Skipped(profile.file, "models", codes, reason, _CAUSES.get(error.cause, "unreachable"))
 
 
 def _codes(group: Need) -> tuple[str, ...]:

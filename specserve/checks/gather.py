@@ -81,7 +81,7 @@ class Unread:
     path: str
     error: FactError
     published: ModelFacts | None = None
-    """What its published configuration says, if the Hub could not be asked; good for memory alone."""
+    """Its published configuration, if the Hub could not be asked; good for memory alone unless all of it is known."""
 
     def finding(self, profile: Profile) -> Finding | None:
         """SD290; None if the model is not known to be bad."""
@@ -244,7 +244,10 @@ def _models(
         try:
             found[path] = read(model, revision)
         except FactError as error:
-            unread.append(Unread(f"{path}.model", error, _published(model, error)))
+            known = _published(model, error)
+            unread.append(Unread(f"{path}.model", error, known))
+            if known and known.is_whole:
+                found[path] = known
     return found.pop("target", None), found, tuple(unread)
 
 

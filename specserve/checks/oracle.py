@@ -181,7 +181,7 @@ def judgements(
 def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
-    if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
+    if answer.refused is None or all(facts is None or facts.is_whole for facts in models):
         return answer
     why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
     return VllmAnswer(not_judged=why)

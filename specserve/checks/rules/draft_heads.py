@@ -1,4 +1,4 @@
-"""SD235, SD236 and SD241 to SD243 about draft heads: whether vLLM knows them, and how many tokens they draft."""
+"""SD235, SD236, SD241 to SD243 and SD258 about draft heads: whether vLLM knows them, and how many tokens they draft."""
 
 from __future__ import annotations
 
@@ -170,6 +170,37 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
                 "config.json of the draft names no mask token",
                 related=((f"{arm.path}.model", "the draft"),) * explicit,
                 help="parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)",
+            )
+
+
+@rule("SD258", "serial-parallel-head", Severity.WARNING, needs="models")
+def serial_parallel_head(ctx: Context) -> Iterator[Hit]:
+    """A head that was trained to draft all its tokens in one pass drafts them one after the other.
+
+    The checkpoint of a P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM
+    skips this tensor with a warning and runs the head once per token, which it was not trained for: each draft costs
+    K passes, and the tokens after the first are accepted less often. A P-EAGLE head of the speculators library says by
+    itself that it drafts in parallel.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3, parallel_drafting: true}
+    Source: vllm/model_executor/models/llama_eagle3.py, `"mask_hidden found in weights but "`
+    """
+    for arm, config in head_arms(ctx):
+        tensors = (arm.draft.tensors if arm.draft else None) or {}
+        is_told = (
+            arm.speculation.keys.get("parallel_drafting") is True or config.get("parallel_drafting") is True
+        )
+        is_own = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "peagle"
+        if arm.speculation.method != "eagle3" or is_told or is_own:
+            continue
+        if any(name.endswith("mask_hidden") for name in tensors):
+            yield Hit(
+                f"{arm.path}.model",
+                "the head was trained to draft in parallel, and will draft one token per pass",
+                related=((f"{arm.path}.method", "without `parallel_drafting`"),),
+                help="write `parallel_drafting: true`",
             )
 
 

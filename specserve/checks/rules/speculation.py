@@ -107,21 +107,26 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """Speculation is asked for without a number of draft tokens.
 
     vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K. Without K, vLLM refuses
-    to start. The configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads this
-    configuration; if it cannot be read, as in `lint`, this finding is a warning.
+    to start. If `model` names the layers of `mtp`, the start ends with a TypeError (`'>' not supported between
+    instances of 'NoneType' and 'int'`), although these layers have a default (vllm-project/vllm#55323). The
+    configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads this configuration;
+    if it cannot be read, as in `lint`, this finding is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
     Instead: speculation: {method: mtp, num_speculative_tokens: 1}
-    Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+    Source:
+        vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+        vllm/config/speculative.py, `self.num_speculative_tokens > 1`
     """
     for path, block in ctx.blocks:
         needs = f"`{block.method}` needs `num_speculative_tokens`"
         if block.num_speculative_tokens is not None:
             continue
-        if block.method in ("mtp", "dspark") and block.model is None:
+        if block.method == "mtp" or (block.method == "dspark" and block.model is None):
             help_ = "for `mtp`, 1 is a good value to start with"
-            yield Hit(f"{path}.method", f"{needs} if it has no `model` of its own", help=help_)
+            unless = "" if block.method == "mtp" else " if it has no `model` of its own"
+            yield Hit(f"{path}.method", needs + unless, help=help_)
         elif block.method in ("eagle", "eagle3", "dflash") and block.model:
             head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
             if head is None or "n_predict" not in head.config:

@@ -305,7 +305,10 @@ def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
     Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
     """
     for arm, _ in _pairs(ctx, mapped=True):
-        if arm.draft is not None and not any(_of_tokenizer(name.lower()) for name in arm.draft.files):
+        draft = arm.draft
+        if draft is None or draft.origin == "published":
+            continue
+        if not any(_of_tokenizer(name.lower()) for name in draft.files):
             text = "the draft has no tokenizer, and its vocabulary has to be mapped"
             related = ((f"{arm.path}.{KEY}", "needs the draft's tokenizer"),)
             help_ = "copy the tokenizer that the draft was trained with into its directory"
