@@ -29,7 +29,6 @@ from specserve.errors import UsageError
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
-    from specserve.hardware.accelerators import Machine
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -89,7 +88,6 @@ def plan(
     from specserve.plan.nodes import node_at, node_count
     from specserve.report.launch import print_plans
 
-    machine, as_json = machine_of(assume) if assume else None, format is PlanFormat.JSON
     options = LaunchOptions(
         settings=tuple(settings or ()),
         devices=devices,
@@ -97,16 +95,16 @@ def plan(
         baseline=baseline,
         port=port,
         vllm=vllm,
-        machine=machine,
+        machine=machine_of(assume) if assume else None,
         use_lock=not no_lock,
         starts=False,
         whole=True,
     )
+    as_json = format is PlanFormat.JSON
     if engine is Engine.SGLANG:
         if origin or effective or assume or node_rank is not None or master_addr:
             raise UsageError(f"`--engine sglang` cannot be combined with {_ABOUT_VLLM}")
-        _print_sglang(profile, options, as_json=as_json)
-        return
+        return _print_sglang(profile, options, as_json=as_json)
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         node = None if rank is None else node_at(rank, master_addr)
@@ -114,11 +112,10 @@ def plan(
 
     source, made = planned(node_rank)
     if effective:
-        _print_effective(source, machine, use_lock=not no_lock, as_json=as_json)
-        return
+        return _print_effective(source, options, as_json=as_json)
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    print_plans(plans, as_json=as_json, with_origins=origin)
+    return print_plans(plans, as_json=as_json, with_origins=origin)
 
 
 def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> None:
@@ -135,13 +132,13 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
     print_sglang(source, as_json=as_json)
 
 
-def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
+def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
     from specserve.checks.compare import effective
     from specserve.report.console import out
     from specserve.report.effective import effective_json, effective_text
 
-    judged = effective(profile, machine=machine, use_lock=use_lock)
+    judged = effective(profile, machine=options.machine, use_lock=options.use_lock)
     out(
         json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
         if as_json

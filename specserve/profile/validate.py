@@ -71,7 +71,7 @@ def _places_of(profile: Profile, problems: Iterable[Finding]) -> Iterator[str]:
         at.setdefault((span.file, span.line, span.column), []).append(path)
     for finding in problems:
         for span in (finding.span, *(related.span for related in finding.related)):
-            yield from [span.path] if span.path else at.get((span.file, span.line, span.column), ())
+            yield from [span.path] if span.path else at.get((span.file, span.line, span.column), [])
 
 
 class _Reader:
@@ -190,8 +190,8 @@ class _Reader:
 
     def check_schema(self, node: Node | None) -> None:
         """Tells a number of the schema that is not this one."""
-        number = self.value(node, replace(TOP["schema"], default=None), "schema") if node else None
-        if node and number not in (None, SCHEMA):
+        number = self.value(node, TOP["schema"], "schema") if node else SCHEMA
+        if node and number != SCHEMA:
             text = f"schema {shown(node)} is unknown to specserve {__version__}, which reads schema {SCHEMA}"
             hint = "a newer specserve reads it" if number > SCHEMA else f"write `schema: {SCHEMA}`"
             self.wrong("SD010", text, node.span, "schema", help=hint)

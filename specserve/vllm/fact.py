@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 FIRST = "0.26"
@@ -68,15 +68,11 @@ def fact(name: str, *eras: Era[T]) -> Fact[T]:
     return Fact(name, eras)
 
 
-def since(
-    name: str, first: str, file: str, line: str, *, before: Any = False, after: Any = True
-) -> Fact[Any]:
-    """A fact that changed with the version in which a line appeared."""
-    return fact(name, Era(FIRST, before, file, line, is_absent=True), Era(first, after, file, line))
+def since(name: str, first: str, file: str, line: str) -> Fact[bool]:
+    """A fact that holds from the version on in which a line appeared."""
+    return fact(name, Era(FIRST, False, file, line, is_absent=True), Era(first, True, file, line))
 
 
-def until(
-    name: str, first: str, file: str, line: str, *, before: Any = True, after: Any = False
-) -> Fact[Any]:
-    """A fact that changed with the first version in which a line is gone."""
-    return fact(name, Era(FIRST, before, file, line), Era(first, after, file, line, is_absent=True))
+def until(name: str, first: str, file: str, line: str) -> Fact[bool]:
+    """A fact that holds until the first version in which a line is gone."""
+    return fact(name, Era(FIRST, True, file, line), Era(first, False, file, line, is_absent=True))

@@ -69,13 +69,11 @@ V2_DEMANDS: Fact[frozenset[str]] = fact(
     Era("0.27", frozenset({"dspark", "prefill_context_parallel_size"}), _CONFIG, _PREFILL_PARALLEL),
     Era("0.29", frozenset(), _CONFIG, _PREFILL_PARALLEL, is_absent=True),
 )
-V2_ALWAYS: Fact[frozenset[str]] = since(
+_HISPARSE = "HiSparse requires Model Runner V2; remove "
+V2_ALWAYS: Fact[frozenset[str]] = fact(
     "the arguments that make V2 serve whatever the environment says",
-    "0.30",
-    _CONFIG,
-    "HiSparse requires Model Runner V2; remove ",
-    before=frozenset(),
-    after=frozenset({"hisparse_config", "watermark_config"}),
+    Era("0.26", frozenset(), _CONFIG, _HISPARSE, is_absent=True),
+    Era("0.30", frozenset({"hisparse_config", "watermark_config"}), _CONFIG, _HISPARSE),
 )
 V2_NEEDS_TRITON = until(
     "V2 refuses to start without Triton, which has no CPU backend",
@@ -291,21 +289,17 @@ QUANTIZED_DFLASH = since(
     "isinstance(proj.quant_method, UnquantizedLinearMethod)",
 )
 _GRANITE = "model_executor/models/granitemoehybrid.py"
-UNDRAFTED_HYBRIDS: Fact[frozenset[str]] = since(
+_ROOM = "num_spec=vllm_config.num_speculative_tokens"
+UNDRAFTED_HYBRIDS: Fact[frozenset[str]] = fact(
     "the models whose recurrent layers have no room for the states of drafts, whatever drafts",
-    "0.32",
-    _GRANITE,
-    "num_spec=vllm_config.num_speculative_tokens",
-    before=frozenset({"granitemoehybrid", "falcon_h1", "zamba2"}),
-    after=frozenset(),
+    Era("0.26", frozenset({"granitemoehybrid", "falcon_h1", "zamba2"}), _GRANITE, _ROOM, is_absent=True),
+    Era("0.32", frozenset(), _GRANITE, _ROOM),
 )
-PARTIAL_DSPARK_BLOCKS = until(
+_WHOLE_BLOCKS = '"DSpark requires num_speculative_tokens >= "'
+PARTIAL_DSPARK_BLOCKS = fact(
     "a DSpark head drafts fewer tokens than its block holds; before, vLLM refuses that",
-    "0.28",
-    _SPECULATIVE,
-    '"DSpark requires num_speculative_tokens >= "',
-    before=False,
-    after=True,
+    Era("0.26", False, _SPECULATIVE, _WHOLE_BLOCKS),
+    Era("0.28", True, _SPECULATIVE, _WHOLE_BLOCKS, is_absent=True),
 )
 ARGMAX_NEEDS_ONE_VOCABULARY = since(
     "`use_local_argmax_reduction` is refused beside `use_heterogeneous_vocab`",
