@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting, wrong_value
+from specserve.convert.command import profile_tree
 from specserve.convert.invocation import EngineStart
-from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
 from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting, merged
+from specserve.convert.command import inferred_method
 from specserve.convert.invocation import EngineStart
-from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import mapping as sglang
