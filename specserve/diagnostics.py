@@ -131,5 +131,17 @@ class Notices(Protocol):
         """Take what is being done now; an empty text: nothing any more."""
 
 
-class NoNotices(Notices):
-    """Notices that nobody reads: each method does what the protocol's does, nothing."""
+class NoNotices:
+    """Notices that nobody reads."""
+
+    def say(self, text: str) -> None:
+        """Drop a line."""
+
+    def warn(self, text: str) -> None:
+        """Drop a warning."""
+
+    def show(self, findings: Sequence[Finding]) -> None:
+        """Drop findings."""
+
+    def progress(self, text: str) -> None:
+        """Drop what is being done."""

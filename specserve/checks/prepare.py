@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.convert.command import remember, remembered
 from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError, quoted
-from specserve.plan.launch import LaunchOptions, for_machine, plan_launch
+from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 
@@ -43,13 +43,8 @@ def prepare(
         raise
     plan = planned.plan
     if options.check:
-        here: dict[str, Any] = {}
-        if planned.host and options.starts:
-            from specserve.plan.host import seen_from
-
-            # the port is looked at when it is about to be taken
-            here = {"plan": plan, "host": seen_from(planned.host, plan, with_port=False)}
-        _run_rules(profile, options, notices, **here)
+        here = {"plan": plan, "host": planned.host} if planned.host and options.starts else {}
+        _run_rules(planned.written, options, notices, **here)
     if options.devices is not None and plan.platform == "cpu":
         notices.warn("`--devices` has no effect: this launch runs on the CPU")
     return planned.profile, plan
@@ -78,7 +73,6 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
     """
     from specserve.checks.run import examined
 
-    profile = for_machine(profile, options.machine)
     found, _ = examined(profile, here=options.starts, needs=("nothing", "host"), **here)
     # an arm that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
@@ -111,7 +105,7 @@ def preflight(
     request = {
         "path": path,
         "command": remembered(path),
-        "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
+        "text": recall("-").decode("utf-8", "surrogateescape") if path == "-" else None,
         "options": {name: getattr(options, name) for name in _FOR_CHILD},
         "offline": offline,
     }

@@ -192,16 +192,10 @@ def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 
 
-def seen_from(
-    host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.environ, with_port: bool = True
-) -> Host:
-    """The host with what this launch would meet on it. `environ` is the environment that the server inherits.
-
-    `with_port`: whether it is also asked who has the launch's port.
-    """
+def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.environ) -> Host:
+    """The host with what this launch would meet on it. `environ` is the environment that the server inherits."""
     return replace(
         host,
-        taken_ports=_taken(plan) if with_port else {},
         shm_bytes=_size(_SHM),
         cache=_cache(
             {**environ, **{name: value for name, value in plan.env.items() if isinstance(value, str)}}
@@ -210,15 +204,14 @@ def seen_from(
     )
 
 
-def _taken(plan: LaunchPlan) -> Mapping[int, str]:
-    if not plan.port:
-        return {}
+def with_taken_port(host: Host, plan: LaunchPlan) -> Host:
+    """The host with who has the launch's port; a launch itself looks at it when it is about to take it."""
     from specserve.hardware.host import holder
 
     with suppress(OSError):  # an address that is not of this host
-        found = holder(plan.host, plan.port)
-        return {plan.port: str(found)} if found else {}
-    return {}
+        if plan.port and (found := holder(plan.host, plan.port)):
+            return replace(host, taken_ports={plan.port: str(found)})
+    return host
 
 
 def _size(folder: Path) -> int | None:

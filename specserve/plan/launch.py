@@ -62,6 +62,8 @@ class Planned:
 
     profile: Profile
     plan: LaunchPlan
+    written: Profile
+    """The profile for its machine, but not at its lock: what the rules judge."""
     host: Host | None = None
     """The machine, if the plan is for the vLLM that is installed on it."""
 
@@ -75,8 +77,9 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     from specserve.plan.locking import at_lock, without_hub
     from specserve.plan.nodes import share_of_node
 
+    written = _for_machine(profile, options.machine)
     profile, lock = at_lock(profile, use_lock=options.use_lock, needed=options.locked)
-    meant = for_machine(profile, options.machine)
+    meant = replace(profile, hardware=written.hardware)
     kind = meant.hardware.accelerator if meant.hardware else None
     vllm = vllm_for(
         profile.vllm,
@@ -94,16 +97,16 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     plan = launch(profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port)
     plan = share_of_node(plan, meant, vllm.table, options.node, whole=options.whole)
     if vllm.installed is None:
-        return Planned(meant, plan)
-    from specserve.plan.host import localize, this_host
+        return Planned(meant, plan, written)
+    from specserve.plan.host import localize, seen_from, this_host
 
     host = this_host()
     plan = localize(plan, installed=vllm.installed, host=host)
     plan = without_hub(plan, profile, lock, needed=options.locked and options.starts)
-    return Planned(meant, plan, host)
+    return Planned(meant, plan, written, seen_from(host, plan))
 
 
-def for_machine(profile: Profile, machine: Machine | None) -> Profile:
+def _for_machine(profile: Profile, machine: Machine | None) -> Profile:
     """The profile with an assumed machine as its `hardware`; None: as it is."""
     if machine is None:
         return profile

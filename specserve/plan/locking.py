@@ -41,14 +41,16 @@ def lock_of(profile: Profile) -> Lock | None:
     return read_lock(file) if file else None
 
 
-def entries(profile: Profile, lock: Lock) -> list[tuple[ModelUse, ModelFacts | None]]:
-    """Every model of a profile with what the lock has of it; None: nothing, or another revision."""
-    return [(use, lock.find(use.model, revision=use.revision)) for use in model_uses(profile)]
+def entries(profile: Profile, lock: Lock) -> list[tuple[ModelUse, ModelFacts | None, str]]:
+    """Every model of a profile, what the lock has of it (None: nothing, or another revision), and what that is."""
+    uses = model_uses(profile)
+    found = [lock.find(use.model, revision=use.revision) for use in uses]
+    return [(use, entry, identity(entry) if entry else "") for use, entry in zip(uses, found, strict=True)]
 
 
 def not_locked(profile: Profile, lock: Lock) -> tuple[ModelUse, ...]:
     """The models of a profile that its lock does not have, or has for another revision."""
-    return tuple(use for use, entry in entries(profile, lock) if entry is None)
+    return tuple(use for use, entry, _ in entries(profile, lock) if entry is None)
 
 
 def locked(profile: Profile, lock: Lock) -> Profile:
@@ -58,11 +60,9 @@ def locked(profile: Profile, lock: Lock) -> Profile:
     """
     identities: dict[tuple[str, str | None], str] = {}
     commits: dict[str, str] = {}
-    for use, entry in entries(profile, lock):
+    for use, entry, name in entries(profile, lock):
         if entry:
-            identities |= dict.fromkeys(
-                ((use.model, use.revision), (use.model, entry.commit)), identity(entry)
-            )
+            identities |= dict.fromkeys(((use.model, use.revision), (use.model, entry.commit)), name)
             commits |= {use.path: entry.commit} if entry.commit else {}
     # vLLM would ask another repository of a tokenizer for the target's revision
     tokenizer = commits.get("target.tokenizer") or commits.get("engine.tokenizer_revision")
@@ -92,7 +92,7 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
         return ("there is no lock",)
     problems = list(_elsewhere(profile))
     cache = hub_cache({**os.environ, **profile.env})
-    for use, entry in entries(replace(profile, alternatives={}), lock):
+    for use, entry, _ in entries(replace(profile, alternatives={}), lock):
         if entry is None:
             problems.append(f"`{use.model}` is not in the lock")
         elif entry.commit is None:
