@@ -142,8 +142,8 @@ def test_the_holder_of_the_launchs_port_is_seen(profile: Load) -> None:
         port = int(taken.getsockname()[1])
         seen = with_taken_port(HOST, planned(profile(f"server: {{port: {port}}}")))
         assert list(seen.taken_ports) == [port] and "pid" in seen.taken_ports[port]
-    assert seen_from(HOST, planned(profile("server: {port: 0}"))).taken_ports == {}
-    assert seen_from(HOST, planned(profile("server: {host: 192.0.2.1}"))).taken_ports == {}
+    assert with_taken_port(HOST, planned(profile("server: {port: 0}"))).taken_ports == {}
+    assert with_taken_port(HOST, planned(profile("server: {host: 192.0.2.1}"))).taken_ports == {}
 
 
 def test_the_cache_is_where_the_servers_environment_puts_it(profile: Load, tmp_path: Path) -> None:
