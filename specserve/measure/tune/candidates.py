@@ -54,9 +54,11 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     Raises ProfileError, CheckFailed, UsageError, FactError.
     """
     from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
 
-    _, plan = cleared(request.profile, settings=request.settings, port=0, starts=starts, notices=notices)
+    options = LaunchOptions(settings=request.settings, port=0, starts=starts)
+    _, plan = cleared(request.profile, options, notices=notices)
     _refuse_old(plan.vllm)
     profile = load_profile(request.profile, settings=request.settings)
     files = sources(request.workloads)
@@ -293,6 +295,7 @@ class Planner:
         """
         from specserve.checks.prepare import preflight
         from specserve.checks.run import examined
+        from specserve.plan.launch import LaunchOptions
         from specserve.profile.load import load_profile
 
         path = self.request.profile
@@ -306,7 +309,7 @@ class Planner:
                 if each.severity is Severity.ERROR and not each.span.path.startswith("alternatives.")
             ]
             if not errors and self.starts and not idea.is_own:
-                preflight(path, settings=settings, notices=self.notices)
+                preflight(path, LaunchOptions(settings=settings), notices=self.notices)
         except CheckFailed as error:
             errors = list(error.findings)
             if not errors:
@@ -333,7 +336,7 @@ def most_tokens(request: TuneRequest, idea: Candidate) -> int:
 
 def _as_setting(keys: Mapping[str, Any]) -> str:
     """A block as `--set` takes it."""
-    from specserve.profile.fingerprint import jsonable
+    from specserve.vllm.arguments import jsonable
 
     return f"speculation={json.dumps(jsonable(keys))}"
 
