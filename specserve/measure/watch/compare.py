@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from specserve.errors import SpecserveError, UsageError
-from specserve.measure.sequences import BoundedDifference, PairedDifference, share_difference
+from specserve.measure.bench.result import Interval
+from specserve.measure.statistics import PairedDifference, share_difference
 from specserve.measure.values import numbers
 from specserve.measure.watch.server import WatchedServer, WatchRequest, ended_by_sigterm
 from specserve.measure.watch.watch import looks
@@ -78,7 +79,7 @@ class ComparedFigure:
     margin: float
     canary: float | None = None
     other: float | None = None
-    difference: BoundedDifference | None = None
+    difference: Interval | None = None
     """The canary's minus the other's."""
     why: str = ""
     """Why it is not compared."""
@@ -241,7 +242,7 @@ class CanaryComparison:
             why = "no request had a second output token, or vLLM does not count the time per output token"
             return ComparedFigure("tpot", FigureVerdict.NOT_COMPARED, self._margins.tpot, why=why)
         if found is not None:
-            found = BoundedDifference(found.value / other, found.low / other, found.high / other)
+            found = Interval(found.value / other, found.low / other, found.high / other)
         return _judged("tpot", found, self._tpot.ratios, self._margins.tpot, sign=-1)
 
     def _compare_errors(self) -> ComparedFigure:
@@ -262,7 +263,7 @@ def _binomial_variance(counted: Acceptance) -> float:
 
 
 def _judged(
-    name: str, found: BoundedDifference | None, ratios: tuple[float, float], margin: float, *, sign: int
+    name: str, found: Interval | None, ratios: tuple[float, float], margin: float, *, sign: int
 ) -> ComparedFigure:
     """What the interval says; `sign` is -1 if less is better."""
     if found is None:
