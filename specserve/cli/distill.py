@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specserve.cli.options import Format, TextOrJson, flag
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
-
-if TYPE_CHECKING:
-    from specserve.measure.distill.plan import DistillPlan
-    from specserve.measure.distill.result import Distilled
 
 _option = partial(typer.Option, show_default=False)
 
@@ -76,9 +72,17 @@ def distill(
     specserve distill my.yaml --traffic log.jsonl --mix old.jsonl --train-for 1h
     specserve distill my.yaml --traffic log.jsonl --dry-run
     """
-    from specserve.measure.distill.plan import DistillRequest, plan_distillation
+    from specserve.measure.distill.plan import DistillRequest, open_place, plan_distillation
+    from specserve.measure.distill.run import prepare_head, run_distillation, write_alternative
     from specserve.measure.values import seconds
-    from specserve.report.distill import distilled_json, distilled_text, plan_text
+    from specserve.report.distill import (
+        card_text,
+        commands_text,
+        distill_views,
+        distilled_json,
+        distilled_text,
+        plan_text,
+    )
 
     request = DistillRequest(
         profile=profile,
@@ -93,40 +97,18 @@ def distill(
     if dry_run:
         out(plan_text(plan))
         return
+    if open_place(plan):
+        say(f"resuming: {plan.place}")
+    views = distill_views(StderrNotices())
     if plan.draft is None:
-        out(_head(plan))
+        out(commands_text(plan, prepare_head(plan, views=views)))
         return
-    found = run(plan, write=not no_write)
+    found = run_distillation(plan, views=views)
+    if found.outcome == "better":
+        found = found if no_write else write_alternative(plan, found)
+        plan.write("draft/README.md", card_text(found))
+    plan.write("result.json", distilled_json(found))
     out(distilled_json(found) if format is TextOrJson.JSON else distilled_text(found))
     say(f"answers, the new draft, the benchmark and logs: {plan.place}")
     if found.outcome != "better":
         raise typer.Exit(1)
-
-
-def _head(plan: DistillPlan) -> str:
-    from specserve.measure.distill.plan import open_place
-    from specserve.measure.distill.run import prepare_head
-    from specserve.report.distill import commands_text, distill_views
-
-    if open_place(plan):
-        say(f"resuming: {plan.place}")
-    return commands_text(plan, prepare_head(plan, views=distill_views(StderrNotices())))
-
-
-def run(plan: DistillPlan, *, write: bool) -> Distilled:
-    """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
-    from dataclasses import replace
-
-    from specserve.measure.distill.plan import open_place
-    from specserve.measure.distill.run import keep_result, run_distillation, write_alternative
-    from specserve.report.distill import card_text, distill_views, distilled_json
-
-    if open_place(plan):
-        say(f"resuming: {plan.place}")
-    found = run_distillation(plan, views=distill_views(StderrNotices()))
-    if found.outcome == "better":
-        if write:
-            found = replace(found, alternative=write_alternative(plan, found))
-        keep_result(plan, found, {"draft/README.md": card_text(found)})
-    keep_result(plan, found, {"result.json": distilled_json(found)})
-    return found

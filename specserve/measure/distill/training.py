@@ -50,6 +50,7 @@ def ask_child(
     reader = threading.Thread(target=_read, args=(child, messages), daemon=True)
     reader.start()
     asked_at: float | None = None
+    """When the child was asked to save its state and to end."""
     try:
         child.input.write(json.dumps(request).encode() + b"\n")
         child.input.flush()
@@ -63,11 +64,13 @@ def ask_child(
                 message = messages.get(timeout=_TICK_S)
             except queue.Empty:
                 continue
-            if asked_at is not None and (message is None or message["event"] != "done"):
-                if message is None or message["event"] == "stopped":
+            event = message["event"] if message is not None else "gone"
+            if message is not None and event == "done":
+                return message
+            if asked_at is not None:
+                if event in ("gone", "stopped"):
                     raise _interrupted(stop)
-                continue
-            if message is None or message["event"] == "failed":
+            elif message is None or event == "failed":
                 child.wait(3.0)
                 raise died(
                     str(request["work"]),
@@ -77,9 +80,8 @@ def ask_child(
                     oom_kills=oom_kills,
                     said=str(message["error"]) if message is not None else None,
                 )
-            if message["event"] == "done":
-                return message
-            on_event(message)
+            else:
+                on_event(message)
     except BrokenPipeError:
         raise LaunchError(f"the {request['work']} process ended at once", hint=f"see {log_path}") from None
     finally:
