@@ -21,10 +21,9 @@ from specserve.measure.distill.training import ask_child
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.run import Outlet
 from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
-from specserve.serve.batch import GenerateView, entries
+from specserve.serve.batch import GenerateView, entries, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.files import read_own
-from specserve.serve.journal import open_output
 from specserve.serve.signals import stop_on_signals
 
 if TYPE_CHECKING:
