@@ -136,12 +136,14 @@ class DistillPlan:
 def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool = True) -> DistillPlan:
     """Return profile, draft and traffic. Raises ProfileError, CheckFailed, UsageError, FactError."""
     from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
 
     if request.profile == "-":
         raise UsageError("`distill` cannot read a profile from stdin because it could not be resumed")
     new = read_split(Path(request.traffic))
     old = read_split(Path(request.mix), is_mix=True) if request.mix else None
-    profile, launch = cleared(request.profile, baseline=True, starts=starts, check=starts, notices=notices)
+    options = LaunchOptions(baseline=True, starts=starts, check=starts)
+    profile, launch = cleared(request.profile, options, notices=notices)
     block = _block(request.profile)
     folder = target = None
     if _is_trainable(block, request.python):
