@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specserve.cli.options import Format, TextOrJson, flag
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.measure.distill.plan import DistillPlan
 
 _option = partial(typer.Option, show_default=False)
 
@@ -72,17 +75,9 @@ def distill(
     specserve distill my.yaml --traffic log.jsonl --mix old.jsonl --train-for 1h
     specserve distill my.yaml --traffic log.jsonl --dry-run
     """
-    from specserve.measure.distill.plan import DistillRequest, open_place, plan_distillation
-    from specserve.measure.distill.run import prepare_head, run_distillation, write_alternative
+    from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.values import seconds
-    from specserve.report.distill import (
-        card_text,
-        commands_text,
-        distill_views,
-        distilled_json,
-        distilled_text,
-        plan_text,
-    )
+    from specserve.report.distill import plan_text
 
     request = DistillRequest(
         profile=profile,
@@ -97,6 +92,21 @@ def distill(
     if dry_run:
         out(plan_text(plan))
         return
+    _distil(plan, write=not no_write, is_json=format is TextOrJson.JSON)
+
+
+def _distil(plan: DistillPlan, *, write: bool, is_json: bool) -> None:
+    """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
+    from specserve.measure.distill.plan import open_place
+    from specserve.measure.distill.run import prepare_head, run_distillation, write_alternative
+    from specserve.report.distill import (
+        card_text,
+        commands_text,
+        distill_views,
+        distilled_json,
+        distilled_text,
+    )
+
     if open_place(plan):
         say(f"resuming: {plan.place}")
     views = distill_views(StderrNotices())
@@ -105,10 +115,10 @@ def distill(
         return
     found = run_distillation(plan, views=views)
     if found.outcome == "better":
-        found = found if no_write else write_alternative(plan, found)
+        found = write_alternative(plan, found) if write else found
         plan.write("draft/README.md", card_text(found))
     plan.write("result.json", distilled_json(found))
-    out(distilled_json(found) if format is TextOrJson.JSON else distilled_text(found))
+    out(distilled_json(found) if is_json else distilled_text(found))
     say(f"answers, the new draft, the benchmark and logs: {plan.place}")
     if found.outcome != "better":
         raise typer.Exit(1)
