@@ -32,7 +32,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         versions={"specserve": "0.1.0", "vllm": "0.32.0+cpu", "python": "3.11.9"},
         host={"accelerator": "cpu", "cores": "2"}, runner="v1", platform="cpu", objective="throughput", launches=3,
         candidates=(known.info, CandidateInfo("ngram", "ngram", left_out="needs another launch: `--candidate ngram`")),
-        points=known.rows, choice=choice, plain_points=plain_rows(plan, passes), baseline=(),
+        points=known.rows, choice=choice, plain_points=plain_rows(plan, passes),
         confirmed=_confirmed(known) if choice.speculates else (), confirmed_turn_by_turn=True,
         causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)), causes_of=row,
         notes=("code: 2 prompts were shortened to fit max_model_len 1024",),

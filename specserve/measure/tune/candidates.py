@@ -57,6 +57,10 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
 
+    if request.profile == "-":
+        raise UsageError(
+            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
+        )
     options = LaunchOptions(settings=request.settings, port=0, starts=starts)
     _, plan = cleared(request.profile, options, notices=notices)
     _refuse_old(plan.vllm)

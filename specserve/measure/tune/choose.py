@@ -12,7 +12,7 @@ from specserve.measure.bench.result import Cell, Comparison, Point, Verdict
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Objective, TunePlan
 from specserve.measure.tune.predict import Prediction, Row, limits_at
-from specserve.measure.tune.schedule import LEAST_GAIN, Range, Schedule, build
+from specserve.measure.tune.schedule import LEAST_GAIN, Range, build, ranges
 
 _GAINED: Mapping[Objective, str] = {
     "throughput": "the tokens/s",
@@ -77,11 +77,6 @@ def _shares(within: float | None, plain: float | None) -> float:
     return 1.0 if within is None or plain is None else max(within, _LEAST_SHARE) / max(plain, _LEAST_SHARE)
 
 
-def load_words(load: int | None) -> str:
-    """A load in words."""
-    return f"concurrency {load or 1}"
-
-
 def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice:
     """The best candidate with its schedule, or to run without."""
     found = []
@@ -89,49 +84,50 @@ def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice
         table = speedups(each.rows, objective=objective)
         if table:
             cost = {} if each.zero_cost is None else {0: each.zero_cost}
-            schedule = build(
+            by_load = build(
                 {load: {**rates, **cost} for load, rates in table.items()},
                 zero_wins_at=zero_wins(table, each.zero_cost),
-                may_vary=each.candidate.follows_schedule,
+                may_vary=each.candidate.ladder_obstacle is None,
             )
             gains = {
                 load: table[load].get(tokens, 1.0) if tokens else each.zero_cost or 1.0
-                for load, tokens in schedule.chosen.items()
+                for load, tokens in by_load.items()
             }
             mean = geometric_mean(gains.values())
             score = mean * (1 + LEAST_LEAD * each.candidate.is_own)
-            found.append((score, mean, each, schedule, gains, table))
+            found.append((score, mean, each, by_load, gains, table))
     if not found:
         return Choice(False, "nothing that speculates was measured")
-    _, mean, best, schedule, gains, table = max(found, key=lambda each: each[0])
-    drafting = {load: gain for load, gain in gains.items() if schedule.chosen[load]}
+    _, mean, best, by_load, gains, table = max(found, key=lambda each: each[0])
+    drafting = {load: gain for load, gain in gains.items() if by_load[load]}
     if not drafting or max(drafting.values()) < LEAST_SPEEDUP or mean <= 1:
-        return Choice(False, _why_none(table, schedule, mean), best.candidate.name)
+        return Choice(False, _why_none(table, by_load, mean), best.candidate.name)
     worst = min(drafting, key=lambda load: drafting[load])
     most, least = (f"{gain:.2f}x" for gain in (max(drafting.values()), drafting[worst]))
-    reason = f"{most} {_GAINED[objective]} at best, {least} at {load_words(worst)}"
+    reason = f"{most} {_GAINED[objective]} at best, {least} at concurrency {worst}"
     count = len({(row.workload, row.temperature) for row in best.rows})
     over = f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
-    keys = {**best.candidate.keys, "num_speculative_tokens": schedule.largest}
-    if not schedule.is_constant:
-        keys["num_speculative_tokens_per_batch_size"] = list(map(list, schedule.ranges))
+    schedule = ranges(by_load)
+    keys = {**best.candidate.keys, "num_speculative_tokens": max(by_load.values())}
+    if len(schedule) > 1:
+        keys["num_speculative_tokens_per_batch_size"] = list(map(list, schedule))
     return Choice(
         speculates=True,
         reason=reason + over,
         candidate=best.candidate.name,
         speculation=keys,
-        num_speculative_tokens_by_concurrency=dict(sorted(schedule.chosen.items())),
-        num_speculative_tokens_per_batch_size=None if schedule.is_constant else schedule.ranges,
+        num_speculative_tokens_by_concurrency=dict(sorted(by_load.items())),
+        num_speculative_tokens_per_batch_size=schedule if len(schedule) > 1 else None,
     )
 
 
-def _why_none(table: Mapping[int, Mapping[int, float]], schedule: Schedule, mean: float) -> str:
+def _why_none(table: Mapping[int, Mapping[int, float]], by_load: Mapping[int, int], mean: float) -> str:
     """Why this candidate is not worth it: nowhere, or not with what serves all loads."""
     gain, load, tokens = max((gain, load, k) for load, gains in table.items() for k, gain in gains.items())
     best = f"the best of them, K = {tokens} at {load} request{'s' * (load > 1)}, is {gain:.2f}x"
     if gain < LEAST_SPEEDUP:
         return f"{best}: less than {LEAST_SPEEDUP}x at every load"
-    words = f"K = {schedule.largest}" if schedule.is_constant else "K by batch size"
+    words = "K by batch size" if len(ranges(by_load)) > 1 else f"K = {max(by_load.values())}"
     return f"{best}, but over all loads {words} reaches only {mean:.2f}x"
 
 

@@ -14,7 +14,7 @@ from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.plan import TuneRequest, too_many_requests
 from specserve.measure.tune.roofline import WITHOUT_MODEL, Roofline, geometric, geometric_rate, roofline_of
-from specserve.measure.tune.schedule import Range, build, schedule_obstacle
+from specserve.measure.tune.schedule import Range, build, ranges, schedule_obstacle, tokens_at
 from specserve.measure.values import whole_numbers
 from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate, assess
@@ -153,10 +153,10 @@ def estimate(
         for point in served
         if point.num_speculative_tokens
     }
-    schedule = build(gains, may_vary=obstacle is None) if gains else None
-    if schedule is not None:
+    by_load = build(gains, may_vary=obstacle is None) if gains else {}
+    if by_load:
         for place, point in enumerate(points):
-            tokens = schedule.at(point.concurrency)
+            tokens = tokens_at(by_load, point.concurrency)
             given = Recommended(tokens, roofline.speedup(alpha, point.concurrency, tokens))
             points[place] = replace(point, recommended=given)
     there = {point.concurrency for point in served}
@@ -166,8 +166,8 @@ def estimate(
     return Estimate(
         "estimate", "estimated", name, s.machine.accelerator.name, s.machine.count, s.machine.nodes, roofline.method,
         assumed, memory, most_tokens, tuple(points),
-        num_speculative_tokens=schedule.largest if schedule else 0,
-        num_speculative_tokens_per_batch_size=schedule.ranges if schedule and not schedule.is_constant else None,
+        num_speculative_tokens=max(by_load.values(), default=0),
+        num_speculative_tokens_per_batch_size=found if len(found := ranges(by_load)) > 1 else None,
         recommended_mean_speedup=geometric_mean(mean_of) if mean_of else None,
         no_schedule_because=obstacle,
         memory_bound_up_to_tokens=roofline.free_tokens,

@@ -26,12 +26,6 @@ class Steps:
     prompt: str = ""
     """The prompt that it answered; several requests may send the same one."""
 
-    def __post_init__(self) -> None:
-        if len(self.accepted) != len(self.drafted):
-            raise ValueError("accepted and drafted tokens must cover the same number of steps")
-        if any(not 0 <= took <= offered for took, offered in zip(self.accepted, self.drafted, strict=True)):
-            raise ValueError("a step must accept between 0 tokens and the number that was drafted")
-
     @property
     def tokens(self) -> int:
         """Tokens that its steps made: each one more than it accepted."""

@@ -101,7 +101,7 @@ class Prediction:
             draft_sample_method=str(sampled) if sampled else None,
             runner=own.runner,
             measured_with=own.most_tokens,
-            follows_schedule=own.follows_schedule,
+            follows_schedule=own.ladder_obstacle is None,
             zero_cost=self.zero_cost,
             has_ladder=bool(own.launches[0].tokens_by_load),
             step_model_error=statistics.median_low(errors) if errors else None,
@@ -345,7 +345,7 @@ class Measured:
         """Half the width of the logarithm of a speedup: of the length by prompts, and of both step times."""
         known = length.low > 0 and math.isfinite(length.high)
         by_length = math.log(length.high / length.low) / 2 if known else math.log(2.0)
-        between = STEP_ERROR if self.candidate.follows_schedule else STEP_ERROR_ALONE
+        between = STEP_ERROR if self.candidate.ladder_obstacle is None else STEP_ERROR_ALONE
         by_step = between if seen is None else max(TIMED_ERROR, 2 * seen.step_error)
         return math.hypot(by_length, by_step, 2 * plain.step_error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 Range = tuple[int, int, int]
@@ -15,37 +14,10 @@ LEAST_GAIN = 0.02
 """A schedule, or a K = 0 range, must be better than one K by so much."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """K for every load that was looked at."""
-
-    chosen: Mapping[int, int]
-    """K by concurrency."""
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """The schedule as vLLM takes it; one range if one K serves all."""
-        return ranges(self.chosen)
-
-    @property
-    def largest(self) -> int:
-        """`num_speculative_tokens`: the most that any range drafts. 0: speculation is best left out."""
-        return max(self.chosen.values())
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether no schedule is needed."""
-        return len(set(self.chosen.values())) == 1
-
-    def at(self, batch: int) -> int:
-        """The K of a batch, as vLLM looks it up."""
-        return [tokens for first, _, tokens in self.ranges if first <= batch][-1]
-
-
 def build(
     rates: Mapping[int, Mapping[int, float]], *, zero_wins_at: Collection[int] = (), may_vary: bool = True
-) -> Schedule:
-    """The best schedule. `rates`: by load and K, whatever is better the larger it is.
+) -> dict[int, int]:
+    """The best K by concurrency. `rates`: by load and K, whatever is better the larger it is.
 
     `zero_wins_at`: loads at which a K = 0 range was measured, and won; no other gets K = 0 beside loads that draft.
     `may_vary`: whether runner and method follow a schedule. Raises ValueError without rates.
@@ -66,7 +38,7 @@ def build(
         groups[place : place + 2] = [(groups[place][0] + groups[place + 1][0], tokens)]
     chosen = {load: tokens for loads, tokens in groups for load in loads}
     gain = max(own[constant] - own[chosen[load]] for load, own in losses.items())
-    return Schedule(chosen if may_vary and gain >= LEAST_GAIN else dict.fromkeys(losses, constant))
+    return chosen if may_vary and gain >= LEAST_GAIN else dict.fromkeys(losses, constant)
 
 
 def _losses(rates: Mapping[int, float], *, zero: bool) -> dict[int, float]:
@@ -86,19 +58,25 @@ def _least_loss(losses: Iterable[Mapping[int, float]]) -> tuple[float, int]:
 
 
 def ranges(chosen: Mapping[int, int]) -> tuple[Range, ...]:
-    """Ranges whose limits lie between batch sizes, at their geometric mean, never on one.
+    """The schedule as vLLM takes it, one range if one K serves all; limits lie between batch sizes, at their
+    geometric mean, never on one.
 
     A batch at a limit would change its K from step to step. A closed loop's batch may be one smaller for a step, never
     larger, so the upper of two near sizes gets the room. The last range ends at the largest: vLLM carries its K on.
     """
     found, first = [], 1
     sizes = sorted(chosen)
-    for size, after in zip(sizes, [*sizes[1:], None], strict=True):
+    for size, after in zip(sizes, [*sizes[1:], None], strict=False):
         if after is None or chosen[after] != chosen[size]:
             last = size if after is None or after - size < 3 else math.isqrt(size * after)
             found.append((first, last, chosen[size]))
             first = last + 1
     return tuple(found)
+
+
+def tokens_at(chosen: Mapping[int, int], batch: int) -> int:
+    """The K of a batch, as vLLM looks it up."""
+    return [tokens for first, _, tokens in ranges(chosen) if first <= batch][-1]
 
 
 FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
