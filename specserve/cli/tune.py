@@ -122,6 +122,10 @@ def tune(
         settings=tuple(settings or ()),
     )
     as_json = format == "json"
+    if profile == "-" and estimate is None:
+        raise UsageError(
+            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
+        )
     if estimate is not None:
         _estimate(context, request, accelerator=estimate, acceptance=acceptance, as_json=as_json)
         return

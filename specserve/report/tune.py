@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specserve.measure.tune.choose import Confirmed
+from specserve.measure.tune.choose import Confirmed, ranges
 from specserve.measure.tune.earlier import EarlierRun
 from specserve.measure.tune.plan import TUNED, TunePlan, duration
 from specserve.measure.tune.predict import Row, place_of
 from specserve.measure.tune.result import TuneResult
-from specserve.measure.tune.schedule import ranges
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.console import clean
 from specserve.report.numbers import NONE, count, moment, number, took, with_spread

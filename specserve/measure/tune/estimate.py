@@ -12,9 +12,9 @@ from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.hardware.accelerators import CPU, Machine, entries
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
+from specserve.measure.tune.choose import Range, build, ranges, schedule_obstacle, tokens_at
 from specserve.measure.tune.plan import TuneRequest, too_many_requests
 from specserve.measure.tune.roofline import WITHOUT_MODEL, Roofline, geometric, geometric_rate, roofline_of
-from specserve.measure.tune.schedule import Range, build, ranges, schedule_obstacle, tokens_at
 from specserve.measure.values import whole_numbers
 from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate, assess

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from specserve.measure.bench.result import Interval
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.statistics import library
@@ -86,6 +84,7 @@ def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000
             sums[name] = made + each.tokens, steps + each.steps_with(tokens)
     if not sums:
         return None
+    np = library("numpy")
     counts = np.array(list(sums.values()), dtype=float)
     value = float(counts[:, 0].sum() / counts[:, 1].sum())
     if len(counts) < 2:
@@ -184,6 +183,7 @@ def _timed(requests: Sequence[Request], *, load: int) -> tuple[list[float], int,
 
     A step counts if as many requests as should run at its begin and end, and none of them is in its prefill.
     """
+    np = library("numpy")
     starts = np.array([request.start_s for request in requests])
     firsts, ends = (
         np.sort(starts + [getattr(request, name) for request in requests]) for name in ("ttft_s", "latency_s")
@@ -291,9 +291,7 @@ class StepModel:
 
 def _between(curve: Curve, at: float) -> float:
     """Linear between the two nearest points, flat beyond the outer ones; 1 without points."""
-    return (
-        float(np.interp(at, [place for place, _ in curve], [value for _, value in curve])) if curve else 1.0
-    )
+    return float(library("numpy").interp(at, *zip(*curve, strict=True))) if curve else 1.0
 
 
 def fit(points: Iterable[Timed]) -> StepModel:
@@ -337,7 +335,7 @@ def _form(timed: Sequence[Timed], kernels: Curve = ()) -> StepModel:
         draft = [several and each.tokens > 0, each.tokens, each.tokens * each.batch]
         part = _between(kernels, each.verified)
         rows.append([value / each.step_s for value in (*(part * value for value in line), *draft)])
-    found, _ = library("scipy.optimize").nnls(np.array(rows, dtype=float), np.ones(len(rows)))
+    found, _ = library("scipy.optimize").nnls(rows, [1.0] * len(rows))
     fixed, per_token, *slopes = map(float, found)
     *slopes, speculating, draft_s, request_s = slopes
     form = StepModel(

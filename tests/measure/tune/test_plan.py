@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.bench.plan import Block
+from specserve.measure.tune.choose import between, ladder
 from specserve.measure.tune.plan import TUNED, TunePlan, items, split
-from specserve.measure.tune.schedule import between, ladder
 from specserve.measure.workloads.workload import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

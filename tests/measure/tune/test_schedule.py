@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune import schedule
-from specserve.measure.tune.schedule import build, ranges, tokens_at
+from specserve.measure.tune import choose as schedule
+from specserve.measure.tune.choose import build, ranges, tokens_at
 from tests.measure.tune.making import problems
 
 LOADS = st.lists(st.integers(1, 300), min_size=1, max_size=7, unique=True)
