@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specserve.measure.bench.result import Interval
+from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.statistics import library
 
@@ -108,9 +108,7 @@ _MEDIAN_ERROR = 1.2533
 class Observed:
     """All passes of one launch at one load."""
 
-    workload: str
-    temperature: float
-    concurrency: int
+    point: Point
     tokens: int
     """Drafted each step at this load; 0: none."""
     step_s: float | None
@@ -131,9 +129,14 @@ class Observed:
     """Step by step; those that had nothing drafted too. Empty if the server does not report them."""
 
     @property
+    def load(self) -> int:
+        """Requests that run at the same time."""
+        return self.point.concurrency or 1
+
+    @property
     def tokens_per_s(self) -> float:
         """Output tokens over the time that they take at full load."""
-        return self.output_tokens * len(self.first_s) * self.concurrency / self.busy_s
+        return self.output_tokens * len(self.first_s) * self.load / self.busy_s
 
     @property
     def held_up_s(self) -> float:
@@ -148,9 +151,12 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     at full load. How many they are is known if the server reports steps, else from the chunks that came.
     """
     good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
-    if not good or (load := passes[0].point.concurrency) is None:
+    if not good:
         return None
-    timed = [_timed([each for each in done.requests if each.ok], load=load) for done in passes]
+    point = passes[0].point
+    timed = [
+        _timed([each for each in done.requests if each.ok], load=point.concurrency or 1) for done in passes
+    ]
     each_s = [step_s for times, _, _ in timed for step_s in times]
     steps = _steps_by_request(good, passes) if tokens else ()
     step_s, error = None, 0.0
@@ -170,7 +176,7 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     were_s = sum(each.latency_s - each.ttft_s for each in good)
     scale = later_s / were_s if were_s > 0 and later_s > 0 else 1.0
     return Observed(
-        passes[0].point.workload, passes[0].point.temperature, load, tokens, step_s, error, chunks, busy_s,
+        point, tokens, step_s, error, chunks, busy_s,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
         tpot_s=tuple(value * scale for each in good if (value := each.tpot_s) is not None),
         first_s=tuple(each.ttft_s for each in good),
