@@ -91,7 +91,8 @@ def verify(
     specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, load_prompts, run_verification
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import load_prompts, run_verification
     from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 

@@ -7,15 +7,14 @@ import dataclasses
 import hashlib
 import json
 import os
-import queue
 import secrets
+import select
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.arms import Arm
@@ -89,15 +88,13 @@ class Driver:
         """`on_tick` is called a few times a second while we wait; it may raise, to break off."""
         self._on_tick = on_tick
         self._log_path = log_path
-        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._received = b""
         self._count = 0
         self._last_url = ""
         self._last_end_s = 0.0
         self.vllm = ""
         """Its version, once it is ready."""
         self._child = Child(command, env=_environment(key_variables), log_path=log_path, has_pipes=True)
-        self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
-        self._reader.start()
 
     def __enter__(self) -> Driver:
         return self
@@ -143,25 +140,25 @@ class Driver:
         self._child.kill()
         with contextlib.suppress(OSError):
             self._child.input.close()
-        self._reader.join(_LAST_WORDS_S)
-
-    def _read(self, stream: IO[bytes]) -> None:
-        with stream:
-            for line in stream:
-                with contextlib.suppress(ValueError):
-                    self._messages.put(json.loads(line))
-        self._messages.put(None)
+        self._child.output.close()
 
     def _next(self) -> dict[str, Any]:
+        """Wait for the next message. Raises LaunchError if there will be none."""
         while True:
             self._on_tick()
-            try:
-                message = self._messages.get(timeout=_TICK_S)
-            except queue.Empty:
-                continue
-            if message is None or (message["event"] == "failed" and message["pass"] is None):
-                raise self._death(message)
-            return message
+            line, is_whole, left = self._received.partition(b"\n")
+            if is_whole:
+                self._received = left
+                with contextlib.suppress(ValueError):  # a line that is no message
+                    message: dict[str, Any] = json.loads(line)
+                    if message["event"] == "failed" and message["pass"] is None:
+                        raise self._death(message)
+                    return message
+            elif select.select([self._child.output], [], [], _TICK_S)[0]:
+                received = os.read(self._child.output.fileno(), 1 << 20)
+                if not received:
+                    raise self._death(None)
+                self._received += received
 
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         self._child.wait(_LAST_WORDS_S)
