@@ -19,7 +19,8 @@ from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.estimate import Demand, MemoryEstimate
+    from specserve.memory.estimate import MemoryEstimate
+    from specserve.memory.pool import Demand
     from specserve.memory.situation import MemorySituation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
@@ -350,7 +351,7 @@ def _arm_estimate(context: Context, arm: CheckedArm, shapes: Mapping[str, ModelF
 def _estimate(
     context: Context, arm: CheckedArm | None, target: ModelFacts, draft: ModelFacts | None
 ) -> MemoryEstimate:
-    from specserve.memory.judge import assess
+    from specserve.memory.estimate import assess
     from specserve.memory.situation import situation
 
     assert context.machine is not None
@@ -361,9 +362,8 @@ def _estimate(
         version=(context.versions or known_versions()[-1:])[-1],
         speculation=arm.speculation if arm else None,
         draft=draft,
+        unknown_draft=arm.speculation.model if arm and draft is None else None,
     )
-    if arm and arm.speculation.model and draft is None:
-        found = replace(found, unknown_draft=arm.speculation.model)
     path = arm.path if arm else "speculation"
     estimate = assess(found, path=path, needed=_demand_by_vllm(context, arm, found))
     limit, fits = most_tokens(context), estimate.largest_max_model_len
@@ -376,17 +376,13 @@ def _estimate(
 
 def _demand_by_vllm(context: Context, arm: CheckedArm | None, situation: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
-    from specserve.memory.defaults import Speculative
-    from specserve.memory.judge import demand_of
+    from specserve.memory.demand import demand_by_vllm
 
     path = arm.path if arm else ""
     build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)
-    if not build or situation.unknown_draft:
+    if not build or situation.speculative.unknown:
         return None
-    speculative = Speculative(
-        situation.method, situation.num_speculative_tokens, situation.draft, situation.draft_kv_cache_dtype
-    )
     try:
-        return demand_of(build, situation.target, settings=situation.settings, speculative=speculative)
+        return demand_by_vllm(build, situation.target, situation.speculative, settings=situation.settings)
     except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
         return None

@@ -26,7 +26,7 @@ from specserve.checks.rules.memory import machine_words
 from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.defaults import HEADS
+from specserve.memory.situation import HEADS
 from specserve.models.facts import ModelFacts
 from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models

@@ -79,6 +79,9 @@ class ModelFacts:
     broken: Mapping[str, str] = field(default_factory=dict)
     """Files that vLLM could not read, by name, with what is wrong: a weight file cut short, a pointer of Git LFS."""
 
+    __hash__ = object.__hash__
+    """By identity: what is computed of a model is remembered for the object that was read."""
+
     @property
     def architectures(self) -> tuple[str, ...]:
         """The classes that config.json names."""

@@ -245,7 +245,7 @@ def _fit_gpus(planned: Sequence[Arm]) -> Fit:
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     """Returns an estimate for a server on the CPU: weights as in their files, KV cache, processes; None: unknown."""
     from specserve.hardware.accelerators import this_cpu
-    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
+    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
     from specserve.models.read import read_model
 
     env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
