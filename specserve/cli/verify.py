@@ -99,13 +99,14 @@ def verify(
     temperatures = [0.0, 0.7] if temperature is None else temperature
     if (top_p, top_k) != (1.0, 0) and not any(temperatures):
         raise UsageError(_NO_EFFECT, hint="add a temperature above 0, such as `--temperature 0.7`")
-    if against is not None:
-        temperatures = [0.0, *temperatures]  # what is compared are greedy texts
+    greedy = [0.0] if against is not None else []  # what is compared are greedy texts
     loaded, beyond = load_prompts(prompts)
     if beyond:
         say(f"{prompts}: the first {len(loaded)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
-        samplings=tuple(Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures)),
+        samplings=tuple(
+            Sampling.of(value, top_p, top_k) for value in dict.fromkeys([*greedy, *temperatures])
+        ),
         prompts=loaded,
         limit_s=seconds,
         smoke=smoke,

@@ -19,7 +19,6 @@ from specserve.measure.distill.plan import DistillPlan
 from specserve.measure.distill.result import Gain, gain_of
 from specserve.measure.run import Outlet
 from specserve.measure.statistics import PromptAcceptance, verdict
-from specserve.measure.workloads.workload import Prompt
 from specserve.serve.files import write_anew
 
 if TYPE_CHECKING:
@@ -105,20 +104,16 @@ def _workloads(plan: DistillPlan) -> list[Path]:
     found = []
     for name, prompts in parts.items():
         file = plan.place / f"{name}.jsonl"
-        lines = "".join(json.dumps(_line(prompt)) + "\n" for prompt in prompts)
+        lines = "".join(
+            json.dumps({"id": prompt.id, "max_tokens": prompt.max_tokens, **prompt.body}) + "\n"
+            for prompt in prompts
+        )
         try:
             write_anew(file, lines.encode())
         except OSError as error:
             raise FactError(f"cannot write `{file}`: {error.strerror}") from error
         found.append(file)
     return found
-
-
-def _line(prompt: Prompt) -> dict[str, Any]:
-    said: dict[str, Any] = {"id": prompt.id, "max_tokens": prompt.max_tokens}
-    if prompt.messages is None:
-        return {**said, "prompt": prompt.text}
-    return {**said, "messages": [dict(part) for part in prompt.messages]}
 
 
 def _accepted(passes: Sequence[Pass], *, arm: str, workload: str) -> list[PromptAcceptance]:

@@ -83,8 +83,7 @@ class VerifyStatus(NamedTuple):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
+class _Timed(NamedTuple):
     """One answer with its times; none if the server refused the prompt."""
 
     sampling: Sampling

@@ -134,8 +134,12 @@ class VerifySession:
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        messages = list(prompt.messages or ({"role": "user", "content": prompt.content},))
-        return self._post("chat/completions", messages=messages, **body)
+        chat = (
+            prompt
+            if prompt.messages
+            else replace(prompt, messages=({"role": "user", "content": prompt.content},))
+        )
+        return self._post("chat/completions", **chat.body, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         return self.client.post(path, {"model": self.model, **body}, model=self.model)
