@@ -137,7 +137,7 @@ def _run_rules(
     """Run the rules about the profile, and with a plan those about this machine. Raises CheckFailed for errors."""
     from specserve.checks.run import examined
 
-    found, _ = examined(profile, plan=plan, host=host, here=starts, needs=("nothing", "host"))
+    found = examined(profile, plan=plan, host=host, here=starts, needs=("nothing", "host")).findings
     # an arm that is not launched cannot stop the launch
     own = [
         item for item in found if not item.span.path.startswith("alternatives.") and item.code not in passed
@@ -332,8 +332,8 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     )
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
-    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]
-    return found, missing
+    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))
+    return found.findings, missing
 
 
 def _write(content: dict[str, Any]) -> None:
@@ -343,7 +343,7 @@ def _write(content: dict[str, Any]) -> None:
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
     """Raises CheckFailed if the server would listen beyond loopback without a key; `insecure`: warns instead."""
-    from specserve.checks.arms import is_open
+    from specserve.checks.rules.serving import is_open
 
     if profile.server.api_key_env or not is_open(profile):
         return

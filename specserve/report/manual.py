@@ -12,7 +12,7 @@ from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
-from specserve.checks.rules.catalogue import RULES
+from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
@@ -71,7 +71,9 @@ def pages() -> dict[str, Page]:
     besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
     besides.append((UNREADABLE, "models"))
     plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
-    rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in RULES]
+    rules = [
+        Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in all_rules()
+    ]
     return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
 
 

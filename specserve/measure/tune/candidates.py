@@ -232,7 +232,7 @@ def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices
     keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
     settings = (*asked.settings, _as_setting(keys))
     try:
-        findings, _ = examined(load_profile(asked.profile, settings=settings))
+        findings = examined(load_profile(asked.profile, settings=settings)).findings
         errors = [
             each
             for each in findings

@@ -236,7 +236,7 @@ def estimate_request(asked: TuneRequest, *, accelerator: str, acceptance: str | 
         target=context.target,
         machine=machine,
         version=(context.versions or known_versions())[-1],
-        speculation=arm.speculation,
+        speculation=arm.block,
         draft=arm.draft,
     )
     return profile.name, estimate(
