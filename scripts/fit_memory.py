@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, get_args
 from memory_points import (
     GIB,
     POINTS,
-    capability,
     has_gpu,
     is_described,
     read,
@@ -29,19 +28,8 @@ from memory_points import (
 )
 from memory_scores import Score, score, table_lines, unscored_lines
 
-from specserve.memory.bounds import (
-    NVLINK,
-    Drafting,
-    draft_rows,
-    experts_bytes,
-    graph_pool_bytes,
-    hidden_bytes,
-    kept_for_draft,
-    layers_bytes,
-)
-from specserve.memory.defaults import Regime, regime, regimes, shape
-from specserve.memory.estimate import Bounds
-from specserve.memory.reckoning import captures
+from specserve.memory.constants import Bounds, Regime, regime, regimes
+from specserve.memory.reckoning import NVLINK, Footprint, captures, sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "vllm" / "memory.toml"
@@ -181,13 +169,13 @@ def _samples(point: Mapping[str, Any]) -> list[Sample]:
     found = [*_peak(point, rules)]
     beside = reported(point, "non_torch")
     if beside is not None:
-        several: Kind = "several_gpus_gib" if capability(s) in NVLINK else "pcie_gpus_gib"
+        several: Kind = "several_gpus_gib" if s.capability in NVLINK else "pcie_gpus_gib"
         kind: Kind = "one_gpu_gib" if s.settings.tensor_parallel_size == 1 else several
         found.append(Sample(kind, rules.runner, rules.since, beside / GIB))
     graphs, captured = reported(point, "cudagraph"), captures(s)
     is_plain = captured.graphs >= _FEW_GRAPHS and "linear_num_key_heads" not in s.target.config
     if graphs is not None and graphs > 0 and is_plain:
-        pool = graph_pool_bytes(shape(s.target), settings=s.settings, captured=captured)
+        pool = Footprint(sizes_of(s.target), s.settings, rules).graph_pool_bytes(captured)
         left = graphs - pool if graphs > 2 * pool else graphs
         found.append(Sample("graph_mib", rules.runner, rules.since, left / captured.graphs / _MIB))
     return found
@@ -199,41 +187,28 @@ def _peak(point: Mapping[str, Any], rules: Regime) -> Iterable[Sample]:
     if peak is None:
         return
     s = situation(point)
-    sizes, settings = shape(s.target), s.settings
+    sizes, settings = sizes_of(s.target), s.settings
     has_encoder = sizes.is_multimodal or "pattern" in (point.get("config") or {})
     if has_encoder or (sizes.experts_per_token and sizes.is_quantized):
         return
-    experts, layers = experts_bytes(sizes, settings), layers_bytes(sizes, settings)
-    drafting = Drafting(s.method, s.num_speculative_tokens)
-    if rules.runner == "v2" and s.method:
-        kept = kept_for_draft(sizes, settings)
-        tokens = draft_rows(settings, drafting) * sizes.vocab
+    footprint = Footprint(sizes, settings, rules, s.speculative)
+    experts, layers = footprint.experts_bytes, footprint.layers_bytes
+    if rules.runner == "v2" and s.speculative.method:
+        kept = footprint.kept_for_draft
+        tokens = footprint.draft_rows * sizes.vocab
         yield Sample("draft_bytes", rules.runner, rules.since, (peak - (kept.low + kept.high) / 2) / tokens)
     elif layers > 0.9 * (peak - experts):
         yield Sample("layers", rules.runner, rules.since, (peak - experts) / layers)
     else:
-        hidden = rules.hidden_copies * hidden_bytes(sizes, settings)
-        rows = min(settings.max_num_seqs, settings.max_num_batched_tokens) * sizes.vocab
+        hidden, rows = rules.hidden_copies * footprint.hidden_bytes, footprint.rows * sizes.vocab
         yield Sample("sampler_bytes", rules.runner, rules.since, (peak - hidden - experts) / rows)
 
 
 def rules_of(found: Mapping[tuple[str, str, Kind], Bounds], known: Regime) -> Regime:
     """A regime with these bounds."""
-
-    def bound(kind: Kind, now: Bounds, unit: int = 1) -> Bounds:
-        given = found.get((known.runner, known.since, kind))
-        return now if given is None else Bounds(given.low * unit, given.high * unit, given.logs)
-
-    return replace(
-        known,
-        sampler_bytes=bound("sampler_bytes", known.sampler_bytes),
-        draft_bytes=bound("draft_bytes", known.draft_bytes),
-        layers=bound("layers", known.layers),
-        one_gpu_bytes=bound("one_gpu_gib", known.one_gpu_bytes, GIB),
-        several_gpus_bytes=bound("several_gpus_gib", known.several_gpus_bytes, GIB),
-        pcie_gpus_bytes=bound("pcie_gpus_gib", known.pcie_gpus_bytes, GIB),
-        graph_bytes=bound("graph_mib", known.graph_bytes, _MIB),
-    )
+    keys = ((kind, (known.runner, known.since, kind)) for kind in get_args(Kind))
+    changes: dict[str, Any] = {kind: found[key] for kind, key in keys if key in found}
+    return replace(known, **changes)
 
 
 def rewritten(text: str, found: Mapping[tuple[str, str, Kind], Bounds]) -> str:

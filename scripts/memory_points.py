@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
-from specserve.memory.bounds import Drafting, buffers, outside
-from specserve.memory.compose import demand
-from specserve.memory.defaults import (
+from specserve.memory.constants import Regime, Runner, regime
+from specserve.memory.demand import demand
+from specserve.memory.pool import BlockTable, Demand, PipelineStage
+from specserve.memory.reckoning import Footprint, sizes_of
+from specserve.memory.situation import (
     GPU_MEMORY_UTILIZATION,
-    Regime,
-    Runner,
+    MemorySituation,
     Settings,
-    regime,
-    shape,
+    Speculative,
+    batch_of,
 )
-from specserve.memory.estimate import BlockTable, Demand, PipelineStage
-from specserve.memory.situation import MemorySituation, batch_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.vllm.fact import minor
 
@@ -142,10 +141,9 @@ def _weights(point: Mapping[str, Any], s: MemorySituation, *, rules: Regime) -> 
     if logged is not None:
         return int(logged), False
     if consumed is not None:
-        drafting = Drafting(s.method, s.num_speculative_tokens)
-        beside = outside(settings=s.settings, regime=rules, capability=capability(s))
-        kept = buffers(shape(s.target), settings=s.settings, regime=rules, drafting=drafting)
-        return int(consumed - (beside.low + beside.high) / 2 - kept), False
+        footprint = Footprint(sizes_of(s.target), s.settings, rules, s.speculative)
+        beside = footprint.outside(s.capability)
+        return int(consumed - (beside.low + beside.high) / 2 - footprint.buffers), False
     return _published_weights(point), True
 
 
@@ -158,11 +156,6 @@ def _published_weights(point: Mapping[str, Any]) -> int | None:
     tables = 2 * config["vocab_size"] * config["hidden_size"]
     total = 2 * count if quant.startswith("bf16") else count + tables
     return int(total / (int(point.get("tp") or 1) * int(point.get("pp") or 1)))
-
-
-def capability(s: MemorySituation) -> tuple[int, int]:
-    """The compute capability of the accelerator; (0, 0) where it is not known."""
-    return s.machine.accelerator.compute_capability or (0, 0)
 
 
 def _cache(point: Mapping[str, Any], s: MemorySituation) -> Demand:
@@ -273,8 +266,7 @@ def situation(point: Mapping[str, Any]) -> MemorySituation:
         ),
         runner=runner,
         gpu_memory_utilization=float(utilization),
-        method=_method(draft),
-        num_speculative_tokens=_draft_tokens(draft),
+        speculative=Speculative(_method(draft), _draft_tokens(draft)),
         enforce_eager=bool(point.get("enforce_eager")),
         longest=length,
     )  # fmt: skip

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from memory_points import GIB, Row, logged_kv, row
 
-from specserve.memory.defaults import Regime
-from specserve.memory.estimate import MemoryVerdict
+from specserve.memory.constants import Regime
 from specserve.memory.reckoning import Reckoning, reckon
-from specserve.memory.verdict import verdict_of, verdict_without_states
+from specserve.memory.verdict import MemoryVerdict, verdict_of, verdict_without_states
 from specserve.vllm.fact import minor
 
 GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -59,9 +58,9 @@ def _verdict(launch: Row, r: Reckoning) -> MemoryVerdict:
     """The verdict, as far as the log tells the launch: without a number of requests states are not compared, and
     without a length what is too long may still be shorter."""
     judge = verdict_of if launch.point.get("max_num_seqs") else verdict_without_states
-    found, any_length = judge(launch.situation, r), replace(launch.situation, is_auto_length=True)
+    found, any_length = judge(r), replace(r, situation=replace(r.situation, is_auto_length=True))
     is_told = found != "does_not_fit" or launch.point.get("max_model_len")
-    return found if is_told or judge(any_length, r) == "does_not_fit" else "tight"
+    return found if is_told or judge(any_length) == "does_not_fit" else "tight"
 
 
 def table_lines(title: str, scores: Sequence[Score]) -> list[str]:

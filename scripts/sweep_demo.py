@@ -19,7 +19,6 @@ folder count together.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -33,12 +32,10 @@ from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.measure.bench.arms import BASELINE, Arm, Session, host, memory_bytes, sessions, versions
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.plan import BenchPlan, Block, blocks, numbered, seeded
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
-from specserve.measure.bench.rundir import ArmReady, News, Noted, Passed, RunDirectory, create, resume
-from specserve.measure.bench.schedule import Block, Sizes
+from specserve.measure.bench.rundir import News, Noted, Pass, Passed, RunDirectory, create, resume
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt
@@ -131,13 +128,12 @@ def measure(asked: argparse.Namespace) -> int:
             arms=tuple(arms),
             sessions=found,
             points=points,
-            sizes=Sizes(asked.blocks, is_whole=True),
+            blocks=asked.blocks,
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
-            still=functools.partial(still, sessions=found, points=points),
         )
-        Bench(plan, directory, _tell, stop).run()
+        SweepBench(plan, directory, _tell, stop).run()
         passes = directory.passes()
     names = [arm.name for arm in arms]
     missing = [at for at in sorted({place(done.point) for done in passes}) if wanted(passes, names, at=at)]
@@ -146,20 +142,36 @@ def measure(asked: argparse.Namespace) -> int:
     return int(bool(missing))
 
 
+class SweepBench(Bench):
+    """Blocks of all prompts of a group, each once, as long as a server needs them."""
+
+    def blocks(self, session: Session) -> Sequence[Block]:
+        """Those of a benchmark, with all prompts in each."""
+        plan, found = self.plan, []
+        for block in blocks(plan.points, self.workloads, count=plan.blocks, launch=session.launch):
+            prompts = self.workloads[block.point.workload].prompts
+            order = seeded(f"whole {block.seed}").sample(prompts, len(prompts))
+            found.append(replace(block, items=numbered(order)))
+        return found
+
+    def wanted(self, session: Session, block: Block) -> Collection[str]:
+        """The servers that still need it."""
+        return still(session, block, self.passes, points=self.points)
+
+
 def still(
-    block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session], points: Sequence[Point] = ()
+    session: Session, block: Block, passes: Sequence[Pass], *, points: Sequence[Point] = ()
 ) -> Collection[str]:
     """The servers that a block is still wanted of; steps alone are timed once the workloads of `points` are there."""
-    if any(done.block == block.number and done.arm == BASELINE for done in passes):
+    if any(
+        (done.launch, done.block, done.arm) == (session.launch, block.number, BASELINE) for done in passes
+    ):
         return ()
-    there = max(
-        (each for each in sessions if each.first_block <= block.number), key=lambda each: each.first_block
-    )
     at = place(block.point)
     workloads = {place(point) for point in points} if at[0] == STEPS else set()
-    if any(wanted(passes, there.arms, at=each) for each in workloads if each[0] != STEPS):
+    if any(wanted(passes, session.arms, at=each) for each in workloads if each[0] != STEPS):
         return ()
-    return wanted(passes, there.arms, at=at)
+    return wanted(passes, session.arms, at=at)
 
 
 def write_prompts(folder: Path) -> int:
@@ -234,8 +246,6 @@ def _tell(what: News) -> None:
         case Passed():
             line = f"{what.done}/{what.total} {what.arm} {what.point.workload} {what.point.concurrency}: "
             line += f"{what.tokens_per_s:.1f} tokens/s, {what.left_s / 60:.0f} min left"
-        case ArmReady():
-            line = f"{what.arm} is ready after {what.took_s:.0f} s"
         case Noted():
             line = what.text
         case _:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.arms import BASELINE
-from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.observe import timing
 
 SEPARATOR = "."

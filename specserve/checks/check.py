@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
 from specserve.checks.oraclechild import Judged
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules import all_rules, memory
+from specserve.checks.rules import all_rules, memory, tokenizers
 from specserve.checks.run import Examined, context_of, examined_in, identity, rules_for, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Cause = Literal["by_request", "unreachable", "unsupported"]
 _CAUSES: dict[str, Cause] = {"offline": "by_request", "unsupported": "unsupported"}
+_OF_FILES = {"SD231", "SD234", "SD240", "SD245", "SD250", "SD255", "SD258"}
+"""The rules about models, besides those about tokenizers, that look at files and tensors."""
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
 
@@ -171,16 +173,21 @@ def _skipped(known: Gathered) -> list[Skipped]:
     if "hardware" in missing:  # the rules of memory say nothing if none is known
         ran -= {rule.code for rule in all_rules() if rule.check.__module__ == memory.__name__}
     ran -= set(_codes("vllm")) if "vllm" in missing else set()
-    items = []
+    of_tokenizers = (rule.code for rule in all_rules() if rule.check.__module__ == tokenizers.__name__)
+    by_files, items = tuple(sorted({*_OF_FILES, *of_tokenizers})), []
     for item in known.unread:
         if item.path == "target.model" or item.finding(profile) is None:
-            is_known = item.published and context.memory
-            text = item.error.message + (
-                ", so memory rests on its published configuration" if is_known else ""
-            )
-            reason = f"{text}; {item.error.hint}" if item.error.hint else text
+            codes, known_part = _codes("models"), ""
+            if item.published and item.published.is_whole:
+                codes, known_part = (
+                    by_files,
+                    ", so its published configuration was checked, but not its files",
+                )
+            elif item.published and context.memory:
+                known_part = ", so memory rests on its published configuration"
+            reason = f"{item.error.message}{known_part}" + (f"; {item.error.hint}" if item.error.hint else "")
             cause = _CAUSES.get(item.error.cause, "unreachable")
-            items.append(Skipped(profile.file, "models", _codes("models"), reason, cause))
+            items.append(Skipped(profile.file, "models", codes, reason, cause))
     for group, reason in missing.items():
         codes = tuple(code for code in _codes(group) if code not in ran)
         if codes:

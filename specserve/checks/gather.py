@@ -19,7 +19,8 @@ from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.estimate import Demand, MemoryEstimate
+    from specserve.memory.estimate import MemoryEstimate
+    from specserve.memory.pool import Demand
     from specserve.memory.situation import MemorySituation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
@@ -83,7 +84,7 @@ class Unread:
     path: str
     error: FactError
     published: ModelFacts | None = None
-    """What its published configuration says, if the Hub could not be asked; good for memory alone."""
+    """Its published configuration, if the Hub could not be asked; good for memory alone unless all of it is known."""
 
     def finding(self, profile: Profile) -> Finding | None:
         """SD290; None if the model is not known to be bad."""
@@ -217,7 +218,10 @@ def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[
             found[use.path] = read(use.model, use.revision)
         except FactError as error:
             is_unknown = not use.tokenizer_only and error.cause in {"offline", "unreachable"}
-            unread.append(Unread(use.path, error, published(use.model) if is_unknown else None))
+            known = published(use.model) if is_unknown else None
+            unread.append(Unread(use.path, error, known))
+            if known and known.is_whole:
+                found[use.path] = known
     return found, tuple(unread)
 
 
@@ -322,7 +326,7 @@ def _estimate(
     context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
 ) -> MemoryEstimate:
     """The memory of one way to speculate, without the draft if it is not known."""
-    from specserve.memory.judge import assess
+    from specserve.memory.estimate import assess
     from specserve.memory.situation import situation
 
     assert context.machine is not None
@@ -333,9 +337,8 @@ def _estimate(
         version=(context.versions or known_versions()[-1:])[-1],
         speculation=block,
         draft=draft,
+        unknown_draft=block.model if block and draft is None else None,
     )
-    if block and block.model and draft is None:
-        found = replace(found, unknown_draft=block.model)
     needed = _demand_by_vllm(context, path if block else "", found)
     estimate = assess(found, path=path if block else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
@@ -348,16 +351,12 @@ def _estimate(
 
 def _demand_by_vllm(context: Context, path: str, found: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
-    from specserve.memory.defaults import Speculative
-    from specserve.memory.judge import demand_of
+    from specserve.memory.demand import demand_by_vllm
 
     build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)
-    if not build or found.unknown_draft:
+    if not build or found.speculative.unknown:
         return None
-    speculative = Speculative(
-        found.method, found.num_speculative_tokens, found.draft, found.draft_kv_cache_dtype
-    )
     try:
-        return demand_of(build, found.target, settings=found.settings, speculative=speculative)
+        return demand_by_vllm(build, found.target, found.speculative, settings=found.settings)
     except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
         return None

@@ -33,7 +33,7 @@ from specserve.checks.rule import Context
 from specserve.checks.rules.memory import machine_words
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.defaults import HEADS
+from specserve.memory.situation import HEADS
 from specserve.models.facts import ModelFacts
 from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models
@@ -150,7 +150,7 @@ def ask(
     machine: Machine,
     vllm: Vllm,
     kept_only: bool = False,
-    command: Sequence[str] = CHILD,
+    command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
 ) -> tuple[VllmAnswer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
@@ -165,7 +165,7 @@ def ask(
         if answer is None and kept_only:
             return ()
         if answer is None:
-            answer = child_of((*command, *setting)).ask(request, limit_s=limit_s)
+            answer = child_of((*(command or CHILD), *setting)).ask(request, limit_s=limit_s)
             if "not_judged" not in answer:  # a library that is not here today may be here tomorrow
                 keep_answer(file, answer)
         found.append(answer)
@@ -178,7 +178,7 @@ def ask(
 def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
-    if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
+    if answer.refused is None or all(facts is None or facts.is_whole for facts in models):
         return answer
     why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
     return VllmAnswer(not_judged=why)

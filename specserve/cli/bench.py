@@ -169,7 +169,6 @@ def _run(
     strict: bool,
     format: BenchFormat,
 ) -> None:
-    from specserve.measure.bench.outcome import is_missed, is_open
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.bench.sharing import refuse_taken
     from specserve.measure.run import Outlet
@@ -181,7 +180,7 @@ def _run(
     result, path = run_benchmark(request, output=output, resumed=resume, outlet=outlet)
     _print(result, share=share, format=format)
     say(f"raw data, logs, result.json and report.html: {path}")
-    if is_missed(result) or (strict and is_open(result)):
+    if result.is_missed or (strict and result.is_open):
         raise typer.Exit(1)
 
 
@@ -206,9 +205,8 @@ def _print(result: Result, *, share: str | None, format: BenchFormat) -> None:
 
 def _show(context: typer.Context, runs: list[str], *, share: str | None, format: BenchFormat) -> None:
     """One or two earlier runs. Raises UsageError for options of a measurement, FactError if there is no such run."""
-    from specserve.measure.bench.comparison import compare
     from specserve.measure.bench.result import read_result
-    from specserve.report.benchcompare import compared
+    from specserve.report.benchcompare import compare, compared
 
     others = given_besides(context, "show", "share", "format")
     if others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,8 @@ from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_opti
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.measure.watch.server import WatchRequest
+    from specserve.measure.watch.server import WatchedServer, WatchRequest
+    from specserve.measure.watch.watch import WatchReport
 
 _WINDOW_S = 60.0
 UNDECIDED_CODE = 4
@@ -97,8 +99,7 @@ def watch(
     specserve watch canary --against demo --for 2h
     """
     from specserve.measure.values import seconds
-    from specserve.measure.watch.server import WatchRequest, run_watch
-    from specserve.report.watch import WatchPrinter
+    from specserve.measure.watch.server import WatchedServer, WatchRequest
 
     if once and for_time is not None:
         raise UsageError(
@@ -115,14 +116,28 @@ def watch(
         interval_s=seconds(interval, option="--interval", least_s=0.2, most_s=3600.0),
         window_s=window_s,
         for_s=window_s if once else for_s,
-        exporter=exporter,
     )
+    is_json = format is TextOrJson.JSON
     if against is not None or margin:
-        return _compare(request, against, margin or [], is_once=once, format=format, strict=strict)
-    last = run_watch(request, WatchPrinter(is_json=format is TextOrJson.JSON, only_last=once))
+        given = {"profile": profile, "once": once, "exporter": exporter, "window": window_s != _WINDOW_S}
+        return _compare(request, against, margin or [], given=given, is_json=is_json, strict=strict)
+    last = _watch(WatchedServer(request), exporter, is_json=is_json, only_last=once)
     if last.trouble is not None and last.figures is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0
+
+
+def _watch(watched: WatchedServer, exporter: str | None, *, is_json: bool, only_last: bool) -> WatchReport:
+    """Watch one server; the last report."""
+    from specserve.measure.watch.exporter import Exporter
+    from specserve.report.watch import say_exporter, show_watch
+
+    if exporter is None:
+        return show_watch(watched, watched.reports(), is_json=is_json, only_last=only_last)
+    with Exporter(**watched.labels) as export:
+        reports = watched.reports(export)
+        say_exporter(*export.listen_at(exporter))
+        return show_watch(watched, reports, is_json=is_json, only_last=only_last)
 
 
 def _compare(
@@ -130,29 +145,23 @@ def _compare(
     against: str | None,
     margins: list[str],
     *,
-    is_once: bool,
-    format: TextOrJson,
+    given: Mapping[str, object],
+    is_json: bool,
     strict: bool,
 ) -> int:
-    """Compare two servers; the exit code."""
+    """Compare two servers; the exit code. `given`: the options that a comparison does not take."""
     from specserve.measure.watch.compare import CanaryState, compare_servers, compared_servers, read_margins
     from specserve.report.canary import show_comparison
 
     if against is None:
         raise UsageError("`--margin` needs `--against`: it is about a comparison of two servers")
-    refused = {
-        "--profile": request.profile,
-        "--once": is_once,
-        "--exporter": request.exporter,
-        "--window": request.window_s != _WINDOW_S,
-    }
-    for option, value in refused.items():
+    for name, value in given.items():
         if value:
-            raise UsageError(f"`{option}` cannot be combined with `--against`", hint=f"leave `{option}` out")
+            hint = f"leave `--{name}` out"
+            raise UsageError(f"`--{name}` cannot be combined with `--against`", hint=hint)
     allowed = read_margins(margins)
     servers = compared_servers(request, against)
-    reports = compare_servers(servers, request, allowed)
     urls = servers[0].endpoint.root, servers[1].endpoint.root
-    last = show_comparison(reports, urls=urls, is_json=format is TextOrJson.JSON)
+    last = show_comparison(compare_servers(servers, allowed), urls=urls, is_json=is_json)
     undecided = 1 if strict else UNDECIDED_CODE
     return {CanaryState.PROMOTE: 0, CanaryState.ROLL_BACK: 1}.get(last.state, undecided)

@@ -11,15 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from specserve.diagnostics import Notices
-from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.errors import Interrupted
 from specserve.hardware.host import free_port
 from specserve.measure.bench import rundir
 from specserve.measure.bench.arms import Arm, host_load
-from specserve.measure.bench.driver import Driver, Pass
+from specserve.measure.bench.plan import Block
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import RunDirectory
-from specserve.measure.bench.schedule import Block
-from specserve.measure.bench.server import Running, connect
+from specserve.measure.bench.rundir import Pass, RunDirectory
+from specserve.measure.bench.traffic import Driver, Running, connect
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
@@ -35,6 +34,7 @@ _BUSY_SHARE = 0.25
 """Share of the host that others may use before the result says so."""
 _STOLEN_PERCENT = 2.0
 GENERATOR = "load generator"
+_GENERATOR = "the load generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,15 @@ class Measurement:
         self.passes: list[Pass] = directory.passes()
         self.notes: list[str] = content.setdefault("notes", [])
         self.models: dict[str, str] = content.setdefault("models", {})
-        """By arm, what its server serves."""
+        """By variant, what its server serves."""
         self.kv_tokens: dict[str, int] = content.setdefault("kv_tokens", {})
-        """By arm, tokens of its KV cache."""
+        """By variant, tokens of its KV cache."""
         self.launches = int(content.get("launches", 0))
-        self.versions: dict[str, str] = (
-            {GENERATOR: content["load_generator"]} if "load_generator" in content else {}
-        )
+        generator = content.get("conditions", {}).get(_GENERATOR)
+        self.versions: dict[str, str] = {GENERATOR: generator} if generator else {}
         self.workloads: dict[str, Workload] = {}
         self.expected: Counter[tuple[str, Point]] = Counter()
-        """Passes that are still to come, by arm and point."""
+        """Passes that are still to come, by variant and point."""
         self.launches_left = 0
         self._counted: dict[str, int | None] | None = content.get("tokens")
         """Tokens of prompts by the first servers' count; None if one of them cannot count."""
@@ -92,7 +91,7 @@ class Measurement:
         if text not in self.notes:
             self.notes.append(text)
             self.directory.update()
-            self.on_news(rundir.Noted(text))
+            self.on_news(rundir.Noted(f"note: {text}"))
 
     @property
     def host(self) -> dict[str, str]:
@@ -114,7 +113,7 @@ class Measurement:
         devices: Mapping[str, tuple[str, ...]] | None = None,
         beside: Mapping[str, Running] | None = None,
     ) -> Iterator[tuple[dict[str, Running], Driver]]:
-        """Servers by arm, warmed up, and the load generator. `beside`: those that run already, and run on after it."""
+        """Servers by variant, warmed up, and the load generator. `beside`: those that run already, and go on."""
         self._begin()
         servers = dict(beside or {})
         with ExitStack() as stack:
@@ -130,18 +129,20 @@ class Measurement:
                     own = (devices or {}).get(arm.name)
                     servers[arm.name] = stack.enter_context(self.server(arm, label=label, devices=own))
             stack.callback(driver.close)
-            stack.callback(self.on_news, rundir.ArmsStopping(tuple(servers)))
+            if any(arm.plan is not None and arm.name not in (beside or {}) for arm in arms):
+                stack.callback(self.on_news, rundir.Doing("stopping the servers"))
             driver.wait_ready()
-            self._refuse_other_generator(f"vLLM {driver.vllm}")
+            self.versions[GENERATOR] = f"vLLM {driver.vllm}"
+            self.directory.require(_GENERATOR, self.versions[GENERATOR])
             self._prepare(servers)
             for name, server in servers.items():
-                self.on_news(rundir.WarmingUp(name))
+                self.on_news(rundir.Doing(f"warming up {name}"))
                 self._warm_up(server, driver)
             yield servers, driver
 
     @contextmanager
     def server(self, arm: Arm, *, label: str, devices: tuple[str, ...] | None = None) -> Iterator[Running]:
-        """The arm's server: started here, or the one at its URL."""
+        """The variant's server: started here, or the one at its URL."""
         self._begin()
         if arm.plan is None:
             assert arm.url is not None
@@ -155,14 +156,15 @@ class Measurement:
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
-                self.on_news(rundir.Starting(arm.name, str(event.phase), str(log_path)))
+                self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}"))
 
+        self.directory.require(f"vLLM of `{arm.name}`", plan.vllm)
         self.launches += 1
         self.launches_left -= 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began)
-            self.on_news(rundir.ArmReady(arm.name, self._starts_s[-1]))
+            self.on_news(rundir.Noted(f"{arm.name} is ready after {self._starts_s[-1]:.0f}s"))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update()
@@ -209,20 +211,6 @@ class Measurement:
             if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
                 self.note(f"the host was busy before the first server started: {load.text}")
 
-    def _refuse_other_generator(self, found: str) -> None:
-        """Raises UsageError if passes were sent by another version; else it is kept."""
-        before = self.versions.get(GENERATOR)
-        if self.passes and before not in (None, found):
-            raise UsageError(
-                f"the load generator is the one of {found}, but the run began with that of {before}",
-                hint=(
-                    f"install {before} again, or start over: measurements with two load generators cannot be "
-                    "compared"
-                ),
-            )
-        self.versions[GENERATOR] = found
-        self.directory.update(load_generator=found)
-
     def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check)
         if self.models.get(arm.name) != server.arm.model:
@@ -249,11 +237,7 @@ class Measurement:
         if all(each.can_count for each in abilities):
             self._counted = {}
         self._load(servers, chat=chat, max_model_len=most)
-        self.directory.update(
-            room={"chat": chat, "max_model_len": most},
-            sha256={name: workload.sha256 for name, workload in self.workloads.items()},
-            tokens=self._counted,
-        )
+        self.directory.update(room={"chat": chat, "max_model_len": most}, tokens=self._counted)
 
     def _load(self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None) -> None:
         def count(prompt: Prompt) -> int | None:
@@ -275,12 +259,7 @@ class Measurement:
                 max_tokens=self._max_tokens,
                 limit=self._limit,
             )
-            known = self.directory.content.get("sha256", {}).get(name)
-            if known not in (None, workload.sha256):
-                raise SpecserveError(
-                    f"the prompts of `{name}` have changed since the run began",
-                    hint="start over: the earlier measurements cannot be compared with them",
-                )
+            self.directory.require(f"the prompts of `{name}`", workload.sha256)
             self.workloads[name] = workload
             for remark in workload.remarks:
                 self.note(f"{name}: {remark}")
@@ -304,13 +283,6 @@ class Measurement:
             raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
         for server in servers.values():
             server.check()
-
-
-def spend(directory: RunDirectory, began_s: float) -> float:
-    """Add the time since `began_s` (monotonic) to that of earlier sessions, and return the sum."""
-    spent_s = float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began_s
-    directory.update(spent_s=spent_s)
-    return spent_s
 
 
 def _file_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Intervals for what repeated measurements say, and the verdict that an interval allows."""
+"""Intervals for what repeated measurements say, the verdict that an interval allows, and confidence sequences."""
 
 from __future__ import annotations
 
@@ -8,32 +8,38 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 from specserve.measure.bench.result import Interval, Verdict
 
+CONFIDENCE = 0.95
+
+
+def library(module: str) -> Any:
+    """Returns numpy or a module of scipy, imported when it is first needed. Raises FactError if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise FactError(f"{name} is not installed", hint="run `pip install 'specserve[measure]'`") from error
+
 
 @lru_cache(maxsize=4096)
 def quantile(probability: float, *, freedom: float) -> float:
-    """The value below which a t variable lies with this probability. `freedom` may be a fraction, above 0.
+    """Returns the value below which a t variable lies with this probability. `freedom` may be a fraction, above 0.
 
     Raises ValueError outside of 0 to 1, FactError without scipy.
     """
     if not (0.0 < probability < 1.0 and freedom > 0.0):
         raise ValueError(f"no quantile at {probability} with {freedom} degrees of freedom")
-    return float(scipy("special").stdtrit(freedom, probability))
+    return float(library("scipy.special").stdtrit(freedom, probability))
 
 
-def scipy(module: str) -> Any:
-    """A module of scipy, imported when it is first needed. Raises FactError if it is not installed."""
-    try:
-        return import_module(f"scipy.{module}")
-    except ImportError as error:
-        raise FactError("scipy is not installed", hint="run `pip install 'specserve[measure]'`") from error
-
-
-CONFIDENCE = 0.95
+def point(values: Sequence[float], at: float) -> float:
+    """Returns a quantile, interpolated as vLLM does. `values` must not be empty."""
+    return float(library("numpy").quantile(values, at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,65 +66,72 @@ class LogEstimate:
     launches: int
     prompts: int
     prompt_share: float = 0.0
-    """Of the variance, what lies between prompts, 0 to 1: more blocks of the same prompts do not lower it."""
+    """Share of the variance that lies between prompts: more blocks of the same prompts do not lower it."""
 
     @property
     def value(self) -> float:
         """The rate or the ratio."""
         return math.exp(self.log)
 
+    @property
+    def interval(self) -> Interval:
+        """The value with its 95 % bounds."""
+        return Interval(self.value, *self.bounds())
+
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Of its interval; 0 and infinity if nothing was repeated."""
+        """Returns the bounds of the interval; 0 and infinity if nothing was repeated."""
         half = self.half(confidence)
         return (math.exp(self.log - half), math.exp(self.log + half)) if half < 300 else (0.0, math.inf)
 
     def half(self, confidence: float = CONFIDENCE) -> float:
-        """Half the width of the interval of the logarithm."""
+        """Returns half the width of the interval of the logarithm."""
         if not math.isfinite(self.error):
             return math.inf
         return quantile(0.5 + confidence / 2, freedom=self.freedom) * self.error
 
 
-class _Part(NamedTuple):
-    """What a share does to the logarithm, and how much of the sum it is."""
+def ratio(variant: Sequence[Share], *, against: Sequence[Share]) -> LogEstimate | None:
+    """Returns the rate of one variant over that of another, or None if a rate is not positive.
 
-    of: Share
+    Both sent the same prompts in the same blocks; what only one of them did counts as it is.
+    """
+    return _estimate((variant, 1.0), (against, -1.0))
+
+
+def rate(shares: Sequence[Share]) -> LogEstimate | None:
+    """Returns one rate, all amounts over all costs, or None if it is not positive."""
+    return _estimate((shares, 1.0))
+
+
+class _Part(NamedTuple):
+    """A share, what it does to the logarithm, and how much of the sum it is."""
+
+    share: Share
     influence: float
     weight: float
 
 
-def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> LogEstimate | None:
-    """Rate of one arm over that of another, each all amounts over all costs; None if a rate is not positive.
-
-    Both sent the same prompts in the same blocks; what only one of them did counts as it is.
-    """
-    mine, theirs = _parts(arm, sign=1.0), _parts(against, sign=-1.0)
-    return _clustered(_log(arm) - _log(against), mine + theirs) if mine and theirs else None
-
-
-def rate(shares: Sequence[Share]) -> LogEstimate | None:
-    """One rate, all amounts over all costs; None if it is not positive."""
-    parts = _parts(shares, sign=1.0)
-    return _clustered(_log(shares), parts) if parts else None
-
-
-def _log(shares: Sequence[Share]) -> float:
-    return math.log(math.fsum(item.amount for item in shares) / math.fsum(item.cost for item in shares))
-
-
-def _parts(shares: Sequence[Share], *, sign: float) -> list[_Part]:
-    """What each share does to the logarithm of the rate; empty if that is not positive."""
-    amount, cost = math.fsum(item.amount for item in shares), math.fsum(item.cost for item in shares)
-    if not (amount > 0 and cost > 0):
-        return []
-    sides = [(item, item.amount / amount, item.cost / cost) for item in shares]
-    return [_Part(item, sign * (more - less), more + less) for item, more, less in sides]
+def _estimate(*sides: tuple[Sequence[Share], float]) -> LogEstimate | None:
+    """Returns the sum of the logarithms of the sides' rates, each with its sign."""
+    log, parts = 0.0, []
+    for shares, sign in sides:
+        amount, cost = math.fsum(each.amount for each in shares), math.fsum(each.cost for each in shares)
+        if not (amount > 0 and cost > 0):
+            return None
+        log += sign * math.log(amount / cost)
+        for each in shares:
+            more, less = each.amount / amount, each.cost / cost
+            parts.append(_Part(each, sign * (more - less), more + less))
+    return _clustered(log, parts)
 
 
 def _clustered(log: float, parts: Sequence[_Part]) -> LogEstimate:
-    """The estimate if parts are alike within prompts and within times: blocks, or launches if there are several."""
-    prompts, launches = [part.of.prompt for part in parts], [part.of.launch for part in parts]
-    blocks = [(part.of.launch, part.of.block) for part in parts]
+    """Returns the estimate if parts are alike within prompts and within times.
+
+    Times are blocks, or launches if there are several.
+    """
+    prompts, launches = [part.share.prompt for part in parts], [part.share.launch for part in parts]
+    blocks = [(part.share.launch, part.share.block) for part in parts]
     times: Sequence[Hashable] = launches if len(set(launches)) > 1 else blocks
     both = [*zip(prompts, times, strict=True)]
     count = len(set(prompts))
@@ -140,22 +153,20 @@ def _clustered(log: float, parts: Sequence[_Part]) -> LogEstimate:
 
 
 def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> tuple[float, float]:
-    """The variance of a sum over clusters and its degrees of freedom, by the jackknife, to first order.
+    """Returns the variance of a sum over clusters and its degrees of freedom, by the jackknife, to first order.
 
     Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike; squares in the place
     of the weights (`power` 2) where these grow with the weight, as a prompt's difficulty does with its answer's length.
     """
-    influences: dict[Hashable, float] = defaultdict(float)
-    weights: dict[Hashable, float] = defaultdict(float)
-    for part, cluster in zip(parts, clusters, strict=True):
-        influences[cluster] += part.influence
-        weights[cluster] += part.weight
-    total = math.fsum(weights.values())
-    left = [(influences[cluster], 1.0 - weight / total) for cluster, weight in weights.items()]
-    variance = math.fsum((influence / rest) ** 2 for influence, rest in left if rest > 1e-9)
-    powers = [weight**power for weight in weights.values()]
-    equal = math.fsum(powers) ** 2 / math.fsum(each * each for each in powers)
-    return variance * (len(weights) - 1) / len(weights), max(equal - 1.0, 1.0)
+    numpy, number = library("numpy"), {key: at for at, key in enumerate(dict.fromkeys(clusters))}
+    index = [number[key] for key in clusters]
+    influences = numpy.bincount(index, [part.influence for part in parts])
+    weights = numpy.bincount(index, [part.weight for part in parts])
+    rest = 1.0 - weights / weights.sum()
+    is_part = rest > 1e-9
+    variance = ((influences[is_part] / rest[is_part]) ** 2).sum() * (1 - 1 / len(weights))
+    powers = weights**power
+    return float(variance), max(float(powers.sum() ** 2 / (powers**2).sum()) - 1.0, 1.0)
 
 
 class PromptAcceptance(NamedTuple):
@@ -167,60 +178,37 @@ class PromptAcceptance(NamedTuple):
 
 
 def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Interval | None:
-    """Accepted over drafted tokens of one draft minus those of another, with the 95 % interval over prompts.
+    """Returns the acceptance rate of one draft minus that of another, with the 95 % interval over prompts.
 
     Both answered the same prompts; None for fewer than two of them. Linearised, by the jackknife's first order.
     """
-    sides = [_influences(new), _influences(over)]
-    prompts = sides[0][1].keys() | sides[1][1].keys()
-    if len(prompts) < 2 or None in (sides[0][0], sides[1][0]):
-        return None
-    (mine, own), (theirs, other) = sides
-    value = float(mine or 0.0) - float(theirs or 0.0)
-    parts = [own.get(each, 0.0) - other.get(each, 0.0) for each in prompts]
+    value, parts = 0.0, defaultdict[str, float](float)
+    for rows, sign in ((new, 1.0), (over, -1.0)):
+        drafted = sum(row.drafted for row in rows)
+        if not drafted:
+            return None
+        accepted_share = sum(row.accepted for row in rows) / drafted
+        value += sign * accepted_share
+        for row in rows:
+            parts[row.prompt] += sign * (row.accepted - accepted_share * row.drafted) / drafted
     count = len(parts)
-    variance = count / (count - 1) * math.fsum(part * part for part in parts)
+    if count < 2:
+        return None
+    variance = count / (count - 1) * math.fsum(part**2 for part in parts.values())
     half = quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
     return Interval(value, value - half, value + half)
-
-
-def _influences(rows: Sequence[PromptAcceptance]) -> tuple[float | None, dict[str, float]]:
-    """The rate, and what each prompt does to it."""
-    drafted = sum(row.drafted for row in rows)
-    if not drafted:
-        return None, {}
-    rate = sum(row.accepted for row in rows) / drafted
-    parts: dict[str, float] = defaultdict(float)
-    for row in rows:
-        parts[row.prompt] += (row.accepted - rate * row.drafted) / drafted
-    return rate, parts
-
-
-def point(values: Sequence[float], at: float) -> float:
-    """A quantile, between its neighbours as numpy and vLLM take it. `values` must not be empty."""
-    ordered = sorted(values)
-    place = at * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 PAYS_ABOVE = 1.03
 COSTS_BELOW = 0.97
 CERTAINTY = 0.995
-"""PAYS and COSTS also need this interval to leave out 1, so that equal arms get one in 1 of 100 cells at most."""
+"""PAYS and COSTS also need this interval to leave out 1, so that equal variants get one in 1 of 100 cells at most."""
 _MOST = 100
 """More than so many times the work is not advised."""
 
 
-def interval(estimate: LogEstimate) -> Interval:
-    """The value with its 95 % bounds."""
-    low, high = estimate.bounds()
-    return Interval(estimate.value, low, high)
-
-
 def verdict(estimate: LogEstimate) -> Verdict:
-    """Whether one arm is faster than another, by the ratio of their rates."""
+    """Returns whether one variant is faster than another, by the ratio of their rates."""
     low, high = estimate.bounds()
     if low >= COSTS_BELOW and high <= PAYS_ABOVE:
         return Verdict.NO_DIFFERENCE
@@ -233,31 +221,155 @@ def verdict(estimate: LogEstimate) -> Verdict:
 
 
 def needed(estimate: LogEstimate) -> str:
-    """What would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause."""
+    """Returns what would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause."""
     if not math.isfinite(estimate.error):
         return "more than one block"
     factor = _factor(estimate)
-    if factor is None or factor > _MOST:
+    if factor > _MOST:
         return "too many to be worth it: the speedup is too close to the limit of a verdict"
+    count, what = estimate.blocks, "blocks"
     if estimate.launches > 1:
-        return f"about {_more(estimate.launches, factor)} more launches"
-    if estimate.prompt_share > 0.5:
-        return f"about {_more(estimate.prompts, factor)} more prompts"
-    return f"about {_more(estimate.blocks, factor)} more blocks"
+        count, what = estimate.launches, "launches"
+    elif estimate.prompt_share > 0.5:
+        count, what = estimate.prompts, "prompts"
+    return f"about {max(1, math.ceil(count * (factor - 1)))} more {what}"
 
 
-def _factor(estimate: LogEstimate) -> float | None:
-    """How many times as much would decide it: the interval's width goes with the root; None: nothing would."""
+def _factor(estimate: LogEstimate) -> float:
+    """Returns how many times as much would decide it, infinity if nothing would: the width goes with the root."""
     pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
     beyond = max(estimate.log - pays, costs - estimate.log)
+    if not beyond:
+        return math.inf
+    wanted = [(abs(beyond), CONFIDENCE)]
     if beyond > 0:
-        wanted = [(beyond, CONFIDENCE), (abs(estimate.log), CERTAINTY)]
-    else:
-        wanted = [(min(pays - estimate.log, estimate.log - costs), CONFIDENCE)]
-    if min(room for room, _ in wanted) <= 0:
-        return None
+        wanted.append((abs(estimate.log), CERTAINTY))
     return max((estimate.half(confidence) / room) ** 2 for room, confidence in wanted)
 
 
-def _more(count: int, factor: float) -> int:
-    return max(1, math.ceil(count * (factor - 1)))
+# Confidence sequences: intervals that hold at all looks together, so that one may look often and stop at any time.
+
+_EFFECT = 1.0
+"""Differences that are found fastest, in standard deviations of a block; others take a little longer."""
+_RARE = (0.5, 49.5)
+"""Prior of a share of errors, as a beta distribution: about 1 %. It changes the width, not the validity."""
+_MOST_PARTS = 256
+_LEAST_GROUPS = 8
+
+
+class PairedDifference:
+    """The difference of two ratios of sums, second minus first, from blocks of time that both sides share.
+
+    Each block compares both sides over the same minutes (Mantel and Haenszel's weights), so what changes for both sides
+    alike, such as the traffic of the day, neither shifts nor widens the difference. Blocks are the sample: tokens of a
+    request are correlated.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, float, float]] = []
+        """By block: its weight, and the weight times the ratio of each side."""
+
+    def add(self, first: tuple[float, float], second: tuple[float, float]) -> None:
+        """Add one block: numerator and denominator of each side. A block without a denominator says nothing."""
+        (upper, lower), (other_upper, other_lower) = first, second
+        if lower <= 0 or other_lower <= 0:
+            return
+        weight = lower * other_lower / (lower + other_lower)
+        self._parts.append((weight, weight * upper / lower, weight * other_upper / other_lower))
+        if len(self._parts) > _MOST_PARTS:  # neighbours as one: memory does not grow
+            self._parts = [_joined(self._parts[at : at + 2]) for at in range(0, len(self._parts), 2)]
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """Both ratios over the blocks, each block with the same weight on both sides; 0 without a block."""
+        weight, first, second = _joined(self._parts)
+        return first / (weight or 1.0), second / (weight or 1.0)
+
+    def interval(self, *, error: float, least_variance: float = 0.0) -> Interval | None:
+        """Returns the difference and an interval that at no look leaves out the true one, but for a share `error`.
+
+        `least_variance` is the variance of the difference that cannot be undercut, such as that of independent tokens.
+        None before the first block; infinite if there are too few blocks.
+        """
+        if not self._parts:
+            return None
+        whole, first, second = _joined(self._parts)
+        value = (second - first) / whole
+        # blocks of unequal weight are as good as fewer equal ones
+        count = whole**2 / sum(weight**2 for weight, _, _ in self._parts)
+        if count <= 1 + 1e-9:
+            return Interval(value, -math.inf, math.inf)
+        residuals = [theirs - mine - value * weight for weight, mine, theirs in self._parts]
+        alone = sum(each**2 for each in residuals) * count / (count - 1)
+        variance = max(alone, _correlated(residuals, alone))
+        # blocks that are alike are as good as fewer independent ones
+        alike = count * alone / variance if variance else count
+        half = standard_errors(max(alike, min(count, _LEAST_GROUPS)), error=error)
+        if math.isfinite(half):
+            half *= math.sqrt(max(variance / whole**2, least_variance))
+        return Interval(value, value - half, value + half)
+
+
+def _joined(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    weights, first, second = zip(*parts, strict=True) if parts else ((), (), ())
+    return sum(weights), sum(first), sum(second)
+
+
+def _correlated(residuals: Sequence[float], alone: float) -> float:
+    """Returns the variance of the sum if neighbours are alike: the largest over groups of 2, 4, 8, … blocks.
+
+    Requests run on into the next block, and a load that only one server has lasts for several blocks.
+    """
+    most = alone + 2 * sum(one * other for one, other in pairwise(residuals))
+    groups = list(residuals)
+    while len(groups) >= 2 * _LEAST_GROUPS:
+        if len(groups) % 2:
+            groups.append(0.0)
+        groups = [one + other for one, other in zip(groups[::2], groups[1::2], strict=True)]
+        most = max(most, sum(each**2 for each in groups) * len(groups) / (len(groups) - 1))
+    return most
+
+
+def standard_errors(count: float, *, error: float) -> float:
+    """Returns how many standard errors the mean of `count` normal values is off at most, at all looks together.
+
+    It is infinite if there are too few values. The bound inverts a test martingale: the Bayes factor of the t statistic
+    for a normal prior of the effect size, which does not depend on the unknown variance (Gönen, Johnson, Lu, Westfall
+    2005; as a confidence sequence: Wang and Ramdas, arXiv:2310.03722). For many values it becomes the asymptotic
+    confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (arXiv:2103.06476), which needs no normality.
+    """
+    if count <= 1:
+        return math.inf
+    spread = 1 + count * _EFFECT**2
+    power = (math.sqrt(spread) / error) ** (2 / count)
+    if power >= spread:
+        return math.inf
+    return math.sqrt((count - 1) * (power - 1) / (1 - power / spread))
+
+
+def share_bounds(count: int, *, of: int, error: float) -> tuple[float, float]:
+    """Returns the bounds of a probability of which `count` in `of` independent trials came true, valid at all looks.
+
+    They are exact, also for rare events: the beta-binomial mixture martingale (Robbins 1970) against each probability.
+    """
+    if of == 0:
+        return 0.0, 1.0
+    special, optimize = library("scipy.special"), library("scipy.optimize")
+    limit = special.betaln(_RARE[0] + count, _RARE[1] + of - count) - special.betaln(*_RARE) + math.log(error)
+
+    def evidence(share: float) -> float:
+        return float(limit - special.xlogy(count, share) - special.xlog1py(of - count, -share))
+
+    def edge(end: float) -> float:
+        return float(optimize.brentq(evidence, end, count / of, xtol=1e-12)) if evidence(end) > 0 else end
+
+    return edge(1e-300) if count else 0.0, edge(1 - 1e-16) if count < of else 1.0
+
+
+def share_difference(first: tuple[int, int], second: tuple[int, int], *, error: float) -> Interval | None:
+    """Returns the second probability minus the first, each given as a count and its trials; None without any."""
+    if not first[1] or not second[1]:
+        return None
+    low, high = share_bounds(first[0], of=first[1], error=error / 2)
+    other_low, other_high = share_bounds(second[0], of=second[1], error=error / 2)
+    return Interval(second[0] / second[1] - first[0] / first[1], other_low - high, other_high - low)

@@ -1,33 +1,30 @@
-"""What a launch needs of every GPU, and the memory verdict of one arm on one machine: their shapes."""
+"""The memory verdict of one way to speculate on one machine, with the figures that it rests on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-MemoryVerdict = Literal["fit", "tight", "does_not_fit"]
-VERDICTS: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
-"""From best to worst."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of an estimate; equal where it is exact."""
-
-    low: float
-    high: float
-    logs: int | None = None
-    """How many public boot logs support the bounds; 0: none, they are assumed; None: no fitted constant in them."""
-
-    @property
-    def support(self) -> str:
-        """What the bounds rest on, in words: `from 23 logs`; empty if no fitted constant is in them."""
-        if self.logs is None:
-            return ""
-        if not self.logs:
-            return "assumed: no public log of such a launch"
-        return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
+from specserve.errors import FactError
+from specserve.hardware.accelerators import Machine
+from specserve.memory.constants import Bounds
+from specserve.memory.pool import Demand
+from specserve.memory.reckoning import Reckoning, reckon, without_speculation
+from specserve.memory.situation import MemorySituation, situation
+from specserve.memory.verdict import (
+    Knob,
+    MemoryVerdict,
+    StateBlocks,
+    is_certain,
+    is_only_in_doubt,
+    knobs,
+    reason,
+    state_blocks,
+    verdict_of,
+    verdict_without_states,
+)
+from specserve.models.facts import ModelFacts
+from specserve.profile.schema import Profile, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +39,6 @@ class PerGpu:
     other: Bounds
     """CUDA context, communication, graphs, sampler and draft buffers."""
     kv_cache: Bounds
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """One thing to turn, by how much, and the verdict it would give."""
-
-    path: str
-    """Dotted path in the profile, such as `engine.max_num_seqs`."""
-    value: int | float | str | bool
-    frees_bytes: int
-    verdict: MemoryVerdict
-
-
-@dataclass(frozen=True, slots=True)
-class StateBlocks:
-    """Blocks of the KV cache, each of which can hold the recurrent state of a request."""
-
-    blocks: Bounds
-    max_num_seqs: int
-    """Requests that may run: vLLM aborts if there are more of them than blocks."""
-    largest_max_num_seqs: int
-    """What surely boots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,127 +85,123 @@ class MemoryEstimate:
     """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTable:
-    """Layers that share one block table; a request takes `blocks(tokens)` blocks for it.
+def estimate(
+    profile: Profile,
+    *,
+    target: ModelFacts,
+    machine: Machine,
+    version: str,
+    speculation: Speculation | None = None,
+    draft: ModelFacts | None = None,
+) -> MemoryEstimate:
+    """What a profile with one way to speculate (None: none) needs of every GPU of a machine, by one vLLM version.
 
-    Source: vLLM's `KVCacheGroupSpec` (v1/kv_cache_interface.py 0.32).
+    `draft`: the facts of `speculation.model`, if the method has a second model. Raises FactError if a model's facts do
+    not say enough.
     """
-
-    block_size: int
-    """Tokens in a block."""
-    page_bytes: int
-    """Bytes that its layers fill of a block, all together, on the fullest GPU."""
-    retained_tokens: int | None = None
-    """Tokens that a window keeps, those in flight included; None: all."""
-    fixed_blocks: int | None = None
-    """Blocks per request that do not depend on its length: the state of mamba and the like."""
-    spare_blocks: int = 0
-    """Blocks beyond those of its tokens: a window need not begin where a block does."""
-
-    def blocks(self, tokens: int) -> int:
-        """Blocks of one request of so many tokens, as vLLM reserves them."""
-        if self.fixed_blocks is not None:
-            return self.fixed_blocks
-        if self.retained_tokens is not None:
-            return -(-min(self.retained_tokens, tokens) // self.block_size) + self.spare_blocks
-        return -(-tokens // self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineStage:
-    """One pipeline stage: each of its GPUs holds this."""
-
-    rank: int
-    """The first of its GPUs."""
-    target_weights_bytes: int
-    draft_weights_bytes: int
-    bytes_per_block: int
-    """What one block of the pool takes here, padding included."""
-    target_kv_bytes_per_token: int
-    """All attention layers, sliding-window layers as if full."""
-    draft_kv_bytes_per_token: int
-    target_kv_bytes_fixed: int
-    """Per request, whatever its length: the state of mamba and the like."""
-    draft_kv_bytes_fixed: int
-
-    @property
-    def weights_bytes(self) -> int:
-        """Target and draft."""
-        return self.target_weights_bytes + self.draft_weights_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Weights and KV cache of one arm. `kv_bytes` is what is left for the KV cache: on the fullest GPU, or by stage."""
-
-    stages: tuple[PipelineStage, ...]
-    groups: tuple[BlockTable, ...]
-    max_model_len: int
-    lookahead_tokens: int = 0
-    """KV slots that a running request needs beyond its tokens."""
-    basis: Literal["vllm", "formula"] = "formula"
-    notes: tuple[str, ...] = ()
-    """What is not known exactly, and why."""
-    is_kv_known: bool = True
-    """False for an architecture whose KV cache cannot be computed: then there are no groups."""
-
-    @property
-    def fullest(self) -> PipelineStage:
-        """The stage with the most weights; of equals, the one whose blocks are the largest."""
-        return max(self.stages, key=lambda stage: (stage.weights_bytes, stage.bytes_per_block, -stage.rank))
-
-    def blocks(self, kv_bytes: int | Sequence[int]) -> int:
-        """Blocks in the pool: what the poorest stage can hold. 0 for no memory; a model without KV cache has 1."""
-        if not self.groups:
-            return 1
-        if isinstance(kv_bytes, int):
-            spare = self.fullest.weights_bytes
-            kv_bytes = [kv_bytes + spare - stage.weights_bytes for stage in self.stages]
-        counts = (
-            max(given, 0) // stage.bytes_per_block
-            for given, stage in zip(kv_bytes, self.stages, strict=True)
-            if stage.bytes_per_block
+    return assess(
+        situation(
+            profile, target=target, machine=machine, version=version, speculation=speculation, draft=draft
         )
-        return min(counts)
+    )
 
-    def blocks_per_request(self, tokens: int) -> int:
-        """Blocks that vLLM reserves for one request of so many tokens (prompt and output)."""
-        return sum(group.blocks(tokens) for group in self.groups)
 
-    def concurrency(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> float:
-        """vLLM's "Maximum concurrency": requests of max_model_len that the pool holds."""
-        per_request = self.blocks_per_request(max_model_len or self.max_model_len)
-        return self.blocks(kv_bytes) / per_request if per_request else float("inf")
+def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
+    """The same for a situation that is worked out already.
 
-    def tokens(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> int:
-        """vLLM's "KV cache size: N tokens" (v1/core/kv_cache_utils.py 0.32, `get_kv_cache_capacity`)."""
-        if not self.groups:
-            return 0
-        return int(
-            self.concurrency(kv_bytes, max_model_len=max_model_len) * (max_model_len or self.max_model_len)
-        )
+    `path`: where the block stands in the profile, for the knobs; `needed`: weights and KV cache, if vLLM itself was
+    asked for them.
+    """
+    r, notes = _at_fitting_length(reckon(s, needed=needed))
+    s, demand, at, unknown = r.situation, r.demand, r.poorest, r.situation.speculative.unknown
+    found, stage = verdict_of(r), demand.stages[at]
+    is_in_doubt = is_only_in_doubt(r, found)
+    if unknown:
+        notes.append(f"`{unknown}` is not known: its weights and KV cache are not counted")
+    if s.not_modelled:
+        notes.append(f"not modelled, and not counted: {', '.join(f'`{name}`' for name in s.not_modelled)}")
+    limit = max(s.longest, s.settings.max_model_len) if demand.is_kv_known else 0
+    shortest, longest = (demand.largest_max_model_len(kv_bytes, limit=limit) for kv_bytes in (r.low, r.high))
+    return MemoryEstimate(
+        verdict=found,
+        rank=stage.rank,
+        per_gpu_bytes=_per_gpu(r, at),
+        target_kv_bytes_per_token=stage.target_kv_bytes_per_token,
+        draft_kv_bytes_per_token=stage.draft_kv_bytes_per_token,
+        target_kv_bytes_fixed=stage.target_kv_bytes_fixed,
+        draft_kv_bytes_fixed=stage.draft_kv_bytes_fixed,
+        max_model_len=s.settings.max_model_len,
+        kv_cache_tokens=_tokens(r),
+        max_concurrency=Bounds(_concurrency(r, r.low), _concurrency(r, r.high), r.logs),
+        largest_max_model_len=Bounds(shortest, longest, r.logs),
+        without_speculation_kv_cache_tokens=_baseline(r),
+        basis=demand.basis,
+        calibration=_calibration(r, at),
+        certain=found == "does_not_fit" and is_certain(r),
+        knobs=() if found == "fit" or is_in_doubt else knobs(r, verdict=found, path=path),
+        notes=(*demand.notes, *notes),
+        reason=reason(r) if found == "tight" else "",
+        draft_logits_bytes=r.draft_logits,
+        ranks=s.ranks,
+        is_kv_cache_default=s.is_kv_cache_default,
+        states=state_blocks(r),
+        unknown_draft=unknown,
+        is_only_in_doubt=is_in_doubt,
+        is_kv_known=demand.is_kv_known,
+        is_short_of_states_only=found != verdict_without_states(r),
+    )
 
-    def is_enough(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> bool:
-        """Whether vLLM starts: one request of max_model_len fits beside the null block."""
-        if not self.groups:
-            return True
-        return self.blocks(kv_bytes) - 1 >= self.blocks_per_request(max_model_len or self.max_model_len)
 
-    def largest_max_model_len(self, kv_bytes: int | Sequence[int], *, limit: int) -> int:
-        """The largest max_model_len up to `limit` that vLLM would start with; 0 if there is none."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.is_enough(kv_bytes, max_model_len=middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+def _at_fitting_length(r: Reckoning) -> tuple[Reckoning, list[str]]:
+    """With `max_model_len: auto`, the length that vLLM will surely come down to."""
+    s, limit = r.situation, r.situation.settings.max_model_len
+    if not s.is_auto_length:
+        return r, []
+    low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
+    if low in (0, limit):
+        return r, []
+    s = replace(s, settings=replace(s.settings, max_model_len=low))
+    r = replace(r, situation=s, demand=replace(r.demand, max_model_len=low))
+    return r, [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
 
-    def bytes_for(self, requests: int, tokens: int) -> int:
-        """KV bytes on the fullest GPU for so many running requests of so many tokens, null block included."""
-        if not self.groups:
-            return 0
-        blocks = requests * self.blocks_per_request(tokens + self.lookahead_tokens) + 1
-        return blocks * self.fullest.bytes_per_block
+
+def _per_gpu(r: Reckoning, at: int) -> PerGpu:
+    stage, kv = r.demand.stages[at], r.kv_cache[at]
+    return PerGpu(
+        total=r.situation.machine.accelerator.total_bytes,
+        budget=r.budget,
+        target_weights=stage.target_weights_bytes,
+        draft_weights=stage.draft_weights_bytes,
+        activation=r.activation[at],
+        other=r.other[at],
+        kv_cache=Bounds(max(0.0, kv.low), max(0.0, kv.high), kv.logs),
+    )
+
+
+def _tokens(r: Reckoning) -> Bounds:
+    return Bounds(r.demand.tokens(r.low), r.demand.tokens(r.high), r.logs)
+
+
+def _concurrency(r: Reckoning, kv_bytes: list[int]) -> float:
+    if not r.demand.is_kv_known:
+        return 0.0
+    return r.demand.concurrency(kv_bytes) if r.demand.groups else float(r.situation.settings.max_num_seqs)
+
+
+def _baseline(r: Reckoning) -> Bounds | None:
+    """KV cache tokens without speculation; None if nothing speculates, or if only vLLM knows the model's shape."""
+    s = r.situation
+    if not s.speculative.method or s.speculative.unknown or not r.demand.is_kv_known:
+        return None
+    try:
+        return _tokens(reckon(without_speculation(s)))
+    except FactError:
+        return None
+
+
+def _calibration(r: Reckoning, at: int) -> str:
+    rules = r.regime
+    name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
+    parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))
+    support = ", ".join(f"{what} ({part.support})" for what, part in parts if part.support)
+    return f"{name}, vLLM {rules.since} and later; {support}; source: {rules.source}"

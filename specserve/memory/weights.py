@@ -1,4 +1,4 @@
-"""Bytes of weights on the fullest GPU of each pipeline stage, from a checkpoint's tensors."""
+"""Bytes of weights on the fullest GPU of each pipeline stage, from a checkpoint's tensors or from config.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from specserve.memory.defaults import Settings
+from specserve.errors import FactError
 from specserve.memory.kv import kv_heads_per_gpu
-from specserve.models.facts import BITS, Tensor
+from specserve.memory.situation import Settings
+from specserve.models.architecture import as_stored, quantization_of
+from specserve.models.config import text_fields
+from specserve.models.facts import BITS, ModelFacts, Tensor
 from specserve.models.shape import Attention, Shape, State
+from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
 from specserve.vllm.facts import VOCABULARY_PADDING
 
 Division = Literal["vocabulary", "column", "row", "keys", "fused", "expert", "mamba", "channels", "all"]
@@ -213,6 +217,54 @@ class Weights(NamedTuple):
 
     stages: tuple[int, ...]
     mtp: int
+
+
+@lru_cache(maxsize=8)
+def tallied(
+    facts: ModelFacts, *, part: str = "model", online: str | None = None, target_hidden_size: int = 0
+) -> Mapping[Kind, int]:
+    """The tensors of one part: `model`, `mtp` (prediction layers), `assistant` (Gemma 4's second model for `mtp`), or
+    the method of a head. From headers, else by formula.
+
+    Remembered by the object, because knobs ask again and again. Raises FactError if neither headers nor a formula
+    tell them.
+    """
+    config, is_online = facts.config, online not in (None, "auto")
+    known = _with_values(facts) if facts.tensors and part != "mtp" else None
+    if known and (quantization_of(config) or not is_online):
+        return tally(known)
+    if known:
+        sizes: Mapping[str, tuple[int, ...]] | None = {name: held.shape for name, held in known.items()}
+    elif part == "model":
+        sizes = expected_tensors(facts.model, config)
+    elif part == "mtp":
+        sizes = mtp_tensors(facts.model, config)
+    else:
+        method = "mtp" if part == "assistant" else part
+        sizes = head_tensors(facts.model, config, method=method, target_hidden_size=target_hidden_size)
+    stored = sizes and as_stored(sizes, model=facts.model, config=config, online=online)
+    if stored:
+        return tally(stored)
+    quantised = quantization_of(config).get("quant_method") or (online if is_online else None)
+    what = f" quantised by `{quantised}`" if quantised else ""
+    raise FactError(
+        (
+            f"the size of the weights of `{facts.model}`{what} is not known: there are no safetensors "
+            "headers, and no formula"
+        ),
+        hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
+    )
+
+
+def _with_values(facts: ModelFacts) -> Mapping[str, Tensor]:
+    """The tensors of the headers; if a checkpoint has one projection for keys and values, vLLM holds it twice."""
+    tensors = facts.tensors or {}
+    if not text_fields(facts.model, facts.config)[0].flag("attention_k_eq_v", default=False):
+        return tensors
+    twins = {
+        name.replace(".k_proj.", ".v_proj."): held for name, held in tensors.items() if ".k_proj." in name
+    }
+    return {**twins, **tensors}
 
 
 def tally(tensors: Mapping[str, Tensor]) -> Mapping[Kind, int]:

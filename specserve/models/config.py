@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve.errors import FactError
+
+if TYPE_CHECKING:
+    from specserve.models.facts import ModelFacts
 
 _LARGEST = 1 << 40
 
@@ -166,6 +169,14 @@ def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     if "tie_word_embeddings" in config:
         values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
     return Fields(model, _completed(values, inner_type), part.where), family(inner_type)
+
+
+def language_part(facts: ModelFacts) -> Fields:
+    """The part of a config.json that describes the language model, with what its model type leaves out."""
+    if facts.config.get("model_type"):
+        return text_fields(facts.model, facts.config)[0]
+    config = Fields(facts.model, facts.config)
+    return config.section("text_config") or config
 
 
 def _part(whole: Fields, listed: str | None) -> Fields | None:

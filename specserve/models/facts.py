@@ -74,8 +74,13 @@ class ModelFacts:
     """mistral: there is a params.json and no config.json; `config` then has the keys of config.json all the same."""
     weight_files: tuple[str, ...] = ()
     """The files that vLLM would load the weights from."""
+    is_whole: bool = True
+    """Whether `config` is all of config.json; of some published models, only the fields that memory depends on are."""
     broken: Mapping[str, str] = field(default_factory=dict)
     """Files that vLLM could not read, by name, with what is wrong: a weight file cut short, a pointer of Git LFS."""
+
+    __hash__ = object.__hash__
+    """By identity: what is computed of a model is remembered for the object that was read."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -289,15 +294,17 @@ _FILE = Path(__file__).with_name("published.json")
 
 
 def published(model: str) -> ModelFacts | None:
-    """The fields of a model's config.json that memory depends on; None if they do not ship with specserve.
+    """A model's published config.json, or the fields of it that memory depends on; None if specserve has neither.
 
     It has no files, no tensors and no commit: nobody has read these here.
     """
-    config = _published().get(model)
-    return ModelFacts(model, "published", config) if config else None
+    entry = _published().get(model)
+    if entry is None:
+        return None
+    return ModelFacts(model, "published", entry["config"], is_whole=entry.get("is_whole", False))
 
 
 @lru_cache
 def _published() -> dict[str, Mapping[str, Any]]:
-    models = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
-    return {model: entry["config"] for model, entry in models.items()}
+    models: dict[str, Mapping[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
+    return models

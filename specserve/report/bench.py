@@ -59,13 +59,6 @@ _VERDICTS = {
     Verdict.NO_DIFFERENCE: "makes no difference",
     Verdict.INCONCLUSIVE: "is inconclusive",
 }
-_HEAD = (
-    Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
-    Column("verdict", "verdict"), Column("length"),
-    Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
-    Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
-    Column("gap P99, ms", is_detail=True),
-)  # fmt: skip
 _LEGEND = (
     "speedup: output tokens/s over those of the first variant, with its 95 % interval; length: mean acceptance length, "
     "tokens per step; needed: the length at which speculation breaks even"
@@ -94,19 +87,19 @@ def load_words(point: Point) -> str:
 
 
 def setting(point: Point) -> str:
-    """Returns `temperature 0.7`, and whether the prefix cache was off."""
-    return f"temperature {point.temperature:g}{'' if point.prefix_cache else ', prefix cache off'}"
+    """Returns `chat, temperature 0.7`, and whether the prefix cache was off."""
+    cache = "" if point.prefix_cache else ", prefix cache off"
+    return f"{point.workload}, temperature {point.temperature:g}{cache}"
 
 
 def where(point: Point) -> str:
     """Returns `chat, concurrency 16, temperature 0.7`."""
-    loaded = f"{size(point):g}"
-    loaded = f"{loaded} requests/s" if point.concurrency is None else f"concurrency {loaded}"
-    return f"{point.workload}, {loaded}, {setting(point)}"
+    loaded = f"{size(point):g} requests/s" if point.concurrency is None else f"concurrency {size(point):g}"
+    return setting(point).replace(f"{point.workload}, ", f"{point.workload}, {loaded}, ", 1)
 
 
 def arm_words(arm: ArmInfo) -> str:
-    """Returns how an arm speculates: `draft_model K=5, meta-llama/Llama-3.1-8B-Instruct`."""
+    """Returns how a variant speculates: `draft_model K=5, meta-llama/Llama-3.1-8B-Instruct`."""
     if arm.method is None:
         return "a server that runs already" if arm.url and not arm.is_baseline else "no speculation"
     tokens = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
@@ -124,7 +117,7 @@ def machine(result: Result) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One arm at one load. `comparison`: None for the arm that the others are compared with."""
+    """One variant at one load. `comparison`: None for the variant that the others are compared with."""
 
     cell: Cell
     comparison: Comparison | None
@@ -134,10 +127,59 @@ class BenchRow:
         """What was measured; None if it counts for nothing."""
         return self.cell.figures if self.cell.invalid is None else None
 
+    @property
+    def verdict(self) -> str:
+        """The verdict's word; `invalid` if the figures count for nothing."""
+        if self.cell.invalid is not None:
+            return "invalid"
+        return self.comparison.verdict.value if self.comparison else ""
+
+    def compared(self, shown: Callable[[Comparison], str]) -> str:
+        """Returns a figure of the comparison; nothing without one."""
+        return shown(self.comparison) if self.comparison else ""
+
+    def measured(self, shown: Callable[[Figures], str]) -> str:
+        """Returns a figure; a dash if there is none that counts."""
+        return shown(self.figures) if self.figures else NONE
+
+
+_COLUMNS: tuple[tuple[Column, Callable[[BenchRow], str]], ...] = (
+    (Column("load"), lambda row: load(row.cell.point)),
+    (Column("variant", "code"), lambda row: row.cell.arm),
+    (Column("tokens/s"), lambda row: row.measured(lambda known: rate(known.output_tokens_per_s))),
+    (
+        Column("speedup, 95 %"),
+        lambda row: row.compared(lambda known: with_spread(known.speedup)) if row.figures else "",
+    ),
+    (Column("verdict", "verdict"), lambda row: row.verdict),
+    (Column("length"), lambda row: row.compared(lambda known: number(known.mean_acceptance_length))),
+    (
+        Column("needed"),
+        lambda row: row.compared(lambda known: number(known.break_even_mean_acceptance_length)),
+    ),
+    (Column("TTFT, ms"), lambda row: row.measured(lambda known: quantiles_words(known.ttft_ms))),
+    (Column("TPOT, ms"), lambda row: row.measured(lambda known: quantiles_words(known.tpot_ms))),
+    (Column("E2E, s"), lambda row: row.measured(lambda known: quantiles_words(known.e2e_ms, divisor=1000))),
+    (
+        Column("accepted"),
+        lambda row: row.measured(
+            lambda known: percent(known.acceptance.acceptance_rate) if known.acceptance else ""
+        ),
+    ),
+    (Column("goodput/s"), lambda row: row.measured(lambda known: rate(known.goodput_per_s))),
+    (Column("cost/M"), lambda row: row.measured(lambda known: number(known.cost_per_million_tokens))),
+    (Column("failed"), lambda row: row.measured(lambda known: str(known.failed_requests or NONE))),
+    (Column("requests", is_detail=True), lambda row: row.measured(lambda known: str(known.requests))),
+    (
+        Column("gap P99, ms", is_detail=True),
+        lambda row: row.measured(lambda known: rate(known.inter_chunk_p99_ms)),
+    ),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BenchSection:
-    """One workload at one temperature under one kind of load: all loads, rising, and all arms."""
+    """One workload at one temperature under one kind of load: all loads, rising, and all variants."""
 
     title: str
     """`chat, temperature 0.7`."""
@@ -156,7 +198,7 @@ def sections(result: Result) -> list[BenchSection]:
     compared = {(item.arm, item.point): item for item in result.comparisons}
     groups: dict[tuple[str, str], list[BenchRow]] = {}
     for cell in result.cells:
-        key = (f"{cell.point.workload}, {setting(cell.point)}", load_words(cell.point))
+        key = (setting(cell.point), load_words(cell.point))
         groups.setdefault(key, []).append(BenchRow(cell, compared.get((cell.arm, cell.point))))
 
     def place(row: BenchRow) -> tuple[float, int]:
@@ -169,199 +211,61 @@ def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
     """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
     if form == "json":
         return without_user(json_document(result)) + "\n"
-    return render(_BenchReport(result).document(), form=form, stream=stream or sys.stdout)
+    return render(_document(result), form=form, stream=stream or sys.stdout)
 
 
-@dataclass(frozen=True, slots=True)
-class _BenchReport:
-    """The report of one result."""
+def _document(result: Result) -> Document:
+    blocks: list[Block] = [Paragraph(_question(result), is_muted=True)]
+    if not result.is_complete:
+        blocks.append(Paragraph("Not complete: some cells are still to be measured."))
+    targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
+    arms = [(arm.name, arm_words(arm)) for arm in result.arms]
+    blocks += [Cards(list(_cards(result))), Items([*(("target", model) for model in targets), *arms])]
+    blocks += [_section(result, each) for each in sections(result)]
+    if result.stops_paying:
+        ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]
+        blocks.append(Section("Load at which speculation stops paying", [Items(ends)]))
+    if result.promises:
+        blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
+    notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
+    blocks.append(Items([("note", note) for note in (*notes, *result.notes)]))
+    basis = "measured within one launch: another start of the same servers may differ by a few %"
+    if result.launches > 1:
+        basis = f"measured over {result.launches} launches of each variant"
+    blocks += [Paragraph(_LEGEND), Paragraph(basis), _method(result)]
+    return Document("benchmark", result.name, blocks)
 
-    result: Result
 
-    def document(self) -> Document:
-        result = self.result
-        blocks: list[Block] = [Paragraph(self._question(), is_muted=True)]
-        if not result.is_complete:
-            blocks.append(Paragraph("Not complete: some cells are still to be measured."))
-        blocks += [Cards(list(self._cards())), self._arms(), *map(self._section, sections(result))]
-        if result.stops_paying:
-            ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]
-            blocks.append(Section("Load at which speculation stops paying", [Items(ends)]))
-        if result.promises:
-            blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
-        notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
-        blocks.append(Items([("note", note) for note in (*notes, *result.notes)]))
-        basis = "measured within one launch: another start of the same servers may differ by a few %"
-        if result.launches > 1:
-            basis = f"measured over {result.launches} launches of each variant"
-        blocks += [Paragraph(_LEGEND), Paragraph(basis), self._method()]
-        return Document("benchmark", result.name, blocks)
+def _question(result: Result) -> str:
+    """Returns what is compared with what, where and when."""
+    against = next((item.against for item in result.comparisons), "")
+    words = f"Servers compared with {against}" if against else "Servers measured"
+    if any(arm.is_baseline for arm in result.arms):
+        words = "Speculation against the same server without it"
+    vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
+    return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
 
-    def _question(self) -> str:
-        """What is compared with what, where and when."""
-        result = self.result
-        against = next((item.against for item in result.comparisons), "")
-        words = f"Servers compared with {against}" if against else "Servers measured"
-        if any(arm.is_baseline for arm in result.arms):
-            words = "Speculation against the same server without it"
-        vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
-        return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
 
-    def _cards(self) -> Iterator[Card]:
-        """The worst point of each arm with its own interval, then how often the arm pays and its best point."""
-        for arm in self.result.arms:
-            mine = [item for item in self.result.comparisons if item.arm == arm.name]
-            known = [(item.speedup, item.point) for item in mine if item.speedup]
-            known.sort(key=lambda item: item[0].value)
-            if not known:
-                if mine:
-                    yield Card(arm.name, NONE, [_counted(mine)])
-                continue
-            (worst, worst_point), (best, best_point) = known[0], known[-1]
-            figure = f"{number(worst.value)}x{' at worst' if len(known) > 1 else ''}"
-            lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
-            if len(known) > 1:
-                lines.append(f"best: {with_spread(best, unit='x')} on {where(best_point)}")
-            yield Card(arm.name, figure, lines)
-
-    def _arms(self) -> Items:
-        targets = dict.fromkeys(arm.model for arm in self.result.arms if arm.model)
-        arms = [(arm.name, arm_words(arm)) for arm in self.result.arms]
-        return Items([*(("target", model) for model in targets), *arms])
-
-    def _section(self, section: BenchSection) -> Section:
-        table = Table(_HEAD, [self._cells(row) for row in section.rows], keys=2)
-        blocks: list[Block] = [
-            Charts(list(self._charts(section))),
-            table,
-            Items(list(self._remarks(section.rows))),
-        ]
-        return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
-
-    def _cells(self, row: BenchRow) -> list[str]:
-        """One row of the table, in the order of its head."""
-        known, against = row.figures, row.comparison
-        cells = [load(row.cell.point), row.cell.arm]
-        cells.append(rate(known.output_tokens_per_s) if known else NONE)
-        cells.append(with_spread(against.speedup) if against and known else "")
-        cells.append("invalid" if row.cell.invalid is not None else against.verdict.value if against else "")
-        lengths = (
-            (against.mean_acceptance_length, against.break_even_mean_acceptance_length) if against else ()
-        )
-        cells += [*map(number, lengths)] or ["", ""]
-        if known is None:
-            return [*cells, *[NONE] * 9]
-        accepted = percent(known.acceptance.acceptance_rate) if known.acceptance else ""
-        return [
-            *cells, quantiles_words(known.ttft_ms), quantiles_words(known.tpot_ms),
-            quantiles_words(known.e2e_ms, divisor=1000), accepted, rate(known.goodput_per_s),
-            number(known.cost_per_million_tokens), str(known.failed_requests or NONE), str(known.requests),
-            rate(known.inter_chunk_p99_ms),
-        ]  # fmt: skip
-
-    def _remarks(self, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
-        """Rows without a verdict, with their reason; those whose slowest requests are slower, which a rate hides."""
-        for row in rows:
-            label, against = f"{row.cell.arm} at {load(row.cell.point)}", row.comparison
-            if row.cell.invalid is not None:
-                yield label, f"invalid: {row.cell.invalid}"
-            elif against is not None:
-                if against.verdict is Verdict.INCONCLUSIVE:
-                    yield label, f"inconclusive, needs {against.needed or 'more requests'}"
-                if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
-                    longer = percent(against.e2e_p99_ratio - 1)
-                    yield label, f"P99 of E2E is {longer} longer than that of {against.against}"
-
-    def _charts(self, section: BenchSection) -> Iterator[Chart]:
-        """Each chart of a section that has at least one value."""
-        rival = next((row.comparison.against for row in section.rows if row.comparison), "the first variant")
-        loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
-        unit, x = "P50 (mark) to P99 (bar)", section.load_words
-
-        def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
-            known = {
-                (row.cell.arm, load(row.cell.point)): value(row, row.figures)
-                for row in section.rows
-                if row.figures
-            }
-            rows = [(arm, tuple(known.get((arm, each)) for each in loads)) for arm in section.arms]
-            return [Series(arm, self._colour(arm), values) for arm, values in rows if any(values)]
-
-        def speedup(row: BenchRow, _: Figures) -> Value | None:
-            known = row.comparison.speedup if row.comparison else None
-            return clean_value(known.value, known.low, known.high) if known else None
-
-        def span(known: Quantiles, divisor: float = 1) -> Value | None:
-            return clean_value(known.p50 / divisor, known.p50 / divisor, known.p99 / divisor)
-
-        rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
-        ttft = series(lambda _, known: span(known.ttft_ms))
-        tpot = series(lambda _, known: span(known.tpot_ms))
-        e2e = series(lambda _, known: span(known.e2e_ms, 1000))
-        times = f"times the tokens/s of {rival}, 95 % interval"
-        drawn = (
-            Chart("bars", "Throughput", "output tokens/s", x, loads, rates),
-            Chart("lines", "Speedup", times, x, loads, series(speedup), reference=1.0),
-            Chart("ranges", "Time to the first token", f"ms, {unit}", x, loads, ttft, bounds="P99"),
-            Chart("ranges", "Time per output token", f"ms, {unit}", x, loads, tpot, bounds="P99"),
-            Chart("ranges", "Time per request", f"s, {unit}", x, loads, e2e, bounds="P99"),
-            self._positions(section),
-        )
-        yield from (chart for chart in drawn if chart.series)
-
-    def _positions(self, section: BenchSection) -> Chart:
-        """Acceptance per position at the lowest load that has it: it hardly depends on the load."""
-        found: dict[str, tuple[float, ...]] = {}
-        for row in section.rows:
-            if row.figures and row.figures.acceptance and row.figures.acceptance.per_position:
-                found.setdefault(row.cell.arm, row.figures.acceptance.per_position)
-        groups = [str(at + 1) for at in range(max(map(len, found.values()), default=0))]
-        series = []
-        for arm, shares in found.items():
-            values = [clean_value(100 * share) for share in shares]
-            padded = (*values, *[None] * (len(groups) - len(values)))
-            series.append(Series(arm, self._colour(arm), padded))
-        unit = "% of steps that accept draft token n"
-        return Chart("bars", "Acceptance by position", unit, "draft token", groups, series)
-
-    def _colour(self, arm: str) -> int:
-        """Grey for what the others are compared with."""
-        against = {item.against for item in self.result.comparisons}
-        others = [each.name for each in self.result.arms if each.name not in against]
-        return 0 if arm in against else other_colour(others.index(arm) if arm in others else 0)
-
-    def _method(self) -> Details:
-        result = self.result
-        facts = {
-            "launches of each variant": str(result.launches),
-            **result.host,
-            **result.settings,
-            **result.versions,
-        }
-        facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
-        head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
-        rows = [
-            (item.name, str(item.prompts), item.source, item.sha256[:16], item.note or "")
-            for item in result.workloads
-        ]
-        sums = Table((*head, Column("sha256 of the prompts", "code"), Column("note", "text")), rows)
-        blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), sums]
-        for arm in result.arms:
-            known = {
-                "target": arm.model,
-                "draft": arm.draft_model,
-                "URL": arm.url,
-                "fingerprint": arm.fingerprint,
-            }
-            named = [(name, f"`{value}`") for name, value in known.items() if value]
-            blocks.append(Items([(arm.name, arm_words(arm)), *named]))
-            if arm.argv:
-                blocks.append(Verbatim(shlex.join(arm.argv)))
-        return Details("How this was measured", blocks)
+def _cards(result: Result) -> Iterator[Card]:
+    """Yields the worst point of each variant with its interval, how often the variant pays, and its best point."""
+    for arm in result.arms:
+        mine = [item for item in result.comparisons if item.arm == arm.name]
+        known = [(item.speedup, item.point) for item in mine if item.speedup]
+        known.sort(key=lambda item: item[0].value)
+        if not known:
+            if mine:
+                yield Card(arm.name, NONE, [_counted(mine)])
+            continue
+        (worst, worst_point), (best, best_point) = known[0], known[-1]
+        figure = f"{number(worst.value)}x{' at worst' if len(known) > 1 else ''}"
+        lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
+        if len(known) > 1:
+            lines.append(f"best: {with_spread(best, unit='x')} on {where(best_point)}")
+        yield Card(arm.name, figure, lines)
 
 
 def _counted(comparisons: Sequence[Comparison]) -> str:
-    """`pays at 3, costs at 1 of 4 points`."""
+    """Returns `pays at 3, costs at 1 of 4 points`."""
     counts = Counter(item.verdict for item in comparisons)
     total = len(comparisons)
     if len(counts) == 1:
@@ -370,8 +274,117 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
     return f"{', '.join(parts)} of {total} points"
 
 
+def _section(result: Result, section: BenchSection) -> Section:
+    rows = [[cell(row) for _, cell in _COLUMNS] for row in section.rows]
+    blocks: list[Block] = [
+        Charts(list(_charts(result, section))),
+        Table([column for column, _ in _COLUMNS], rows, keys=2),
+        Items(list(_remarks(section.rows))),
+    ]
+    return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
+
+
+def _remarks(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
+    """Yields rows without a verdict, with their reason; and slower slowest requests, which a rate hides."""
+    for row in rows:
+        label, against = f"{row.cell.arm} at {load(row.cell.point)}", row.comparison
+        if row.cell.invalid is not None:
+            yield label, f"invalid: {row.cell.invalid}"
+        elif against is not None:
+            if against.verdict is Verdict.INCONCLUSIVE:
+                yield label, f"inconclusive, needs {against.needed or 'more requests'}"
+            if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
+                longer = percent(against.e2e_p99_ratio - 1)
+                yield label, f"P99 of E2E is {longer} longer than that of {against.against}"
+
+
+def _charts(result: Result, section: BenchSection) -> Iterator[Chart]:
+    """Yields each chart of a section that has at least one value."""
+    rival = next((row.comparison.against for row in section.rows if row.comparison), "the first variant")
+    loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
+    unit, x = "P50 (mark) to P99 (bar)", section.load_words
+
+    def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
+        known = {
+            (row.cell.arm, load(row.cell.point)): value(row, row.figures)
+            for row in section.rows
+            if row.figures
+        }
+        rows = [(arm, tuple(known.get((arm, each)) for each in loads)) for arm in section.arms]
+        return [Series(arm, _colour(result, arm), values) for arm, values in rows if any(values)]
+
+    def speedup(row: BenchRow, _: Figures) -> Value | None:
+        known = row.comparison.speedup if row.comparison else None
+        return clean_value(known.value, known.low, known.high) if known else None
+
+    def span(known: Quantiles, divisor: float = 1) -> Value | None:
+        return clean_value(known.p50 / divisor, known.p50 / divisor, known.p99 / divisor)
+
+    rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
+    ttft = series(lambda _, known: span(known.ttft_ms))
+    tpot = series(lambda _, known: span(known.tpot_ms))
+    e2e = series(lambda _, known: span(known.e2e_ms, 1000))
+    times = f"times the tokens/s of {rival}, 95 % interval"
+    drawn = (
+        Chart("bars", "Throughput", "output tokens/s", x, loads, rates),
+        Chart("lines", "Speedup", times, x, loads, series(speedup), reference=1.0),
+        Chart("ranges", "Time to the first token", f"ms, {unit}", x, loads, ttft, bounds="P99"),
+        Chart("ranges", "Time per output token", f"ms, {unit}", x, loads, tpot, bounds="P99"),
+        Chart("ranges", "Time per request", f"s, {unit}", x, loads, e2e, bounds="P99"),
+        _positions(result, section),
+    )
+    yield from (chart for chart in drawn if chart.series)
+
+
+def _positions(result: Result, section: BenchSection) -> Chart:
+    """Returns acceptance per position at the lowest load that has it: it hardly depends on the load."""
+    found: dict[str, tuple[float, ...]] = {}
+    for row in section.rows:
+        if row.figures and row.figures.acceptance and row.figures.acceptance.per_position:
+            found.setdefault(row.cell.arm, row.figures.acceptance.per_position)
+    groups = [str(at + 1) for at in range(max(map(len, found.values()), default=0))]
+    series = []
+    for arm, shares in found.items():
+        missing = [None] * (len(groups) - len(shares))
+        values = (*(clean_value(100 * share) for share in shares), *missing)
+        series.append(Series(arm, _colour(result, arm), values))
+    unit = "% of steps that accept draft token n"
+    return Chart("bars", "Acceptance by position", unit, "draft token", groups, series)
+
+
+def _colour(result: Result, arm: str) -> int:
+    """Returns grey for what the others are compared with."""
+    against = {item.against for item in result.comparisons}
+    others = [each.name for each in result.arms if each.name not in against]
+    return 0 if arm in against else other_colour(others.index(arm) if arm in others else 0)
+
+
+def _method(result: Result) -> Details:
+    launches = {"launches of each variant": str(result.launches)}
+    facts = {**launches, **result.host, **result.settings, **result.versions}
+    facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
+    head = (
+        Column("workload", "name"), Column("prompts"), Column("from", "name"),
+        Column("sha256 of the prompts", "code"), Column("note", "text"),
+    )  # fmt: skip
+    rows = [
+        (item.name, str(item.prompts), item.source, item.sha256[:16], item.note or "")
+        for item in result.workloads
+    ]
+    blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), Table(head, rows)]
+    for arm in result.arms:
+        known = (
+            ("target", arm.model), ("draft", arm.draft_model), ("URL", arm.url), ("fingerprint", arm.fingerprint)
+        )  # fmt: skip
+        named = [(name, f"`{value}`") for name, value in known if value]
+        blocks.append(Items([(arm.name, arm_words(arm)), *named]))
+        if arm.argv:
+            blocks.append(Verbatim(shlex.join(arm.argv)))
+    return Details("How this was measured", blocks)
+
+
 def _promise(promise: Promise) -> tuple[str, str]:
-    """`kept`, and what was promised and measured."""
+    """Returns `kept`, and what was promised and measured."""
     state = {True: "kept", False: "missed", None: "not decided"}[promise.kept]
     words = f"`{promise.key}: {promise.promised:g}` on {where(promise.point)}"
     if promise.measured is not None:

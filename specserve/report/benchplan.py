@@ -9,9 +9,8 @@ from typing import Any, TextIO
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
-from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.plan import BenchPlan, deal
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import deal
 from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
 from specserve.report.bench import arm_words, where
@@ -70,7 +69,7 @@ def _estimate(plan: BenchPlan) -> BenchEstimate:
 def _requests(plan: BenchPlan, point: Point) -> int:
     """To one arm in one launch."""
     prompts = [Prompt(f"p{number}", 1, text="") for number in range(plan.prompts[point.workload])]
-    return sum(map(len, deal(prompts, point, sizes=plan.sizes, launch=0)))
+    return sum(map(len, deal(prompts, point, count=plan.blocks, launch=0)))
 
 
 def _plan_json(plan: BenchPlan) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _plan_json(plan: BenchPlan) -> dict[str, Any]:
         "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in plan.sessions],
         "arms_at_once": plan.fit.at_once,
         "points": [asdict(point) for point in plan.points],
-        "blocks": plan.sizes.blocks,
+        "blocks": plan.blocks,
         "estimated": asdict(_estimate(plan)),
     }
 
@@ -93,7 +92,7 @@ def _plan_text(plan: BenchPlan) -> str:
     """80 columns."""
     guess, (launch_s, speed, _) = _estimate(plan), _SPEEDS[_platform(plan)]
     width = max(len(in_one_line(arm.name)) for arm in plan.arms)
-    lines = [f"Benchmark of {in_one_line(plan.name)}: nothing is started", "", "arms"]
+    lines = [f"Benchmark of {in_one_line(plan.name)}: nothing is started", "", "variants"]
     for arm in plan.arms:
         words = in_one_line(arm.url or arm_words(arm.info))
         lines.append(f"  {in_one_line(arm.name).ljust(width)}  {words}")
@@ -101,10 +100,10 @@ def _plan_text(plan: BenchPlan) -> str:
     for number, session in enumerate(plan.sessions, 1):
         together = " at the same time" if len(session.arms) > 1 else ""
         lines.append(f"  {number}. {', '.join(map(in_one_line, session.arms))}{together}")
-    lines += ["", f"points, {plan.sizes.blocks} blocks each, on every arm in turn"]
+    lines += ["", f"points, {plan.blocks} blocks each, on every variant in turn"]
     for point in plan.points:
         count = _requests(plan, point)
-        lines.append(f"  {in_one_line(where(point))}: {count} requests to each arm in a launch")
+        lines.append(f"  {in_one_line(where(point))}: {count} requests to each variant in a launch")
     minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
     assumed = f"assumed, not measured: {launch_s:g} s a launch, {speed:g} tokens/s a request"
     bound = f"; measuring ends after {plan.budget_s / 60:.3g} min" if plan.budget_s is not None else ""
@@ -126,22 +125,13 @@ class BenchView:
     def __call__(self, what: rundir.News) -> None:
         """One piece of news."""
         match what:
-            case rundir.Starting():
-                self._line.show(f"starting {what.arm}: {what.phase}")
-            case rundir.ArmReady():
-                self._say(f"{in_one_line(what.arm)} is ready after {duration(what.took_s)}")
-            case rundir.WarmingUp():
-                self._line.show(f"warming up {what.arm}")
+            case rundir.Doing():
+                self._line.show(what.text)
             case rundir.Noted():
-                self._say(f"note: {in_one_line(what.text)}")
+                self._line.erase()
+                say(in_one_line(what.text))
             case rundir.Passed():
                 is_last = what.done == what.total
                 left = "done" if is_last else f"about {duration(what.left_s)} left (estimated)"
                 figures = f"{where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}"
                 self._line.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)
-            case rundir.ArmsStopping():
-                self._line.show("stopping the servers")
-
-    def _say(self, line: str) -> None:
-        self._line.erase()
-        say(line)

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specserve.errors import SpecserveError
-from specserve.measure.sequences import BoundedDifference
 from specserve.measure.watch.compare import (
     CanaryReport,
     CanaryState,
@@ -39,7 +38,6 @@ def show_comparison(reports: Iterable[CanaryReport], *, urls: tuple[str, str], i
     """Print each report as it comes; the last one. `urls`: the canary's and the other server's."""
     say(f"comparing {urls[0]} (canary) with {urls[1]}")
     trouble: list[SpecserveError | None] = [None, None]
-    report: CanaryReport | None = None
     for report in reports:
         if is_json:
             out(json.dumps(as_json(report, urls=urls)))
@@ -51,7 +49,6 @@ def show_comparison(reports: Iterable[CanaryReport], *, urls: tuple[str, str], i
         for url, old, new in zip(urls, before, trouble, strict=True):
             if new is not None and old is None and not report.is_final:
                 say(f"{styled('warning', 'yellow')}: {new.message}; waiting for {url}")
-    assert report is not None
     return report
 
 
@@ -117,56 +114,46 @@ def _row(figure: ComparedFigure) -> tuple[str, ...]:
             return f"{number:.2f} s" if number >= 1 else f"{1000 * number:.1f} ms"
         return f"{100 * number:.2f} %" if figure.name == "errors" else f"{number:.3f}"
 
-    def gain(number: float) -> str:
-        return f"{step * number:+.{digits}f}"
-
-    found: BoundedDifference | None = figure.difference
-    interval = NONE
-    if found is not None and math.isfinite(found.high):
-        interval = f"{gain(found.low)} to {gain(found.high)}{unit}"
-    return (
-        _NAMES[figure.name],
-        value(figure.canary),
-        value(figure.other),
-        f"{gain(found.value)}{unit}" if found is not None else NONE,
-        interval,
-        f"{step * figure.margin:g}{unit}",
-        figure.verdict.value,
-    )
+    found, difference, interval = figure.difference, NONE, NONE
+    if found is not None:
+        shown = [f"{step * bound:+.{digits}f}" for bound in (found.value, found.low, found.high)]
+        difference = f"{shown[0]}{unit}"
+        interval = f"{shown[1]} to {shown[2]}{unit}" if math.isfinite(found.high) else NONE
+    values = value(figure.canary), value(figure.other), difference, interval
+    return _NAMES[figure.name], *values, f"{step * figure.margin:g}{unit}", figure.verdict.value
 
 
 def as_json(report: CanaryReport, *, urls: tuple[str, str]) -> dict[str, Any]:
-    """Returns the same for programs, `version` 1, TPOT in milliseconds; null if it is not known or not bounded."""
-    servers = ((report.canary, urls[0]), (report.other, urls[1]))
+    """Return the same for programs, `version` 1, TPOT in milliseconds; null if it is not known or not bounded."""
     canary, other = (
         {
             "url": url,
             **picked(totals, "requests", "failed_requests", "running_requests", "restarts"),
             "error": totals.trouble.message if totals.trouble is not None else None,
         }
-        for totals, url in servers
+        for totals, url in zip((report.canary, report.other), urls, strict=True)
     )
-    figures = {
-        figure.name: {
-            **{
-                name: value and (1000 * value if figure.name == "tpot" else value)
-                for name, value in (("canary", figure.canary), ("other", figure.other))
-            },
-            "difference": figure.difference and figure.difference.value,
-            "interval": figure.difference and json_values((figure.difference.low, figure.difference.high)),
-            **picked(figure, "margin", "verdict"),
-            "why": figure.why or None,
-        }
-        for figure in report.figures
-    }
     return {
         "version": VERSION,
         "at": datetime.fromtimestamp(report.at_s, tz=UTC).isoformat(timespec="milliseconds"),
         "final": report.is_final,
         **picked(report, "state", "seconds", "blocks"),
         "sentence": sentence(report),
-        "figures": figures,
+        "figures": {figure.name: _figure_json(figure) for figure in report.figures},
         "canary": canary,
         "other": other,
         "notes": list(report.notes),
+    }
+
+
+def _figure_json(figure: ComparedFigure) -> dict[str, Any]:
+    unit = 1000 if figure.name == "tpot" else 1
+    found = figure.difference
+    return {
+        "canary": figure.canary and unit * figure.canary,
+        "other": figure.other and unit * figure.other,
+        "difference": found and found.value,
+        "interval": found and json_values((found.low, found.high)),
+        **picked(figure, "margin", "verdict"),
+        "why": figure.why or None,
     }

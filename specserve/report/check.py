@@ -9,7 +9,7 @@ from specserve.checks.check import Checked, RuleGroup
 from specserve.checks.rules.memory import is_fixed
 from specserve.diagnostics import Report, Severity
 from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue, kind
-from specserve.memory.estimate import Bounds as Interval
+from specserve.memory.constants import Bounds as Interval
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.report.console import clean, filled, styled

@@ -20,7 +20,7 @@ from specserve.report.manual import HOME, Page, body, pages
 from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
-    from specserve.memory.estimate import Bounds as Interval
+    from specserve.memory.constants import Bounds as Interval
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
 

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
-from specserve.checks.rules import all_rules
+from specserve.checks.rules import RETIRED, all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
@@ -84,6 +84,9 @@ def find(word: str) -> Page:
     found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
     if found:
         return found
+    if reason := RETIRED.get(word.strip().upper()):
+        hint = "remove the comments that ignore it; `specserve check --ask-vllm` lets vLLM's own code judge"
+        raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
     digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
     guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
     hint = f"did you mean `specserve explain {guess}`?" if guess else "`specserve rules` lists them"

@@ -14,7 +14,8 @@ from specserve.measure.tune.estimated import Estimate, Given
 from specserve.measure.tune.plan import TUNED, duration, in_words
 from specserve.measure.tune.roofline import LONGEST, Estimated
 from specserve.measure.tune.schedule import as_ranges
-from specserve.memory.estimate import Bounds, MemoryEstimate
+from specserve.memory.constants import Bounds
+from specserve.memory.estimate import MemoryEstimate
 from specserve.report.console import clean, filled
 from specserve.report.numbers import low_to_high, with_spread
 from specserve.report.serializer import json_document, picked

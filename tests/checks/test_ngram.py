@@ -31,7 +31,7 @@ BOUNDS = st.none() | st.integers(1, 12)
         ("{method: mtp}", 1),
         ("{method: dspark}", 1),
         ("{method: mtp, num_speculative_tokens: 1}", 0),
-        ("{method: mtp, model: ./assistant}", 0),
+        ("{method: mtp, model: ./assistant}", 1),
         ("{method: dspark, model: ./drafter}", 0),
         ("{method: eagle3, model: ./head, num_speculative_tokens: 3}", 0),
         ("{method: suffix}", 0),

@@ -187,11 +187,11 @@ def test_a_wheel_that_cannot_be_read_is_one_error_and_leaves_nothing(
     assert [folder.name[:2] for folder in (tmp_path / "cache" / "wheels").iterdir()] == ["b-"]
 
 
-def test_a_refusal_of_a_published_configuration_is_not_held_against_the_profile(
+def test_a_refusal_of_a_part_of_a_configuration_is_not_held_against_the_profile(
     question: VllmQuestion,
 ) -> None:
     text = json.dumps({"refused": "Model config must specify `mask_token_id`"})
-    published = replace(question, target=replace(question.target, origin="published"))
+    published = replace(question, target=replace(question.target, is_whole=False))
     for asked in (question, published):
         (answer,) = ask(
             [asked], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})")

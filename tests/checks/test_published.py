@@ -1,4 +1,4 @@
-"""`check` without a Hub: memory from the configurations that ship with specserve, and nothing else from them."""
+"""`check` without a Hub: what the configurations that ship with specserve tell about memory and the pair."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
+BY_VLLM_ALONE = {
+    "MiniMaxAI/MiniMax-M3",
+    "XiaomiMiMo/MiMo-V2-Flash",
+    "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro",
+    "moonshotai/Kimi-K3",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+}
+"""Those whose memory only vLLM itself can tell (`--ask-vllm`): the formula has no layers of their kind."""
 PAIR = """\
 target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4, max_model_len: 8192}
 speculation: {method: draft_model, model: meta-llama/Llama-3.1-8B-Instruct, num_speculative_tokens: 5}
@@ -37,17 +46,44 @@ def checked(file: Path) -> Checked:
     return verdict
 
 
+def findings(text: str, file: Path) -> set[str]:
+    file.write_text(text, encoding="utf-8")
+    wanted = CheckOptions(offline=True, machine=assume("8xH200-141GB"))
+    return {item.code for item in check([(str(file), *examine(str(file)))], wanted=wanted).findings}
+
+
+def test_a_pair_whose_configurations_are_known_whole_is_judged_by_them(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    pair = """\
+target: {model: Qwen/Qwen3-32B, tensor_parallel_size: 8, max_model_len: 8192}
+speculation: {method: draft_model, model: %s, num_speculative_tokens: 3}
+"""
+    assert not {"SD201", "SD222", "SD227"} & findings(pair % "Qwen/Qwen3-0.6B", file)
+    assert "SD201" in findings(pair % "meta-llama/Llama-3.1-8B-Instruct", file)
+    mtp = "target: {model: Qwen/Qwen3-32B, tensor_parallel_size: 8, max_model_len: 8192}\n"
+    assert "SD230" in findings(f"{mtp}speculation: {{method: mtp, num_speculative_tokens: 1}}\n", file)
+
+
+def test_a_configuration_of_which_a_part_is_known_is_good_for_memory_alone(tmp_path: Path) -> None:
+    text = """\
+target: {model: Qwen/Qwen3-8B, max_model_len: 8192}
+speculation: {method: dflash, model: z-lab/Qwen3-8B-DFlash-b16, num_speculative_tokens: 7}
+"""
+    assert published("z-lab/Qwen3-8B-DFlash-b16").is_whole is False  # type: ignore[union-attr]
+    assert "SD241" not in findings(text, tmp_path / "p.yaml")  # the mask token is in no source that was read
+
+
 def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[..., Path]) -> None:
     verdict = checked(write(PAIR))
     assert verdict.memory is not None and verdict.memory.basis == "published"
     weights = verdict.memory.per_gpu_bytes.target_weights
     assert weights == pytest.approx(70_553_706_496 * 2 / 4, rel=0.005)  # the parameters on the model's card
-    assert verdict.tokenizer is None
+    assert verdict.tokenizer is not None and verdict.tokenizer.verdict == "not_checked"
     assert verdict.verdict == "incomplete" and not verdict.undone
     models = next(group for group in verdict.groups if group.name == "models")
     assert (
         models.skipped is not None
-        and "so memory rests on its published configuration" in models.skipped.reason
+        and "so its published configuration was checked, but not its files" in models.skipped.reason
     )
 
 
@@ -122,11 +158,12 @@ def test_a_model_that_can_be_read_is_read(profile: Callable[[str], Profile], tmp
 @pytest.mark.parametrize("model", sorted(ENTRIES))
 def test_an_entry_names_its_source_holds_no_hash_and_has_a_known_shape(model: str) -> None:
     entry = ENTRIES[model]
-    assert set(entry) == {"source", "config"} and entry["source"]
+    assert set(entry) - {"is_whole"} == {"source", "config"} and entry["source"]
     assert not {"_commit_hash", "_name_or_path", "transformers_version"} & entry["config"].keys()
     facts = published(model)
     assert facts is not None and facts.commit is None and not facts.files
-    assert read_shape(model, facts.config).layers
+    if model not in BY_VLLM_ALONE:
+        assert read_shape(model, facts.config).layers
 
 
 def test_every_target_of_the_shipped_profiles_has_a_configuration() -> None:

@@ -86,14 +86,15 @@ def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path
         "min_speedup": True,
         "max_ttft_p99_ms": False,
     }
-    requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+    passes = [json.loads(line) for line in (run / "passes.jsonl").read_text().splitlines()]
+    requests = [{**item, "arm": each["arm"]} for each in passes for item in each["requests"]]
     assert all(item["ok"] and 0 < item["ttft_s"] <= item["latency_s"] for item in requests)
     assert all("text" not in item for item in requests)
     assert any(item["acceptance"] for item in requests if item["arm"] == "profile")
     assert not any(item["acceptance"] for item in requests if item["arm"] == "baseline")
     assert (run / "report.html").stat().st_size > 1000
     assert {file.name for file in (run / "logs").iterdir()} == {
-        "baseline-0-0.log",
-        "profile-0-0.log",
-        "load-generator-0-0.log",
+        "baseline-0.log",
+        "profile-0.log",
+        "load-generator-0.log",
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from specserve.metrics.counters import Acceptance, acceptance_since
+from specserve.metrics.counters import Acceptance, since_by_engine
 from tests.engine.conftest import started
 from tests.engine.texts import Text, acceptance, demo_prompts, logprobs, near_ties, write
 
@@ -44,7 +44,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Written:
     with started(tmp_path_factory.mktemp("plain"), "--baseline") as up:
         up.wait_ready()
         greedy, before = write(up, PROMPTS, concurrency=4), acceptance(up)
-        found = Written(greedy, sampled_by(up), acceptance_since(before, now=acceptance(up)))
+        found = Written(greedy, sampled_by(up), since_by_engine({"": before}, now={"": acceptance(up)}))
         assert up.stop() == 0
     return found
 
@@ -54,7 +54,7 @@ def speculative(tiny_server: Up) -> Written:
     """What the server with speculation samples; its greedy texts depend on the concurrency."""
     before = acceptance(tiny_server)
     texts = sampled_by(tiny_server)
-    return Written([], texts, acceptance_since(before, now=acceptance(tiny_server)))
+    return Written([], texts, since_by_engine({"": before}, now={"": acceptance(tiny_server)}))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def greedy_in_bf16(folder: Path, *options: str) -> dict[int, list[Text]]:
 def test_in_float32_every_token_is_the_targets_own(tiny_server: Up, plain: Written, concurrency: int) -> None:
     before = acceptance(tiny_server)
     texts = write(tiny_server, PROMPTS, concurrency=concurrency)
-    gained = acceptance_since(before, now=acceptance(tiny_server))
+    gained = since_by_engine({"": before}, now={"": acceptance(tiny_server)})
     assert [text.ids for text in texts] == [text.ids for text in plain.greedy]
     assert [text.text for text in texts] == [text.text for text in plain.greedy]
     # Otherwise nothing was speculated, and equality says nothing.

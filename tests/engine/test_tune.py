@@ -61,8 +61,7 @@ def passes(folder: Path) -> list[dict[str, Any]]:
 
 
 def answers(folder: Path) -> list[dict[str, Any]]:
-    lines = [path.read_text().splitlines() for path in folder.glob("**/requests.jsonl")]
-    return [json.loads(line) for found in lines for line in found]
+    return [{**request, "arm": each["arm"]} for each in passes(folder) for request in each["requests"]]
 
 
 def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specserve.measure.bench.arms import BASELINE
-from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Pass
 from tests.measure.bench.making import request
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

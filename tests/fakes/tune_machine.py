@@ -9,8 +9,8 @@ from functools import partial
 from typing import Protocol
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Pass, Request
-from specserve.measure.bench.schedule import Block
+from specserve.measure.bench.plan import Block
+from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.tune.observe import observed
 from specserve.measure.tune.plan import BASELINE, Candidate, Wish, cells
 from specserve.measure.workloads.workload import Prompt

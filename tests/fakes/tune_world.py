@@ -15,7 +15,7 @@ from tune_machine import Machine, prompts, texts, wish
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import run as subject
 from specserve.measure.bench.arms import Arm, HostLoad
-from specserve.measure.bench.server import Abilities
+from specserve.measure.bench.traffic import Abilities
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, Wish
 from specserve.measure.workloads.workload import Workload

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.sequences import PairedDifference, share_bounds, share_difference, standard_errors
+from specserve.measure.statistics import PairedDifference, share_bounds, share_difference, standard_errors
 
 ERROR = 0.05
 

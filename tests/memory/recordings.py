@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import Demand
+from specserve.memory.demand import demand
+from specserve.memory.pool import Demand
+from specserve.memory.situation import Settings, Speculative
 from specserve.models.facts import ModelFacts, Tensor
 
 FOLDER = Path(__file__).parent
@@ -42,10 +42,6 @@ def demand_of(case: Mapping[str, Any], *, draft: ModelFacts | None = None) -> De
     """What the formula says."""
     speculation = case.get("speculation") or {}
     named = facts_of(speculation["model"]) if "model" in speculation else None
-    return demand(
-        facts_of(case["model"]),
-        draft or named,
-        settings=settings_of(case),
-        method=speculation.get("method"),
-        num_speculative_tokens=speculation.get("num_speculative_tokens", 0),
-    )
+    tokens = speculation.get("num_speculative_tokens", 0)
+    speculative = Speculative(speculation.get("method"), tokens, draft or named)
+    return demand(facts_of(case["model"]), speculative, settings=settings_of(case))

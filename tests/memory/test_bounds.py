@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.memory.bounds import Drafting, activation, excess, graphs, outside
-from specserve.memory.defaults import ModelSizes, Runner, Settings, regime
+from specserve.memory.constants import Runner, regime
+from specserve.memory.reckoning import Footprint, ModelSizes
+from specserve.memory.situation import Settings, Speculative
 from specserve.vllm.batch import captured_graphs
 
 GIB = 2**30
@@ -20,7 +21,7 @@ def _graphs_gib(seqs: int, shape: ModelSizes = LLAMA_8B, *, is_hybrid: bool = Fa
     settings = replace(H100, max_num_seqs=seqs)
     captured = captured_graphs(max_num_seqs=seqs, max_num_batched_tokens=8192)
     rules = regime("0.33", runner="v2")
-    found = graphs(shape, settings=settings, regime=rules, captured=captured, is_hybrid=is_hybrid)
+    found = Footprint(shape, settings, rules, is_hybrid=is_hybrid).graphs(captured)
     assert found.logs
     return found.low / GIB, found.high / GIB
 
@@ -39,12 +40,11 @@ def test_recurrent_layers_may_add_a_transient_of_the_whole_batch_to_the_graphs()
 
 @pytest.mark.parametrize("logged_gib", [3.0, 7.12])
 def test_a_draft_that_drafts_all_tokens_at_once_has_logits_for_each(logged_gib: float) -> None:
-    drafting = Drafting("dflash", num_speculative_tokens=7)
     rules = regime("0.26", runner="v2")
-    found = activation(QWEN_8B, settings=H100, regime=rules, drafting=drafting)
+    found = Footprint(QWEN_8B, H100, rules, Speculative("dflash", 7)).activation()
     assert found.low <= logged_gib * GIB <= found.high
     assert found.logs == 1
-    alone = activation(QWEN_8B, settings=H100, regime=rules, drafting=Drafting())
+    alone = Footprint(QWEN_8B, H100, rules).activation()
     assert alone.high < 1.5 * GIB and alone.support == "assumed: no public log of such a launch"
 
 
@@ -52,13 +52,13 @@ def test_a_draft_that_drafts_all_tokens_at_once_has_logits_for_each(logged_gib: 
     ("version", "runner", "logged_gib"), [("0.19", "v1", 1.89), ("0.16", "v1", 4.76), ("0.26", "v1", 1.89)]
 )
 def test_the_peak_of_the_sampler_is_what_logs_say(version: str, runner: Runner, logged_gib: float) -> None:
-    found = activation(LLAMA_8B, settings=H100, regime=regime(version, runner=runner), drafting=Drafting())
+    found = Footprint(LLAMA_8B, H100, regime(version, runner=runner)).activation()
     assert found.low <= logged_gib * GIB <= found.high
 
 
 def test_what_no_log_supports_is_wider_than_what_many_do() -> None:
     known, unknown = (
-        activation(LLAMA_8B, settings=H100, regime=rules, drafting=Drafting())
+        Footprint(LLAMA_8B, H100, rules).activation()
         for rules in (regime("0.19", runner="v1"), regime("0.33", runner="v2"))
     )
     assert known.logs and known.logs >= 20 and unknown.logs == 0
@@ -72,13 +72,13 @@ def test_logs_of_the_same_sampler_support_later_versions_of_the_runner_too() -> 
 
 def test_several_gpus_take_more_over_nvlink_than_over_pcie() -> None:
     pair, rules = replace(H100, tensor_parallel_size=2), regime("0.19", runner="v1")
-    linked, plain = (outside(settings=pair, regime=rules, capability=kind) for kind in ((9, 0), (8, 9)))
+    linked, plain = (Footprint(LLAMA_8B, pair, rules).outside(kind) for kind in ((9, 0), (8, 9)))
     assert linked.low > plain.high
 
 
 def test_the_v2_sampler_and_recurrent_prefills_take_more_than_the_profile_run_saw() -> None:
     v1, v2 = regime("0.32", runner="v1"), regime("0.32", runner="v2")
-    plain = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting())
-    sampled = excess(LLAMA_8B, settings=H100, regime=v2, drafting=Drafting())
-    recurrent = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting(), is_hybrid=True)
+    plain = Footprint(LLAMA_8B, H100, v1).excess
+    sampled = Footprint(LLAMA_8B, H100, v2).excess
+    recurrent = Footprint(LLAMA_8B, H100, v1, is_hybrid=True).excess
     assert plain < 0.5 * GIB < sampled < recurrent

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.memory.defaults import Runner, regime, regimes
-from specserve.memory.estimate import Bounds
+from specserve.memory.constants import Bounds, Runner, regime, regimes
 
 
 @pytest.mark.parametrize(

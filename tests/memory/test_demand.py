@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import BlockTable, Demand, PipelineStage
+from specserve.memory.demand import demand
+from specserve.memory.pool import BlockTable, Demand, PipelineStage
+from specserve.memory.situation import Settings, Speculative
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import facts_of
 
@@ -90,10 +90,8 @@ def test_tokens_of_ten_gib_are_those_of_vllms_planner(
     draft = ModelFacts("org/draft", "hub", config) if draft_layers else None
     settings = Settings(max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=2048)
     method = "draft_model" if draft else None
-    assert (
-        demand(target, draft, settings=settings, method=method, num_speculative_tokens=4).tokens(10 * GIB)
-        == tokens
-    )
+    speculative = Speculative(method, 4, draft)
+    assert demand(target, speculative, settings=settings).tokens(10 * GIB) == tokens
 
 
 def test_a_window_costs_what_it_keeps_and_not_the_whole_length() -> None:
@@ -111,7 +109,7 @@ def test_states_are_the_same_for_every_length() -> None:
 def test_drafted_tokens_ask_for_more_states() -> None:
     settings = Settings(max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=2048)
     plain = demand(facts_of("qwen3-next"), settings=settings)
-    drafted = demand(facts_of("qwen3-next"), settings=settings, method="ngram", num_speculative_tokens=3)
+    drafted = demand(facts_of("qwen3-next"), Speculative("ngram", 3), settings=settings)
     held = [group.fixed_blocks for group in plain.groups if group.fixed_blocks]
     more = [group.fixed_blocks for group in drafted.groups if group.fixed_blocks]
     assert [number + 3 for number in held] == more
@@ -150,5 +148,5 @@ def test_the_bytes_of_some_requests_hold_them(model: str, requests: int, tokens:
 
 def test_a_target_named_as_its_own_mtp_draft_is_counted_once() -> None:
     target, settings = facts_of("qwen3-next"), Settings(2048, 8, 2048)
-    kwargs: dict[str, Any] = {"settings": settings, "method": "mtp", "num_speculative_tokens": 2}
-    assert demand(target, target, **kwargs) == demand(target, **kwargs)
+    named, own = (Speculative("mtp", 2, draft) for draft in (target, None))
+    assert demand(target, named, settings=settings) == demand(target, own, settings=settings)

@@ -9,8 +9,7 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import assume
-from specserve.memory.estimate import MemoryEstimate
-from specserve.memory.judge import estimate
+from specserve.memory.estimate import MemoryEstimate, estimate
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Target
 from specserve.vllm.versions import known_versions

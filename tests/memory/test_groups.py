@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.memory.compose import group_layers
 from specserve.memory.kv import LayerKv
+from specserve.memory.pool import group_layers
 
 FULL = LayerKv("full", 16, 4096, (8, 128, 128, 4096))
 SLIDING = LayerKv("sliding", 16, 4096, (8, 128, 128, 4096), 1024)

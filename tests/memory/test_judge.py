@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import BlockTable, Demand, MemoryEstimate, MemoryVerdict, PipelineStage
-from specserve.memory.judge import assess, estimate
+from specserve.memory.estimate import MemoryEstimate, assess, estimate
+from specserve.memory.pool import BlockTable, Demand, PipelineStage
 from specserve.memory.reckoning import reckon
-from specserve.memory.situation import MemorySituation, situation
-from specserve.memory.verdict import verdict_of
+from specserve.memory.situation import MemorySituation, Settings, situation
+from specserve.memory.verdict import MemoryVerdict, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Expectation, Profile, Speculation, Target
 
@@ -217,14 +216,9 @@ def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None
     strange = ModelFacts("org/x", "directory", {**LLAMA_8B, "model_type": "deepseek_v4"})
     stage = PipelineStage(0, 20 * GIB, GIB, 2**20, 2**16, 0, 0, 0)
     asked = Demand((stage,), (BlockTable(16, 2**20),), 8192, basis="vllm")
-    found = estimate(
-        profile(),
-        target=strange,
-        machine=assume("1xH100-80GB"),
-        version="0.33",
-        speculation=DRAFTING,
-        needed=asked,
-    )
+    machine = assume("1xH100-80GB")
+    s = situation(profile(), target=strange, machine=machine, version="0.33", speculation=DRAFTING)
+    found = assess(s, needed=asked)
     assert (found.basis, found.per_gpu_bytes.target_weights, found.verdict) == ("vllm", 20 * GIB, "fit")
     assert found.without_speculation_kv_cache_tokens is None
     with pytest.raises(FactError, match="the weights of `org/x` is not known"):
@@ -301,7 +295,7 @@ def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) 
 
 
 def rank(s: MemorySituation) -> int:
-    return ORDER.index(verdict_of(s, reckon(s)))
+    return ORDER.index(verdict_of(reckon(s)))
 
 
 @given(MACHINES, LAUNCHES, st.booleans())

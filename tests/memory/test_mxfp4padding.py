@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import Demand
+from specserve.memory.demand import demand
+from specserve.memory.pool import Demand
+from specserve.memory.situation import Settings
 from specserve.memory.weights import mxfp4_padding
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts

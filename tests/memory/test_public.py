@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import Demand
+from specserve.memory.demand import demand
+from specserve.memory.pool import Demand
+from specserve.memory.situation import Settings
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import FOLDER
 

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.memory.defaults import length_of, runner, shape
-from specserve.memory.judge import estimate
-from specserve.memory.situation import MemorySituation, PromisedLoad, batch_of, situation
+from specserve.memory.estimate import estimate
+from specserve.memory.reckoning import sizes_of
+from specserve.memory.situation import (
+    MemorySituation,
+    PromisedLoad,
+    batch_of,
+    length_of,
+    runner_of,
+    situation,
+)
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
@@ -133,12 +140,15 @@ def test_a_promise_counts_where_it_says_how_long_its_requests_are(profile: Load)
         ("0.26", {}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "v2"),
         ("0.26", {"method": "draft_model"}, {}, "v1"),
         ("0.26", {"method": "dspark"}, {}, "v2"),
+        ("0.33", {"method": "draft_model"}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "v1"),
+        ("0.33", {"method": "draft_model", "enable_adaptive_verification": True}, {}, "v2"),
     ],
 )
 def test_the_runner_is_the_one_that_vllm_would_take(
     version: str, keys: dict[str, Any], env: dict[str, str], expected: str
 ) -> None:
-    assert runner(version, speculation=keys, env=env) == expected
+    asked = Profile("p.yaml", "p", Target(model="org/m"), env=env)
+    assert runner_of(asked, version, keys) == expected
 
 
 @pytest.mark.parametrize(
@@ -162,12 +172,12 @@ def test_the_longest_sequence_is_the_one_that_vllm_derives(config: dict[str, Any
 
 
 def test_the_shape_of_experts_is_that_of_the_shared_ones_and_one_of_the_others() -> None:
-    dense = shape(facts())
+    dense = sizes_of(facts())
     assert (dense.intermediate, dense.experts_per_token, dense.dtype_bytes) == (128, 0, 2)
-    mixed = shape(facts(num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=3))
+    mixed = sizes_of(facts(num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=3))
     assert (mixed.intermediate, mixed.experts_per_token, mixed.expert_intermediate) == (96, 2, 32)
-    assert shape(facts(vision_config={}, quantization_config={"quant_method": "fp8"})).is_multimodal
-    assert shape(facts(), dtype="float32").dtype_bytes == 4
+    assert sizes_of(facts(vision_config={}, quantization_config={"quant_method": "fp8"})).is_multimodal
+    assert sizes_of(facts(), dtype="float32").dtype_bytes == 4
 
 
 JUNK = st.recursive(
@@ -217,7 +227,7 @@ def test_arguments_of_any_type_are_weighed_or_left_to_the_rules_about_them(
 
 @given(st.dictionaries(KEYS, JUNK, max_size=4))
 def test_a_configuration_of_any_content_gives_sizes_or_a_fact_error(config: dict[str, Any]) -> None:
-    for read in (partial(length_of, version=READ[-1]), shape):
+    for read in (partial(length_of, version=READ[-1]), sizes_of):
         try:
             read(facts(**config))
         except FactError as error:

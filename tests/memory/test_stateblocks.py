@@ -9,13 +9,11 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import Machine, assume
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
-from specserve.memory.estimate import VERDICTS, MemoryEstimate
-from specserve.memory.judge import estimate
+from specserve.memory.demand import demand
+from specserve.memory.estimate import MemoryEstimate, estimate
 from specserve.memory.reckoning import reckon
-from specserve.memory.situation import situation
-from specserve.memory.verdict import verdict_of
+from specserve.memory.situation import Settings, situation
+from specserve.memory.verdict import VERDICTS, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile, Speculation, Target
 from tests.memory.test_public import config
@@ -135,6 +133,6 @@ def test_no_fit_and_no_knob_has_fewer_blocks_than_requests(gib: int, share: floa
             turned = replace(asked, engine={**asked.engine, name: knob.value})
             s = situation(turned, target=FACTS, machine=machine, version="0.33")
             r = reckon(s)
-            assert VERDICTS.index(verdict_of(s, r)) <= VERDICTS.index(knob.verdict)
+            assert VERDICTS.index(verdict_of(r)) <= VERDICTS.index(knob.verdict)
             if knob.verdict == "fit" and s.has_full_graphs:
                 assert r.demand.blocks(r.low) >= s.settings.max_num_seqs

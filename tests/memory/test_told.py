@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from specserve.errors import FactError
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings, Speculative
-from specserve.memory.estimate import Demand
-from specserve.memory.judge import demand_of
+from specserve.memory.demand import demand, demand_by_vllm
+from specserve.memory.pool import Demand
+from specserve.memory.situation import Settings, Speculative
 from tests.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
 
 
@@ -20,9 +19,9 @@ def told(case: Mapping[str, Any], answer: Mapping[str, Any], *, settings: Settin
     speculation = case.get("speculation") or {}
     draft = facts_of(speculation["model"]) if "model" in speculation else None
     tokens = speculation.get("num_speculative_tokens", 0)
-    speculative = Speculative(speculation.get("method"), tokens, draft, None)
+    speculative = Speculative(speculation.get("method"), tokens, draft)
     settings = settings or settings_of(case)
-    return demand_of(answer, facts_of(case["model"]), settings=settings, speculative=speculative)
+    return demand_by_vllm(answer, facts_of(case["model"]), speculative, settings=settings)
 
 
 def case_of(name: str) -> Mapping[str, Any]:

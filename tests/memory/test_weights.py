@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.memory.compose import demand
-from specserve.memory.defaults import Settings
+from specserve.memory.demand import demand
+from specserve.memory.situation import Settings, Speculative
 from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
 from specserve.models.architecture import as_stored, read_shape
 from specserve.models.facts import ModelFacts, Tensor
@@ -114,7 +114,7 @@ def test_parameters_are_those_of_a_published_hybrid_with_encoder_and_prediction_
     assert sum(map(math.prod, tensors.values())) - encoder == 26_895_998_464
     assert sum(map(math.prod, layers.values())) == 424_699_392
     settings = Settings(max_model_len=32768, max_num_seqs=8, max_num_batched_tokens=2048)
-    (stage,) = demand(facts, settings=settings, method="mtp", num_speculative_tokens=3).stages
+    (stage,) = demand(facts, Speculative("mtp", 3), settings=settings).stages
     assert stage.weights_bytes == pytest.approx(30.87e9, abs=0.005e9)  # the files of the FP8 release
 
 
@@ -172,7 +172,7 @@ def test_prediction_layers_are_left_out_where_they_are_not_served_and_counted_wh
     plain = ModelFacts(known.model, "directory", known.config, tensors=published("glm4-moe"))
     assert weighed(facts) == weighed(plain)
     settings = Settings(max_model_len=2048, max_num_seqs=8, max_num_batched_tokens=2048)
-    served = demand(facts, settings=settings, method="mtp", num_speculative_tokens=1)
+    served = demand(facts, Speculative("mtp", 1), settings=settings)
     assert served.stages[0].draft_weights_bytes == 512 * 1024 * 2
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from specserve.metrics.counters import (
     Acceptance,
-    acceptance_since,
     of_request,
     since_by_engine,
     total_acceptance,
@@ -54,7 +53,7 @@ def test_the_gain_between_two_readings_is_what_happened_between_them(
     before: Acceptance, gain: Acceptance
 ) -> None:
     now = before + gain
-    found = acceptance_since(before, now=now)
+    found = since_by_engine({"0": before}, now={"0": now})
     assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (
         gain.drafts,
         gain.draft_tokens,
@@ -67,13 +66,13 @@ def test_the_gain_between_two_readings_is_what_happened_between_them(
 def test_a_restarted_engine_counts_from_zero() -> None:
     before = Acceptance(1000, 4000, 2000, (900, 600, 300, 200))
     after_restart = Acceptance(10, 40, 30, (10, 8, 7, 5))
-    assert acceptance_since(before, now=after_restart) == after_restart
+    assert since_by_engine({"0": before}, now={"0": after_restart}) == after_restart
 
 
 def test_one_counter_that_dropped_is_a_restart_even_if_the_others_grew() -> None:
     before = Acceptance(5, 20, 18, (5, 5, 4, 4))
     now = Acceptance(6, 24, 10, (6, 2, 1, 1))
-    assert acceptance_since(before, now=now) == now
+    assert since_by_engine({"0": before}, now={"0": now}) == now
 
 
 def test_engines_are_compared_each_with_itself_and_summed() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench.comparison import RunComparison, compare
 from specserve.measure.bench.result import Interval
-from specserve.report.benchcompare import compared
+from specserve.report.benchcompare import RunComparison, compare, compared
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example

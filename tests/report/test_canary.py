@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.sequences import BoundedDifference
+from specserve.measure.bench.result import Interval
 from specserve.measure.watch.compare import (
     CanaryReport,
     CanaryState,
@@ -23,14 +23,10 @@ from specserve.report.canary import as_json, final_lines, look_line, sentence, s
 URLS = ("http://127.0.0.1:8001", "http://127.0.0.1:8000")
 Golden = Callable[[str, str], None]
 ACCEPTANCE = ComparedFigure(
-    "acceptance", FigureVerdict.WORSE, 0.05, 0.312, 0.618, BoundedDifference(-0.306, -0.402, -0.210)
+    "acceptance", FigureVerdict.WORSE, 0.05, 0.312, 0.618, Interval(-0.306, -0.402, -0.210)
 )
-TPOT = ComparedFigure(
-    "tpot", FigureVerdict.NO_WORSE, 0.05, 0.0301, 0.0304, BoundedDifference(-0.01, -0.06, 0.04)
-)
-ERRORS = ComparedFigure(
-    "errors", FigureVerdict.UNDECIDED, 0.01, 0.0, 0.004, BoundedDifference(-0.004, -0.03, 0.02)
-)
+TPOT = ComparedFigure("tpot", FigureVerdict.NO_WORSE, 0.05, 0.0301, 0.0304, Interval(-0.01, -0.06, 0.04))
+ERRORS = ComparedFigure("errors", FigureVerdict.UNDECIDED, 0.01, 0.0, 0.004, Interval(-0.004, -0.03, 0.02))
 REPORT = CanaryReport(
     at_s=1.7952e9,
     seconds=612.0,
@@ -48,9 +44,7 @@ UNDECIDED = replace(
         ComparedFigure(
             "acceptance", FigureVerdict.NOT_COMPARED, 0.05, why="the canary has no speculation counters"
         ),
-        replace(
-            TPOT, verdict=FigureVerdict.UNDECIDED, difference=BoundedDifference(0.1, -math.inf, math.inf)
-        ),
+        replace(TPOT, verdict=FigureVerdict.UNDECIDED, difference=Interval(0.1, -math.inf, math.inf)),
         ComparedFigure("errors", FigureVerdict.UNDECIDED, 0.01),
     ),
     canary=ServerTotals(trouble=TrafficError("nothing listens at http://127.0.0.1:8001")),

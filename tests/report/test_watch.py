@@ -12,13 +12,14 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.watch.advice import Advice
-from specserve.measure.watch.figures import Reading, between, figures
+from specserve.measure.watch.figures import figures
 from specserve.measure.watch.server import WatchedServer, WatchRequest
 from specserve.measure.watch.verdict import WatchState as State
 from specserve.measure.watch.verdict import WatchVerdict as Verdict
 from specserve.measure.watch.watch import WatchReport as Report
+from specserve.measure.watch.window import Reading, between
 from specserve.metrics.prometheus import read
-from specserve.report.watch import WatchPrinter, as_json, block, line, picture, verdict_lines
+from specserve.report.watch import as_json, block, line, picture, show_watch, verdict_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Traffic
@@ -115,9 +116,10 @@ def test_engines_and_requests_that_ended_otherwise_have_their_lines() -> None:
     shown = report()
     assert shown.figures is not None
     counters = dataclasses.replace(shown.figures.counters, finished={"stop": 97, "abort": 3, "error": 0})
-    (name,) = shown.figures.engines
+    (name,) = shown.figures.whole.engines
     engines = {name: counters, name._replace(engine="1"): counters}
-    two = dataclasses.replace(shown.figures, counters=counters, engines=engines)
+    whole = dataclasses.replace(shown.figures.whole, engines=engines)
+    two = dataclasses.replace(shown.figures, counters=counters, whole=whole)
     rows = dict(block(dataclasses.replace(shown, figures=two), url=URL))
     assert rows["ended by"] == "3 abort, of 100 requests"
     assert rows["engine 1"] == "mean length 3.20, 1,000 drafts, 100 requests"
@@ -125,12 +127,9 @@ def test_engines_and_requests_that_ended_otherwise_have_their_lines() -> None:
 
 
 def test_a_pipe_hears_of_trouble_once_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    request = WatchRequest(URL)
-    view = WatchPrinter(is_json=False, only_last=False)
-    view.begin(WatchedServer(request), request)
+    watched = WatchedServer(WatchRequest(URL))
     gone = dataclasses.replace(report(), trouble=TrafficError("nothing listens"))
-    for each in (gone, gone, report()):
-        view.show(each)
+    show_watch(watched, (gone, gone, report()), is_json=False, only_last=False)
     written = capsys.readouterr()
     assert (
         written.err.count("nothing listens; waiting for the server") == 1

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specserve.measure.bench.arms import BASELINE, Session
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.schedule import Block
+from specserve.measure.bench.plan import Block
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 
@@ -27,7 +27,7 @@ from sweep_machine import EVERY, GAINS, GROUPS, Sweep
 
 AT = ("code", 0.0, 1)
 OVER_ALL = (sweepdata.ALL, 0.0, 1)
-TOGETHER = (Session(0, tuple(sorted(EVERY))),)
+TOGETHER = Session(0, tuple(sorted(EVERY)))
 STEPS = Sweep(workload=sweepdata.STEPS)
 
 
@@ -96,7 +96,7 @@ def test_a_workload_gets_one_block_and_the_steps_of_the_best_k_as_many_as_it_tak
     for number in range(0, 80, 2):
         for place, machine in enumerate((Sweep(calm=0.5), replace(STEPS, calm=0.5))):
             block = Block(number + place, machine.point(number // 2 % GROUPS), (), 0)
-            arms = frozenset(sweep_demo.still(block, found, sessions=TOGETHER))
+            arms = frozenset(sweep_demo.still(TOGETHER, block, found))
             asked[machine.workload].append(arms)
             found += machine.block(number + place, arms, rng=rng)
     assert asked["code"][0] == EVERY
@@ -113,10 +113,10 @@ def test_a_workload_gets_one_block_and_the_steps_of_the_best_k_as_many_as_it_tak
 
 
 def test_a_session_asks_for_its_own_k_and_for_none_of_another() -> None:
-    first, second = Session(0, (BASELINE, "k3", "k4")), Session(0, (BASELINE, "k5", "k6"), first_block=100)
+    first, second = Session(0, (BASELINE, "k3", "k4")), Session(1, (BASELINE, "k5", "k6"))
     found = [done for done in Sweep().blocks(1) if done.arm in (BASELINE, "k3")]
-    for number, wanted in ((101, {BASELINE, "k5", "k6"}), (5, {BASELINE, "k4"})):
-        asked = sweep_demo.still(Block(number, Sweep().point(0), (), 0), found, sessions=(first, second))
+    for session, wanted in ((second, {BASELINE, "k5", "k6"}), (first, {BASELINE, "k4"})):
+        asked = sweep_demo.still(session, Block(5, Sweep().point(0), (), 0), found)
         assert set(asked) == wanted
 
 
@@ -125,7 +125,7 @@ def test_steps_alone_are_timed_once_every_workload_is_there() -> None:
     block = Block(50, STEPS.point(0), (), 0)
 
     def asked(found: list[Pass]) -> set[str]:
-        return set(sweep_demo.still(block, found, sessions=TOGETHER, points=points))
+        return set(sweep_demo.still(TOGETHER, block, found, points=points))
 
     half = Sweep().blocks(1)
     assert asked([]) == asked(half) == set()
@@ -134,7 +134,7 @@ def test_steps_alone_are_timed_once_every_workload_is_there() -> None:
 
 def test_a_block_that_is_there_is_not_measured_again() -> None:
     found = Sweep().blocks(1)
-    assert not sweep_demo.still(Block(0, Sweep().point(0), (), 0), found, sessions=TOGETHER)
+    assert not sweep_demo.still(TOGETHER, Block(0, Sweep().point(0), (), 0), found)
 
 
 def test_a_tune_is_compared_with_the_best_of_each_point() -> None:

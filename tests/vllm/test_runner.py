@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.checks.rule import choice
-from specserve.memory.defaults import runner
+from specserve.memory.situation import runner_of
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from specserve.vllm.runner import SWITCH, which_runner
@@ -84,5 +84,5 @@ def test_the_checks_and_the_memory_estimate_get_one_answer(
     profile = Profile("p.yaml", "p", Target("org/t"), speculation=block, engine=engine, env=env)
     judged = choice(profile, block, version=version, config=DENSE)
     assert judged is not None
-    weighed = runner(version, arguments=engine, speculation=block.keys, config=DENSE, env=env)
+    weighed = runner_of(profile, version, block.keys, config=DENSE)
     assert weighed == judged.runner.lower()

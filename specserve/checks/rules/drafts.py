@@ -1,9 +1,8 @@
-"""SD237-SD241, SD245-SD249, SD257: whether a draft fits its target in size, layers, vocabulary and types."""
+"""SD237-SD241, SD245, SD246, SD249, SD258: whether a draft fits its target in size, layers and vocabulary."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.config import (
@@ -15,27 +14,14 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
 from specserve.checks.rules.heads import head_arms
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes
-from specserve.vllm.facts import QUANTIZED_DFLASH
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
-_FOREIGN = frozenset({
-    "aqlm", "bitnet", "bitsandbytes", "deepspeedfp", "eetq", "exl2", "exl3", "gguf", "higgs", "hqq", "marlin", "mlx",
-    "neuron_quant", "petit_nvfp4", "ptpc_fp8", "qqq", "quip", "rtn", "spqr", "tpu_int8", "vptq",
-})  # fmt: skip
-"""Formats that other libraries, or former versions, read."""
-_FAMILIES = {
-    "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
-    "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
-    "bitsandbytes": "bitsandbytes",
-}  # fmt: skip
-_FROM_FILES = ("awq", "gptq", "compressed-tensors", "quark")
-_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
 _BUILD = re.compile(
     r"(?i)[-_.](fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|autoround|quantized|dynamic|block|bnb|4bit|8bit|w\d+a\d+|"
     r"bf16|fp16|hf|gguf|kv|marlin|sym|g\d+|q\d\w*)(?=[-_.]|$)"
@@ -95,73 +81,6 @@ def text_draft(arm: Arm) -> Hits:
         text = "the draft does not get the images or sound that clients send to the target"
         help_ = "measure such requests separately, with your own prompts"
         yield arm.hit("model", text, related={"target.model": "reads more than text"}, help=help_)
-
-
-@rule("SD247", ERROR, needs="models")
-def unknown_quantization(ctx: Context) -> Hits:
-    """The checkpoint is quantised in a way that vLLM does not read.
-
-    vLLM refuses to start. From 0.28 on, it no longer supports `bitsandbytes`.
-    Example:
-        vllm: ">=0.32"
-        target: {model: ./llama-bnb}
-    Instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
-    """
-    for path, config in ctx.models():
-        method = _method(config)
-        found = ctx.where(lambda known, method: method not in known.quantizations, method)
-        if found and method in _FOREIGN:
-            text = f"vLLM {', '.join(found)} does not read `{method}` checkpoints"
-            help_ = "take another build of the model: compressed-tensors, AWQ, GPTQ or FP8"
-            yield Hit(path, text, versions=found, help=help_)
-
-
-@rule("SD248", ERROR, needs="models")
-def quantization_mismatch(ctx: Context) -> Hits:
-    """The profile asks for another quantisation than the checkpoint has.
-
-    `quantization` can be left out, because vLLM reads it from the checkpoint. If it is given and differs, vLLM refuses
-    to start. If the checkpoint is not quantised and the format needs prepared weights, as AWQ does, vLLM fails while it
-    loads them.
-    Example: target: {model: ./llama, quantization: awq}
-    Use instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `"Quantization method specified in the model config "`
-    """
-    if ctx.engine.get("hf_overrides") is not None or ctx.engine.get("quantization_config") is not None:
-        return
-    for path, config, facts, asked in _asked(ctx):
-        has, wanted = _method(config), _FAMILIES.get(asked)
-        is_plain = not has and facts.files and not any(name in facts.files for name in _SETTINGS)
-        if wanted and has and _FAMILIES.get(has) not in (wanted, None):
-            text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
-        elif wanted in _FROM_FILES and is_plain:
-            text = f"the checkpoint is not quantised; `{asked}` needs weights that were prepared for it"
-        else:
-            continue
-        help_ = "leave `quantization` out, or use a checkpoint that was quantised that way"
-        yield Hit(path, text, help=help_)
-
-
-def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
-    """Each model whose quantisation the profile names, with the place."""
-    target, quantization = ctx.target_config, ctx.profile.target.quantization
-    if target is not None and ctx.target and isinstance(quantization, str):
-        yield "target.quantization", target, ctx.target, quantization
-    for arm in ctx.arms:
-        own = arm.get("quantization")
-        if isinstance(own, str) and arm.config is not None and arm.draft:
-            yield arm.at("quantization"), arm.config, arm.draft, own
-
-
-def _method(config: Config) -> str:
-    """`quant_method` of a config.json, as vLLM spells it; nothing if it has none."""
-    for place in (config, section(config, "text_config")):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(value := place.get(key), Mapping):
-                method = str(value.get("quant_method") or "").lower()
-                return method.replace("compressed_tensors", "compressed-tensors")
-    return ""
 
 
 @arm_rule("SD249", ERROR, needs="models")
@@ -335,26 +254,6 @@ def missing_vocabulary_map(ctx: Context) -> Hits:
             yield arm.hit("model", text, help="use a complete checkpoint of the head")
 
 
-@rule("SD257", ERROR, needs="models")
-def quantized_block_head(ctx: Context) -> Hits:
-    """The DFlash head is quantised, but this vLLM supports only unquantised DFlash heads.
-
-    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantised. It loads the head, and the
-    engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
-    Example:
-        vllm: "==0.27.*"
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
-    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.31), `proj.quant_method, UnquantizedLinearMethod`
-    """
-    found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
-    for arm, config in head_arms(ctx) if found else ():
-        if arm.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
-            text = f"vLLM {', '.join(found)} does not support quantised DFlash heads"
-            yield arm.hit("model", text, versions=found, help="use a head that is not quantised")
-
-
 @arm_rule("SD241", ERROR, needs="models")
 def missing_mask_token(arm: Arm) -> Hits:
     """Parallel drafting is asked for, but the model has no mask token.
@@ -377,3 +276,28 @@ def missing_mask_token(arm: Arm) -> Hits:
         related = {arm.at("model"): "the draft"} if explicit else {}
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
         yield arm.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
+
+
+@rule("SD258", WARNING, needs="models")
+def serial_parallel_head(ctx: Context) -> Hits:
+    """A head that was trained to draft all its tokens in one pass drafts them one after the other.
+
+    The checkpoint of a P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM
+    skips this tensor with a warning and runs the head once per token, which it was not trained for: each draft costs
+    K passes, and the tokens after the first are accepted less often. A P-EAGLE head of the speculators library says by
+    itself that it drafts in parallel.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3, parallel_drafting: true}
+    Source: vllm/model_executor/models/llama_eagle3.py, `"mask_hidden found in weights but "`
+    """
+    for arm, config in head_arms(ctx):
+        tensors = (arm.draft.tensors if arm.draft else None) or {}
+        is_told = True in (arm.get("parallel_drafting"), config.get("parallel_drafting"))
+        is_own = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "peagle"
+        is_parallel = any(name.endswith("mask_hidden") for name in tensors)
+        if arm.method == "eagle3" and is_parallel and not (is_told or is_own):
+            text = "the head was trained to draft in parallel, and will draft one token per pass"
+            related = {arm.at("method"): "without `parallel_drafting`"}
+            yield arm.hit("model", text, related=related, help="write `parallel_drafting: true`")

@@ -1,4 +1,4 @@
-"""SD161, SD162, SD306-SD311, SD314: how ranks are laid out, and whether the accelerators suffice."""
+"""SD161, SD162, SD306-SD310, SD314: how ranks are laid out, and whether the accelerators suffice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 
 _LESS = 0.95
 """A GPU with less of the named one's memory than this is another one."""
-_LEAST_CAPABILITY = {
-    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
-    "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
-    "moe_wna16": 70, "bitsandbytes": 70,
-}  # fmt: skip
-"""The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
 
 
 @rule("SD161", ERROR)
@@ -221,28 +215,6 @@ def unsupported_dtype(ctx: Context) -> Hits:
     if ctx.profile.target.dtype == "bfloat16" and own and own < (8, 0):
         text = f"{kind.name} has no bfloat16: its compute capability is {_dotted(own)}; 8.0 is needed"
         yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
-
-
-@rule("SD311", ERROR, needs="hardware")
-def unsupported_quantization(ctx: Context) -> Hits:
-    """The quantization has no kernels for this GPU.
-
-    Each method requires a compute capability. vLLM refuses older GPUs when it builds its configuration.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
-        hardware: {accelerator: V100-32GB}
-    Instead: hardware: {accelerator: T4-16GB}
-    Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
-    """
-    assert ctx.machine is not None
-    kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
-    own = section(ctx.target.config if ctx.target else {}, "quantization_config").get("quant_method")
-    method = (asked or (own if isinstance(own, str) else "")).lower()
-    least, capability = _LEAST_CAPABILITY.get(method, 0), kind.compute_capability
-    if capability and 10 * capability[0] + capability[1] < least:
-        text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(capability)}"
-        help_ = "use a checkpoint without this quantization, or another GPU"
-        yield Hit("target.quantization" if asked else "target.model", text, help=help_)
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -10,7 +10,9 @@ from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.estimate import Bounds, Knob, MemoryEstimate
+    from specserve.memory.constants import Bounds
+    from specserve.memory.estimate import MemoryEstimate
+    from specserve.memory.verdict import Knob
 
 _GIB = 2**30
 _VERDICTS = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
@@ -115,7 +117,7 @@ def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
 
 def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
     """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
-    from specserve.memory.estimate import Bounds
+    from specserve.memory.constants import Bounds
 
     per_gpu = memory.per_gpu_bytes
     if not is_fixed(memory):
@@ -236,7 +238,7 @@ def costly_draft(ctx: Context) -> Hits:
           num_speculative_tokens: 3
         hardware: {accelerator: L4-24GB}
     Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
-    Source: specserve, memory/judge.py
+    Source: specserve, memory/estimate.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):

@@ -92,20 +92,23 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
     vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K, and refuses to start
-    without it. The config.json of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads it; if
-    it cannot be read, as in `lint`, this finding is a warning.
+    without it. If `model` names the layers of `mtp`, the start ends with a TypeError (vllm-project/vllm#55323). The
+    config.json of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads it; if it cannot be
+    read, as in `lint`, this finding is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
     Instead: speculation: {method: mtp, num_speculative_tokens: 1}
-    Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+    Source:
+        vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+        vllm/config/speculative.py, `self.num_speculative_tokens > 1`
     """
     needs, head = f"`{arm.method}` needs `num_speculative_tokens`", arm.draft
     if arm.k is not None:
         return
-    if arm.method in ("mtp", "dspark") and arm.model is None:
-        help_ = "for `mtp`, 1 is a good value to start with"
-        yield arm.hit("method", f"{needs} if it has no `model` of its own", help=help_)
+    if arm.method == "mtp" or (arm.method == "dspark" and arm.model is None):
+        unless = "" if arm.method == "mtp" else " if it has no `model` of its own"
+        yield arm.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
     elif arm.method in ("eagle", "eagle3", "dflash") and arm.model:
         if head is None or "n_predict" not in head.config:
             why = ", which its head does not give" if head else " if its head does not give it"

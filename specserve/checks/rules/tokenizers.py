@@ -281,7 +281,8 @@ def missing_draft_tokenizer(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
     """
-    files = arm.draft.files if arm.draft and _compared(arm, mapped=True) else None
+    is_read = arm.draft is not None and arm.draft.origin != "published"
+    files = arm.draft.files if arm.draft and is_read and _compared(arm, mapped=True) else None
     if files is not None and not any(_of_tokenizer(name.lower()) for name in files):
         text, related = (
             "the draft has no tokenizer, and its vocabulary has to be mapped",

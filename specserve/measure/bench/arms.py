@@ -1,4 +1,4 @@
-"""The servers that are compared, how many of them run at the same time on this host, and the host itself."""
+"""The variants that are compared, how many of their servers run at the same time on this host, and the host itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
+from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
 from specserve.measure.bench.result import ArmInfo
 from specserve.plan.host import kv_cache_bytes
@@ -20,12 +23,11 @@ from specserve.profile.schema import Profile
 
 BASELINE = "baseline"
 PROFILE = "profile"
-_APART = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One of the servers. Either `plan`, to be launched, or `url`."""
+    """One variant. Either `plan`, to be launched, or `url`."""
 
     name: str
     plan: LaunchPlan | None = None
@@ -73,32 +75,56 @@ class Arm:
 
 
 def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms, the one that the others are compared with first. Raises UsageError if there are not two."""
+    """Returns them, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
             "there is nothing to compare: the profile does not speculate, and no other server was given",
             hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
         )
-    names = [arm.name for arm in arms]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    name, count = Counter(arm.name for arm in arms).most_common(1)[0]
+    if count > 1:
         raise UsageError(
-            f"two variants are named `{twice}`",
+            f"two variants are named `{name}`",
             hint="use `--with NAME=PROFILE` to give one of them another name",
         )
     return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
 
 
-def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: bool) -> Arm:
-    """A server that is to be launched, with what it takes of this host."""
+def plan_arm(
+    path: str,
+    name: str | None,
+    settings: Iterable[str],
+    *,
+    check: bool,
+    starts: bool,
+    notices: Notices,
+    baseline: bool = False,
+    alternative: str | None = None,
+) -> Arm:
+    """Returns a server that is to be launched, with what it takes of this host. Raises ProfileError, CheckFailed.
+
+    `starts`: by the vLLM that is here; with `check`, models, memory and machine were judged too.
+    """
+    from specserve.checks.prepare import cleared
     from specserve.models.read import local_path
     from specserve.profile.schema import world_size
 
+    profile, plan = cleared(
+        path,
+        # nobody else is to reach a server that is being measured
+        settings=(*settings, "server.host=127.0.0.1"),
+        port=0,
+        alternative=alternative,
+        baseline=baseline,
+        check=check,
+        starts=starts,
+        notices=notices,
+    )
     devices = profile.hardware.devices if profile.hardware else None
     return Arm(
-        name=name,
+        name=name or profile.name,
         plan=plan,
-        is_baseline=is_baseline,
+        is_baseline=baseline,
         model=profile.target.model,
         api_key_env=plan.api_key_env,
         ranks=world_size(profile),
@@ -109,7 +135,7 @@ def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: b
 
 
 def _models(profile: Profile) -> list[tuple[str, str | None]]:
-    """Target and draft model, each with its revision."""
+    """Returns target and draft model, each with its revision."""
     keys = profile.speculation.keys if profile.speculation else {}
     draft = [(str(keys["model"]), keys.get("revision"))] if keys.get("model") else []
     return [(profile.target.model, profile.target.revision), *draft]
@@ -117,46 +143,40 @@ def _models(profile: Profile) -> list[tuple[str, str | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Arms that run at the same time, so that their blocks take turns."""
+    """Variants that run at the same time, so that their blocks take turns."""
 
     launch: int
+    """Number of the launch; blocks of two variants are compared if they have the same one."""
     arms: tuple[str, ...]
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By arm: the accelerators that it gets, if each has its own."""
-    first_block: int = 0
-    """Number of its first block: those of two sessions that share an arm must not be taken for one."""
+    """By variant: the accelerators that it gets, if each has its own."""
 
 
 def sessions(
     arms: Sequence[Arm], *, launches: int, at_once: int, slots: Sequence[tuple[str, ...]] = ()
 ) -> tuple[Session, ...]:
-    """Which launches there are, in order. `slots`: groups of accelerators, one for each arm that runs at once.
+    """Returns the launches in order. `slots`: groups of accelerators, one for each variant that runs at once.
 
-    All arms in one session if so many fit, else each in one with the arm that it is compared with, else alone,
+    All variants in one session if so many fit, else each in one with the variant that it is compared with, else alone,
     in an order that is reversed from launch to launch. Raises UsageError if there are fewer slots than servers.
     """
     names = [arm.name for arm in arms]
+    step = min(at_once, len(names)) - 1
     found: list[Session] = []
     for launch in range(launches):
-        if at_once >= len(names):
-            groups = [names]
-        elif at_once > 1:
-            step, others = at_once - 1, names[1:]
-            groups = [[names[0], *others[first : first + step]] for first in range(0, len(others), step)]
-        else:
-            groups = [[name] for name in (reversed(names) if launch % 2 else names)]
-        apart = 0 if at_once == 1 else _APART
-        found += [
-            Session(launch, tuple(group), _placed(group, arms, slots, launch), number * apart)
-            for number, group in enumerate(groups)
-        ]
+        if not step:
+            order = reversed(names) if launch % 2 else names
+            found += [Session(launch, (name,), _placed([name], arms, slots, launch)) for name in order]
+        for first in range(1, len(names), step) if step else ():
+            group = [names[0], *names[first : first + step]]
+            found.append(Session(len(found), tuple(group), _placed(group, arms, slots, launch)))
     return tuple(found)
 
 
 def _placed(
     group: Sequence[str], arms: Sequence[Arm], slots: Sequence[tuple[str, ...]], launch: int
 ) -> dict[str, tuple[str, ...]]:
-    """The accelerators of each server that is started on some; servers change places from launch to launch."""
+    """Returns the accelerators of each server that is started on some; servers change places between launches."""
     started = [arm.name for arm in arms if arm.name in group and arm.plan and arm.plan.platform != "cpu"]
     if len(started) > max(1, len(slots)):
         raise UsageError(
@@ -175,9 +195,8 @@ _PROCESSES_BYTES = 2 << 30
 _USABLE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How many arms can run at the same time, and why not more. `slots`: accelerators for each of them."""
+class Fit(NamedTuple):
+    """How many variants can run at the same time, and why not more. `slots`: accelerators for each of them."""
 
     at_once: int
     why: str
@@ -185,48 +204,48 @@ class Fit:
 
 
 def fit(arms: Sequence[Arm]) -> Fit:
-    """How many arms run at the same time; those at a URL run already and take no room."""
+    """Returns how many variants run at the same time; those at a URL run already and take no room."""
     planned = [arm for arm in arms if arm.plan is not None]
     if len(planned) < 2:
         return Fit(len(arms), "at most one server is started")
     assert planned[0].plan is not None
-    most, why, slots = _on_cpu(planned) if planned[0].plan.platform == "cpu" else _on_gpus(planned)
-    return Fit(len(arms) if most >= len(planned) else most, why, slots)
+    found = _fit_cpu(planned) if planned[0].plan.platform == "cpu" else _fit_gpus(planned)
+    return found._replace(at_once=len(arms)) if found.at_once >= len(planned) else found
 
 
-def _on_cpu(planned: Sequence[Arm]) -> tuple[int, str, tuple[tuple[str, ...], ...]]:
+def _fit_cpu(planned: Sequence[Arm]) -> Fit:
     from specserve.hardware.host import host_memory
 
     free = host_memory().free_bytes * _USABLE
-    needs = [arm.memory_bytes for arm in planned if arm.memory_bytes is not None]
+    needs = sorted((arm.memory_bytes for arm in planned if arm.memory_bytes is not None), reverse=True)
     if len(needs) < len(planned):
-        return 1, "how much memory a server takes is not known", ()
-    needs.sort(reverse=True)
+        return Fit(1, "how much memory a server takes is not known")
     most = next((count for count in range(len(needs), 0, -1) if sum(needs[:count]) <= free), 1)
-    why = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
-    return most, why, ()
+    return Fit(
+        most, f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
+    )
 
 
-def _on_gpus(planned: Sequence[Arm]) -> tuple[int, str, tuple[tuple[str, ...], ...]]:
+def _fit_gpus(planned: Sequence[Arm]) -> Fit:
     from specserve.hardware.accelerators import gpus, selected
 
     if len({arm.visible for arm in planned}) > 1:
-        return 1, "the profiles name different devices", ()
+        return Fit(1, "the profiles name different devices")
     # what a profile names wins over our own environment, as in its launch
     found = selected(gpus(), devices=planned[0].visible, environ=os.environ)
     ranks = max(arm.ranks for arm in planned)
-    uuids = [gpu.uuid for gpu in found]
-    slots = tuple(tuple(uuids[at : at + ranks]) for at in range(0, len(uuids) - ranks + 1, ranks))
     why = f"{len(found)} GPUs, {ranks} for each server"
     if len({gpu.name for gpu in found}) > 1:
-        return 1, f"{why}, of different kinds", ()
-    return (len(slots), why, slots) if len(slots) > 1 else (1, why, ())
+        return Fit(1, f"{why}, of different kinds")
+    uuids = [gpu.uuid for gpu in found]
+    slots = tuple(tuple(uuids[at : at + ranks]) for at in range(0, len(uuids) - ranks + 1, ranks))
+    return Fit(len(slots), why, slots) if len(slots) > 1 else Fit(1, why)
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
-    """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown."""
+    """Returns an estimate for a server on the CPU: weights as in their files, KV cache, processes; None: unknown."""
     from specserve.hardware.accelerators import this_cpu
-    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
+    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
     from specserve.models.read import read_model
 
     env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
@@ -254,14 +273,14 @@ _VARIABLES = (
 
 
 def environment() -> dict[str, str]:
-    """The variables that are set and can change a speed, with `~` for the user's folder."""
+    """Returns the variables that are set and can change a speed, with `~` for the user's folder."""
     home = str(Path.home())
     own = home if len(home) > 1 else "~"
     return {name: os.environ[name].replace(own, "~") for name in _VARIABLES if os.environ.get(name)}
 
 
 def versions() -> dict[str, str]:
-    """Of what runs here; what is not installed is left out."""
+    """Returns the versions of what runs here; what is not installed is left out."""
     from specserve import __version__
     from specserve.vllm.versions import installed
 
@@ -276,7 +295,7 @@ def versions() -> dict[str, str]:
 
 
 def host(*, platform_of_arms: str | None) -> dict[str, str]:
-    """The accelerators that the arms use, and the processor and memory beside them."""
+    """Returns the accelerators that the variants use, and the processor and memory beside them."""
     import psutil
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -313,8 +332,7 @@ def _text(path: str) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+class HostLoad(NamedTuple):
     """What others use of the host's processors."""
 
     busy_share: float
@@ -332,7 +350,7 @@ _LOAD_SAMPLE_S = 0.5
 
 
 def host_load() -> HostLoad:
-    """How busy the processors are, over half a second."""
+    """Returns how busy the processors are, over half a second."""
     import psutil
 
     times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)

@@ -1,31 +1,58 @@
-"""Passes to figures, and arms compared at each point: speedup with its interval, verdict, where it stops paying."""
+"""Passes to a result: figures, speedups with intervals, verdicts, promises, and where speculation stops paying."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from statistics import median_high
+from typing import Any
 
-from specserve.measure.bench.driver import Pass, Request
-from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Quantiles, Verdict
-from specserve.measure.statistics import LogEstimate, Share, interval, needed, point, ratio, verdict
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.result import (
+    Cell,
+    Comparison,
+    Figures,
+    Interval,
+    Point,
+    Promise,
+    Quantiles,
+    Result,
+    Verdict,
+)
+from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.statistics import LogEstimate, Share, library, needed, point, rate, ratio, verdict
 from specserve.metrics.counters import Acceptance, total_acceptance
-from specserve.profile.schema import Expectation
+from specserve.profile.schema import Expectation, Profile
 
 SATURATED = 0.85
 """Share of a core above which the load generator, one thread, may hold the server up."""
 MOST_FAILED = 0.02
+_MOST_CUT = 0.5
+_RESAMPLES = 1000
+_LIMITS = (
+    "min_speedup",
+    "min_mean_acceptance_length",
+    "min_acceptance_rate",
+    "max_ttft_p99_ms",
+    "max_tpot_p99_ms",
+)
 
 
 def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Figures | None:
-    """All passes together: tokens over seconds, quantiles over requests; None if no request was answered."""
+    """Returns all passes together: tokens over seconds, quantiles over requests; None if no request was answered."""
     good = [request for each in passes for request in each.requests if request.ok]
     seconds = sum(each.duration_s for each in passes)
     tokens = sum(request.output_tokens for request in good)
     if not good or not tokens or seconds <= 0:
         return None
     gaps = [gap for request in good for gap in request.chunk_gaps_ms]
-    parts = [each.acceptance for each in passes]
+    parts = [each.acceptance for each in passes if each.acceptance]
+    kept = sum(is_within(request, limits) for request in good)
     return Figures(
         requests=len(good),
         blocks=len(passes),
@@ -35,30 +62,26 @@ def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Fig
         tpot_ms=quantiles(value for request in good if (value := request.tpot_s) is not None),
         e2e_ms=quantiles(request.latency_s for request in good),
         inter_chunk_p99_ms=point(gaps, 0.99) if gaps else 0.0,
-        goodput_per_s=sum(is_within(request, limits) for request in good) / seconds
-        if has_limits(limits)
-        else None,
-        acceptance=total_acceptance(part for part in parts if part is not None) if any(parts) else None,
+        goodput_per_s=kept / seconds if has_limits(limits) else None,
+        acceptance=total_acceptance(parts) if parts else None,
         client_cpu=max(each.client_cpu for each in passes),
         failed_requests=sum(not request.ok for each in passes for request in each.requests),
     )
 
 
 def quantiles(seconds: Iterable[float]) -> Quantiles:
-    """In milliseconds; zeros if there is nothing."""
-    values = sorted(seconds)
-    if not values:
-        return Quantiles(0.0, 0.0, 0.0)
-    return Quantiles(*(point(values, at) * 1000 for at in (0.5, 0.9, 0.99)))
+    """Returns the quantiles in milliseconds; zeros if there is nothing."""
+    values = [1000 * value for value in seconds] or [0.0]
+    return Quantiles(*(point(values, at) for at in (0.5, 0.9, 0.99)))
 
 
 def has_limits(limits: Expectation | None) -> bool:
-    """Whether a promise limits what a request may take."""
+    """Returns whether a promise limits what a request may take."""
     return limits is not None and (limits.max_ttft_p99_ms, limits.max_tpot_p99_ms) != (None, None)
 
 
 def is_within(request: Request, limits: Expectation | None) -> bool:
-    """Whether a request kept the limits."""
+    """Returns whether a request kept the limits."""
     if limits is None:
         return True
     if limits.max_ttft_p99_ms is not None and request.ttft_s * 1000 > limits.max_ttft_p99_ms:
@@ -68,7 +91,7 @@ def is_within(request: Request, limits: Expectation | None) -> bool:
 
 
 def invalid_reason(passes: Sequence[Pass]) -> str | None:
-    """Why a cell of these passes counts for nothing, in one clause; None if it counts."""
+    """Returns why a cell of these passes counts for nothing, in one clause; None if it counts."""
     if not passes:
         return "it was not measured"
     requests = [request for each in passes for request in each.requests]
@@ -83,25 +106,48 @@ def invalid_reason(passes: Sequence[Pass]) -> str | None:
     return None
 
 
-def share(done: Pass, amount: float, cost: float, *, prompt: str = "all") -> Share:
-    """What a pass, or one prompt of it, adds to a rate."""
+def _share(done: Pass, amount: float, cost: float, prompt: str = "all") -> Share:
     return Share(prompt, str(done.block), amount, cost, launch=str(done.launch))
 
 
 def shares(passes: Sequence[Pass]) -> list[Share]:
-    """Output tokens and seconds by request: a pass's time is dealt to its requests as their latencies are."""
+    """Returns output tokens and seconds by request: a pass's time is dealt to its requests as their latencies are."""
     found = []
     for each in passes:
         good = [request for request in each.requests if request.ok]
         latencies_s = sum(request.latency_s for request in good)
         for request in good:
             part = request.latency_s / latencies_s if latencies_s else 1 / len(good)
-            found.append(share(each, request.output_tokens, each.duration_s * part, prompt=request.prompt))
+            found.append(_share(each, request.output_tokens, each.duration_s * part, request.prompt))
     return found
 
 
+def step_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Returns tokens and verification steps, by request if every request reports them, else by pass."""
+    found = []
+    for each in passes:
+        own = [(request.acceptance, request.prompt) for request in each.requests if request.ok]
+        if not all(part and part.drafts for part, _ in own):
+            own = [(each.acceptance, "all")]
+        found += [
+            _share(each, part.drafts + part.accepted_tokens, part.drafts, prompt)
+            for part, prompt in own
+            if part and part.drafts
+        ]
+    return found
+
+
+def _rate_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Returns accepted and drafted tokens by pass."""
+    return [
+        _share(each, each.acceptance.accepted_tokens, each.acceptance.draft_tokens)
+        for each in passes
+        if each.acceptance and each.acceptance.draft_tokens
+    ]
+
+
 def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: float) -> float | None:
-    """The mean acceptance length at which the arm would be as fast as without speculation, at this load.
+    """Returns the mean acceptance length at which the variant would be as fast as without speculation, at this load.
 
     A step of it takes (tokens per step / speedup) as long as one without drafts. Where some steps have no draft, as
     with n-grams, it is the drafted ones whose length would have to change. None if nothing was drafted.
@@ -114,6 +160,49 @@ def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: fl
     return 1 + (per_step / speedup - 1) / drafted
 
 
+def compared(
+    cells: Mapping[tuple[str, Point], Cell], passes: Sequence[Pass], *, arm: str, against: str, at: Point
+) -> Comparison:
+    """Returns one variant compared with another at one point, by the blocks that both have."""
+    mine, theirs = cells[arm, at], cells[against, at]
+    is_invalid = bool(mine.invalid or theirs.invalid)
+    found = None if is_invalid else speedup(passes, arm=arm, against=against, at=at)
+    if found is None or mine.figures is None or theirs.figures is None:
+        missing = "a valid cell" if is_invalid else "more blocks"
+        return Comparison(arm, against, at, None, Verdict.INCONCLUSIVE, missing)
+    judged, own, other = verdict(found), mine.figures, theirs.figures
+    return Comparison(
+        arm=arm,
+        against=against,
+        point=at,
+        speedup=found.interval,
+        verdict=judged,
+        needed=needed(found) if judged is Verdict.INCONCLUSIVE else None,
+        tpot_p50_ratio=_over(own.tpot_ms.p50, other.tpot_ms.p50),
+        ttft_p99_ratio=_over(own.ttft_ms.p99, other.ttft_ms.p99),
+        e2e_p99_ratio=_over(own.e2e_ms.p99, other.e2e_ms.p99),
+        break_even_mean_acceptance_length=break_even(
+            own.acceptance, output_tokens=own.output_tokens, speedup=found.value
+        ),
+        mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
+    )
+
+
+def _over(value: float, other: float) -> float | None:
+    return value / other if other > 0 and value > 0 else None
+
+
+def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
+    """Returns output tokens/s of one variant over those of another; None if one of them has nothing."""
+    mine, theirs = (
+        {(each.launch, each.block): each for each in passes if each.point == at and each.arm == name}
+        for name in (arm, against)
+    )
+    both = mine.keys() & theirs.keys()
+    sides = [shares([done for key, done in own.items() if key in both]) for own in (mine, theirs)]
+    return ratio(sides[0], against=sides[1])
+
+
 _WORDS = {
     Verdict.PAYS: "pays",
     Verdict.COSTS: "costs",
@@ -122,73 +211,188 @@ _WORDS = {
 }
 
 
-def compared(
-    cells: Mapping[tuple[str, Point], Cell], passes: Sequence[Pass], *, arm: str, against: str, at: Point
-) -> Comparison:
-    """One arm with another at one point, by the blocks that both have."""
-    mine, theirs = cells[arm, at], cells[against, at]
-    found = None if mine.invalid or theirs.invalid else speedup(passes, arm=arm, against=against, at=at)
-    if found is None or mine.figures is None or theirs.figures is None:
-        why = mine.invalid or theirs.invalid
-        return Comparison(
-            arm, against, at, None, Verdict.INCONCLUSIVE, "a valid cell" if why else "more blocks"
-        )
-    judged, acceptance = verdict(found), mine.figures.acceptance
-    return Comparison(
-        arm=arm,
-        against=against,
-        point=at,
-        speedup=interval(found),
-        verdict=judged,
-        needed=needed(found) if judged is Verdict.INCONCLUSIVE else None,
-        tpot_p50_ratio=_over(mine.figures.tpot_ms.p50, theirs.figures.tpot_ms.p50),
-        ttft_p99_ratio=_over(mine.figures.ttft_ms.p99, theirs.figures.ttft_ms.p99),
-        e2e_p99_ratio=_over(mine.figures.e2e_ms.p99, theirs.figures.e2e_ms.p99),
-        break_even_mean_acceptance_length=break_even(
-            acceptance, output_tokens=mine.figures.output_tokens, speedup=found.value
-        ),
-        mean_acceptance_length=acceptance.mean_acceptance_length if acceptance else None,
-    )
-
-
-def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
-    """Output tokens/s of one arm over those of another; None if one of them has nothing."""
-    mine, theirs = (
-        {(each.launch, each.block): each for each in passes if each.point == at and each.arm == name}
-        for name in (arm, against)
-    )
-    both = mine.keys() & theirs.keys()
-    return ratio(
-        shares([done for key, done in mine.items() if key in both]),
-        against=shares([done for key, done in theirs.items() if key in both]),
-    )
-
-
 def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """Per `arm/workload/temperature` with several concurrencies: where it no longer pays, in one clause."""
-    groups: dict[str, list[Comparison]] = defaultdict(list)
+    """Returns where it no longer pays, in a clause per `arm/workload/temperature` with several concurrencies."""
+    groups: dict[str, dict[int, Verdict]] = defaultdict(dict)
     for item in comparisons:
-        if item.point.concurrency is not None and item.point.prefix_cache:
-            groups[f"{item.arm}/{item.point.workload}/{item.point.temperature:g}"].append(item)
-    return {key: _clause(items) for key, items in groups.items() if len(items) > 1}
+        at = item.point
+        if at.concurrency is not None and at.prefix_cache:
+            groups[f"{item.arm}/{at.workload}/{at.temperature:g}"][at.concurrency] = item.verdict
+    return {key: _clause(dict(sorted(found.items()))) for key, found in groups.items() if len(found) > 1}
 
 
-def _clause(items: list[Comparison]) -> str:
-    items = sorted(items, key=lambda item: item.point.concurrency or 0)
-    loads = [item.point.concurrency or 0 for item in items]
-    pays = [load for load, item in zip(loads, items, strict=True) if item.verdict is Verdict.PAYS]
+def _clause(verdicts: Mapping[int, Verdict]) -> str:
+    """`verdicts`: by concurrency, rising."""
+    loads = list(verdicts)
+    pays = [load for load, found in verdicts.items() if found is Verdict.PAYS]
     if not pays:
         return f"does not pay at concurrency {', '.join(map(str, loads))}"
-    last = max(pays)
-    if last == loads[-1]:
-        return f"still pays at {_load_words(last)}, the highest load measured"
-    after = items[loads.index(last) + 1]
-    return f"pays up to {_load_words(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}"
+    if pays[-1] == loads[-1]:
+        return f"still pays at concurrency {loads[-1]}, the highest load measured"
+    after = loads[loads.index(pays[-1]) + 1]
+    return f"pays up to concurrency {pays[-1]}, {_WORDS[verdicts[after]]} at {after}"
 
 
-def _load_words(load: int) -> str:
-    return f"concurrency {load}"
+def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
+    """Yields each limit of each promise, held against what was measured of the profile at its point."""
+    if plan.profile is None:
+        return
+    own, first = plan.own_arm, plan.arms[0]
+    against = first.name if first.is_baseline and first.name != own else None
+    for index, (expectation, at) in enumerate(zip(plan.profile.expect, plan.promised_at, strict=True)):
+        for key in _LIMITS:
+            promised = getattr(expectation, key)
+            if promised is not None:
+                measured = _measured(key, passes, at=at, arm=own, against=against)
+                span = plan.profile.span(f"expect[{index}].{key}")
+                place = f"{span.file}:{span.line}" if span.line else span.file
+                yield Promise(at, key, float(promised), measured, kept(key, promised, measured), place)
 
 
-def _over(value: float, other: float) -> float | None:
-    return value / other if other > 0 and value > 0 else None
+def _measured(
+    key: str, passes: Sequence[Pass], *, at: Point, arm: str, against: str | None
+) -> Interval | None:
+    """Returns the figure that a limit is about, or None if a cell that it rests on counts for nothing."""
+    mine, theirs = (
+        [each for each in passes if each.point == at and each.arm == name] for name in (arm, against)
+    )
+    if invalid_reason(mine) is not None:
+        return None
+    if key.startswith("max_"):
+        return tail(mine, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
+    if key != "min_speedup":
+        found = rate((step_shares if key == "min_mean_acceptance_length" else _rate_shares)(mine))
+    elif against is None or invalid_reason(theirs) is not None:
+        return None
+    else:
+        found = speedup(passes, arm=arm, against=against, at=at)
+    return found.interval if found else None
+
+
+def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
+    """Returns whether the whole interval keeps the promise (True) or misses it (False); None between."""
+    if measured is None:
+        return None
+    low, high = measured.low, measured.high
+    if key.startswith("max_"):
+        return True if high <= promised else False if low > promised else None
+    return True if low >= promised else False if high < promised else None
+
+
+def limits(profile: Profile | None, at: Sequence[Point]) -> dict[Point, Expectation]:
+    """Returns by point what limits its requests: of several promises the strictest limit of each kind."""
+    found: dict[Point, Expectation] = {}
+    for place, promise in zip(at, profile.expect if profile is not None else (), strict=True):
+        both = (found.get(place, promise), promise)
+        strictest: dict[str, Any] = {}
+        for key in _LIMITS:
+            values = [value for each in both if (value := getattr(each, key)) is not None]
+            strictest[key] = (min if key.startswith("max_") else max)(values, default=None)
+        found[place] = replace(promise, **strictest)
+    return found
+
+
+def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at: float) -> Interval | None:
+    """Returns a quantile over requests in milliseconds, with an interval that few requests make wide.
+
+    Blocks are resampled and requests in them; beyond that the bounds are those of order statistics, which know
+    that the slowest of 50 requests says little of the slowest hundredth: with fewer than 370 P99 has no upper bound.
+    """
+    numpy = library("numpy")
+    timed = [[value(request) for request in each.requests if request.ok] for each in passes]
+    groups = [found for each in timed if (found := [1000 * took_s for took_s in each if took_s is not None])]
+    if not groups:
+        return None
+    draw, values = numpy.random.default_rng(1), sorted(chain.from_iterable(groups))
+    resampled = []
+    for _ in range(_RESAMPLES):
+        blocks = [groups[each] for each in draw.integers(len(groups), size=len(groups))]
+        again = numpy.concatenate([draw.choice(each, size=len(each)) for each in blocks])
+        resampled.append(numpy.quantile(again, at))
+    low, high = order_bounds(values, at)
+    return Interval(point(values, at), min(low, point(resampled, 0.025)), max(high, point(resampled, 0.975)))
+
+
+def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
+    """Returns order statistics between which a quantile lies with 95 %, whatever the distribution; sorted values in."""
+    numpy, count = library("numpy"), len(values)
+    # by rank: the chance that no more values lie below the quantile
+    below = library("scipy.special").bdtr(numpy.arange(count, dtype=float), count, at)
+    first, after = numpy.searchsorted(below, 0.025, side="right"), numpy.searchsorted(below, 0.975)
+    return values[max(first - 1, 0)], values[after] if after < count else math.inf
+
+
+def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
+    """Returns `about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
+    limit = limits(plan.profile, plan.promised_at)
+    cells: dict[tuple[str, Point], Cell] = {}
+    for at in plan.points:
+        for arm in plan.arms:
+            there = [each for each in passes if each.point == at and each.arm == arm.name]
+            found = figures(there, limits=limit.get(at))
+            cells[arm.name, at] = Cell(arm.name, at, found, invalid_reason(there))
+    against, *others = (arm.name for arm in plan.arms)
+    comparisons = tuple(
+        compared(cells, passes, arm=name, against=against, at=at)
+        for at in plan.points
+        for name in others
+        if cells[name, at].figures is not None
+    )
+    own = next((arm.plan for arm in plan.arms if arm.name == plan.own_arm), None)
+    return replace(
+        about,
+        fingerprint=own.fingerprint if own else None,
+        cells=tuple(cells.values()),
+        comparisons=comparisons,
+        promises=tuple(promises(plan, passes)),
+        stops_paying=stops_paying(comparisons),
+        notes=(
+            *about.notes,
+            *cut_answers(passes),
+            *_equal_texts(plan.arms, passes),
+            *_remembering(plan.arms),
+        ),
+    )
+
+
+def _equal_texts(arms: Sequence[Arm], passes: Sequence[Pass]) -> Iterable[str]:
+    """Yields how many greedy answers of each variant are those of the first: speculation must not change them."""
+    texts: dict[str, dict[tuple[str, Point], str]] = defaultdict(dict)
+    for each in passes:
+        if each.point.temperature == 0:
+            good = [request for request in each.requests if request.ok]
+            texts[each.arm].update({(request.prompt, each.point): request.text_sha256 for request in good})
+    first, *others = (arm.name for arm in arms)
+    for arm in others:
+        both = texts[arm].keys() & texts[first].keys()
+        same = sum(texts[arm][key] == texts[first][key] for key in both)
+        if both and same == len(both):
+            yield f"`{arm}` gave all {same} greedy answers word for word as `{first}` did"
+        elif both:
+            yield (
+                f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{first}` did; a few "
+                "that differ are rounding, `specserve verify` judges it"
+            )
+
+
+def cut_answers(passes: Sequence[Pass]) -> list[str]:
+    """Returns a note for each workload most of whose answers were cut off."""
+    ends: dict[str, list[str | None]] = defaultdict(list)
+    for each in passes:
+        ends[each.point.workload] += [request.finish_reason for request in each.requests if request.ok]
+    cut = {name: found.count("length") / len(found) for name, found in ends.items() if found}
+    return [
+        f"{name}: {part:.0%} of the answers were cut off at their max_tokens"
+        for name, part in cut.items()
+        if part > _MOST_CUT
+    ]
+
+
+def _remembering(arms: Sequence[Arm]) -> list[str]:
+    """Returns a note for each variant whose answers depend on what it was asked before."""
+    return [
+        f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "
+        "this is the acceptance of traffic that repeats itself"
+        for arm in arms
+        if arm.plan and (arm.plan.speculation or {}).get("method") == "suffix"
+    ]

@@ -1,23 +1,35 @@
-"""A benchmark before it starts: what is asked for, its arms checked and planned, its points and sessions."""
+"""A benchmark before it starts: its options, variants, points and sessions, and the blocks that are sent."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.bench.arms import BASELINE, PROFILE, Arm, Fit, Session, checked, fit, sessions
+from specserve.measure.bench.arms import (
+    BASELINE,
+    PROFILE,
+    Arm,
+    Fit,
+    Session,
+    checked,
+    fit,
+    plan_arm,
+    sessions,
+)
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Block, Sizes, points
 from specserve.measure.values import numbers, refuse_given, seconds, whole_numbers
+from specserve.measure.workloads.workload import Prompt, Workload
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.driver import Pass
     from specserve.profile.schema import Profile
 
 BUDGET = "30m"
@@ -26,6 +38,9 @@ _WORKLOADS = ("chat", "code")
 _LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _BLOCKS, _CPU_TOKENS = 8, 64
 _QUICK_BLOCKS, _QUICK_PROMPTS, _QUICK_TOKENS = 6, 18, 48
+_PER_SLOT = 3
+"""Requests in a block for each that runs at once: its end, where fewer run, must not weigh much."""
+_LEAST_AT_RATE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,8 @@ class BenchPlan:
     """The one that the others are compared with first."""
     sessions: tuple[Session, ...]
     points: tuple[Point, ...]
-    sizes: Sizes
+    blocks: int
+    """Of each point in each launch."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Files, by the name of their workload."""
     max_tokens: int | None = None
@@ -64,11 +80,9 @@ class BenchPlan:
     """Prompts of a workload, at most."""
     budget_s: float | None = None
     """Of measuring; launches come on top. Blocks that would begin later are left out."""
-    still: Callable[[Block, Sequence[Pass]], Collection[str]] | None = None
-    """Which arms a block is still wanted of, by what is there, asked when its turn comes; None: of all."""
     request: BenchRequest = field(default_factory=BenchRequest)
     profile: Profile | None = None
-    """None if the first arm is a URL."""
+    """None if the first variant is a URL."""
     promised_at: tuple[Point, ...] = ()
     """The point of each of the profile's promises."""
     fit: Fit = field(default_factory=lambda: Fit(1, ""))
@@ -77,31 +91,39 @@ class BenchPlan:
 
     @property
     def name(self) -> str:
-        """The profile's, or the first arm's."""
+        """The profile's, or the first variant's."""
         return self.profile.name if self.profile is not None else self.arms[0].name
 
     @property
+    def own_arm(self) -> str:
+        """The variant that the profile itself is: if it does not speculate, the one without speculation."""
+        if self.profile is None:
+            return self.arms[0].name
+        return PROFILE if self.profile.speculation is not None else BASELINE
+
+    @property
     def launches(self) -> int:
-        """Launches of each arm."""
-        return 1 + max((each.launch for each in self.sessions), default=0)
+        """Launches of each variant."""
+        return sum(self.arms[-1].name in each.arms for each in self.sessions)
 
     @property
     def platform(self) -> str | None:
-        """`cpu` or `cuda` if any arm is started here."""
+        """`cpu` or `cuda` if any variant is started here."""
         return next((arm.plan.platform for arm in self.arms if arm.plan is not None), None)
 
 
 def plan_bench(
     request: BenchRequest, *, notices: Notices, starts: bool = True, at_once: int | None = None
 ) -> BenchPlan:
-    """Arms, points and sessions. `starts`: models, memory and machine are checked, too.
+    """Returns the variants, points and sessions. `starts`: models, memory and machine are checked, too.
 
-    `at_once`: as many arms as a run that is resumed had at the same time. Raises ProfileError, CheckFailed, UsageError.
+    `at_once`: as many variants as a run that is resumed had at the same time. Raises ProfileError, CheckFailed,
+    UsageError.
     """
     profile, arms = _arms(request, starts=starts, notices=notices)
     room = fit(arms)
     if at_once is not None:
-        room = replace(room, at_once=at_once)
+        room = room._replace(at_once=at_once)
     platform = next((arm.plan.platform for arm in arms if arm.plan is not None), "cuda")
     wanted, promised_at = points_of(request, profile, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
     launches = 1 if room.at_once >= len(arms) or request.quick else 2
@@ -112,7 +134,7 @@ def plan_bench(
         arms=arms,
         sessions=sessions(arms, launches=launches, at_once=room.at_once, slots=room.slots),
         points=wanted,
-        sizes=Sizes(request.blocks or (_QUICK_BLOCKS if request.quick else _BLOCKS)),
+        blocks=request.blocks or (_QUICK_BLOCKS if request.quick else _BLOCKS),
         sources=files,
         max_tokens=request.max_tokens or usual_tokens,
         limit=limit,
@@ -126,7 +148,7 @@ def plan_bench(
 
 
 def obstacle(request: BenchRequest, *, notices: Notices) -> str | None:
-    """What would keep the same command from starting on this machine, in one clause."""
+    """Returns what would keep the same command from starting on this machine, in one clause."""
     try:
         plan_bench(request, notices=notices)
     except CheckFailed as error:
@@ -137,7 +159,7 @@ def obstacle(request: BenchRequest, *, notices: Notices) -> str | None:
 
 
 def with_places(request: BenchRequest) -> BenchRequest:
-    """With absolute names of files, and the URLs of detached servers: the run may be resumed from elsewhere.
+    """Returns it with absolute names of files, and URLs of detached servers: the run may be resumed from elsewhere.
 
     Raises UsageError for stdin.
     """
@@ -149,19 +171,18 @@ def with_places(request: BenchRequest) -> BenchRequest:
         )
     servers = names()
 
+    def file(text: str) -> str:
+        return str(Path(text).absolute()) if Path(text).is_file() else text
+
     def placed(text: str) -> str:
         name, equals, rest = text.rpartition("=")
-        if Path(rest).is_file():
-            return f"{name}{equals}{Path(rest).absolute()}"
-        return f"{name}{equals}{find_server(None, rest, None)[0]}" if rest in servers else text
+        return f"{name}{equals}{find_server(None, rest, None)[0] if rest in servers else file(rest)}"
 
     assert request.profile is not None
     return replace(
         request,
         profile=placed(request.profile),
-        workloads=tuple(
-            str(Path(each).absolute()) if Path(each).is_file() else each for each in request.workloads
-        ),
+        workloads=tuple(map(file, request.workloads)),
         others=tuple(map(placed, request.others)),
     )
 
@@ -169,12 +190,11 @@ def with_places(request: BenchRequest) -> BenchRequest:
 def points_of(
     request: BenchRequest, profile: Profile | None, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """What is measured, and the point of each promise. Options win; without any, what is promised is measured.
+    """Returns what is measured, and the point of each promise.
 
-    Raises UsageError for what is not a list of numbers.
+    Options win; without any, what is promised is measured. Raises UsageError for what is not a list of numbers.
     """
     workloads, loads = defaults
-    expect = profile.expect if profile is not None else ()
     named = tuple(sources(request.workloads)) or workloads
     temperatures = numbers(request.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
     rates = numbers(request.request_rate, "--request-rate", least=0.001, most=100_000.0)
@@ -186,7 +206,7 @@ def points_of(
             temperatures[0] if item.temperature is None else item.temperature,
             item.concurrency or (concurrency or (1,))[0],
         )
-        for item in expect
+        for item in (profile.expect if profile is not None else ())
     )
     is_open = not (request.workloads or given or rates or request.temperature or request.quick)
     if promised and is_open:
@@ -194,10 +214,23 @@ def points_of(
     return points(named, concurrency=concurrency, rates=rates, temperatures=temperatures), promised
 
 
+def points(
+    workloads: Sequence[str],
+    *,
+    concurrency: Sequence[int],
+    rates: Sequence[float],
+    temperatures: Sequence[float],
+) -> tuple[Point, ...]:
+    """Returns every combination."""
+    loads = [*((each, None) for each in concurrency), *((None, each) for each in rates)]
+    every = itertools.product(workloads, temperatures, loads)
+    return tuple(Point(workload, temperature, *load) for workload, temperature, load in every)
+
+
 def prompts_of(
     names: Iterable[str], sources: Mapping[str, str], *, limit: int | None = None
 ) -> dict[str, int]:
-    """How many prompts each workload has. Raises UsageError, FactError for one that is none: before any launch."""
+    """Returns how many prompts each workload has. Raises UsageError, FactError for one that is none."""
     from specserve.measure.workloads.load import load
 
     found = {}
@@ -214,7 +247,7 @@ def prompts_of(
 
 
 def sources(workloads: Sequence[str]) -> dict[str, str]:
-    """What each is loaded from, by its name: that of a file is its stem. Raises UsageError for a name twice."""
+    """Returns what each is loaded from, by its name: that of a file is its stem. Raises UsageError for a name twice."""
     from specserve.measure.workloads.load import name_of
 
     found: dict[str, str] = {}
@@ -225,47 +258,57 @@ def sources(workloads: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Profile | None, tuple[Arm, ...]]:
-    """The main profile, None if it is a URL, and all arms, the one to compare with first."""
-    assert request.profile is not None
-    main, make = None, partial(_planned, starts=starts, notices=notices)
-    if is_url(request.profile):
-        given = {"--set": request.settings, "--alternative": request.alternatives}
-        refuse_given(given, command="bench")
-        arms = [_at_url(None, request.profile, request)]
-    else:
-        main, arms = _own_arms(request, make)
-        if starts and request.check and arms[0].plan is not None:
-            from specserve.serve.detached.observe import room_beside
-
-            room_beside(main, arms[0].plan, name=None, notices=notices)
-    for text in request.others:
-        match = _NAMED.fullmatch(text)
-        name, place = (match[1], match[2]) if match else (None, text)
-        other = replace(request, profile=place, settings=())
-        arms.append(_at_url(name, place, request) if is_url(place) else make(other, name))
-    return main, checked(arms)
-
-
 def is_url(text: str) -> bool:
-    """Whether it can only be the address of a server."""
+    """Returns whether it can only be the address of a server."""
     return "://" in text or bool(re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?", text))
 
 
-def _own_arms(request: BenchRequest, make: Callable[..., Arm]) -> tuple[Profile, list[Arm]]:
-    """The profile with and without speculation, and its alternatives."""
-    from specserve.profile.load import load_profile
+def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Profile | None, tuple[Arm, ...]]:
+    """Returns the main profile, None if it is a URL, and all variants, the one to compare with first."""
+    from specserve.serve.requests import endpoint
+
+    def planned(
+        path: str,
+        name: str | None,
+        *settings: str,
+        check: bool = request.check,
+        baseline: bool = False,
+        alternative: str | None = None,
+    ) -> Arm:
+        return plan_arm(
+            path, name, settings, check=check, starts=starts, notices=notices, baseline=baseline,
+            alternative=alternative,
+        )  # fmt: skip
+
+    def at_url(url: str, name: str | None) -> Arm:
+        root = endpoint(url, api_key_env=request.api_key_env).root
+        return Arm(name or root.partition("://")[2], url=root, api_key_env=request.api_key_env)
 
     assert request.profile is not None
-    loaded = load_profile(request.profile, settings=request.settings)
-    names = _alternatives(loaded, request.alternatives)
-    # if the profile passes its check, so does the same without speculation: each finding is shown once
-    speculates = loaded.speculation is not None
-    plain = replace(request, check=request.check and not speculates and not names)
-    found = [make(plain, BASELINE, baseline=True)]
-    if speculates:
-        found.append(make(request, PROFILE))
-    return loaded, found + [make(request, name, alternative=name) for name in names]
+    profile, found = None, []
+    if is_url(request.profile):
+        refuse_given({"--set": request.settings, "--alternative": request.alternatives}, command="bench")
+        found.append(at_url(request.profile, None))
+    else:
+        from specserve.profile.load import load_profile
+
+        profile = load_profile(request.profile, settings=request.settings)
+        names, speculates = _alternatives(profile, request.alternatives), profile.speculation is not None
+        # if the profile passes its check, so does the same without speculation: each finding is shown once
+        check = request.check and not speculates and not names
+        found.append(planned(request.profile, BASELINE, *request.settings, check=check, baseline=True))
+        if speculates:
+            found.append(planned(request.profile, PROFILE, *request.settings))
+        found += [planned(request.profile, name, *request.settings, alternative=name) for name in names]
+        if starts and request.check and found[0].plan is not None:
+            from specserve.serve.detached.observe import room_beside
+
+            room_beside(profile, found[0].plan, name=None, notices=notices)
+    for text in request.others:
+        match = _NAMED.fullmatch(text)
+        own_name, place = (match[1], match[2]) if match else (None, text)
+        found.append((at_url if is_url(place) else planned)(place, own_name))
+    return profile, checked(found)
 
 
 def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[str]:
@@ -280,35 +323,78 @@ def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[st
     return tuple(dict.fromkeys(wanted))
 
 
-def _planned(
-    request: BenchRequest,
-    name: str | None,
-    *,
-    starts: bool,
-    notices: Notices,
-    baseline: bool = False,
-    alternative: str | None = None,
-) -> Arm:
-    from specserve.checks.prepare import cleared
-    from specserve.measure.bench.arms import planned_arm
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request of a block: a prompt, and which copy of it."""
 
-    assert request.profile is not None
-    profile, plan = cleared(
-        request.profile,
-        # nobody else is to reach a server that is being measured
-        settings=(*request.settings, "server.host=127.0.0.1"),
-        port=0,
-        alternative=alternative,
-        baseline=baseline,
-        check=request.check,
-        starts=starts,
-        notices=notices,
-    )
-    return planned_arm(profile, plan, name=name or profile.name, is_baseline=baseline)
+    prompt: Prompt
+    copy: int = 1
+
+    @property
+    def id(self) -> str:
+        """As the records have it: a prompt whose own id has a `#` always gets the number of its copy."""
+        is_plain = self.copy == 1 and "#" not in self.prompt.id
+        return self.prompt.id if is_plain else f"{self.prompt.id}#{self.copy}"
 
 
-def _at_url(name: str | None, url: str, request: BenchRequest) -> Arm:
-    from specserve.serve.requests import endpoint
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that every variant is sent, one variant right after another."""
 
-    root = endpoint(url, api_key_env=request.api_key_env).root
-    return Arm(name or root.partition("://")[2], url=root, api_key_env=request.api_key_env)
+    number: int
+    point: Point
+    items: tuple[Item, ...]
+    seed: int
+    """Of arrival times and of sampling: the same for all variants."""
+
+
+def blocks(
+    wanted: Sequence[Point], workloads: Mapping[str, Workload], *, count: int, launch: int, first: int = 0
+) -> tuple[Block, ...]:
+    """Returns `count` blocks of each point in the order in which one launch measures them.
+
+    Each round has one of every point, in an order of its own, so that a drift of the machine falls on all alike, and so
+    that what is there when the time is up has the same number of blocks everywhere.
+    """
+    rng = seeded(f"order {launch}")
+    dealt = {
+        point: deal(workloads[point.workload].prompts, point, count=count, launch=launch) for point in wanted
+    }
+    found: list[Block] = []
+    for place in range(count):
+        for point in rng.sample(wanted, len(wanted)):
+            found.append(Block(first + len(found), point, dealt[point][place], rng.randrange(2**31)))
+    return tuple(found)
+
+
+def deal(prompts: Sequence[Prompt], point: Point, *, count: int, launch: int) -> list[tuple[Item, ...]]:
+    """Returns the requests of a point's blocks: every prompt equally often, and as often as the load needs.
+
+    Prompts are shuffled again for each round, alike for all variants.
+    """
+    rng = seeded(f"deal {point} {launch}")
+    least = _LEAST_AT_RATE if point.concurrency is None else _PER_SLOT * point.concurrency
+    rounds = max(1, math.ceil(count * least / len(prompts)))
+    line = [prompt for _ in range(rounds) for prompt in rng.sample(prompts, len(prompts))]
+    bounds = [len(line) * place // count for place in range(count + 1)]
+    return [numbered(line[low:high]) for low, high in itertools.pairwise(bounds)]
+
+
+def numbered(prompts: Sequence[Prompt]) -> tuple[Item, ...]:
+    """Returns the requests of these prompts, each with the number of its copy."""
+    seen: Counter[str] = Counter()
+    items = []
+    for prompt in prompts:
+        seen[prompt.id] += 1
+        items.append(Item(prompt, seen[prompt.id]))
+    return tuple(items)
+
+
+def seeded(text: str) -> random.Random:
+    """Returns the same draws for the same text, on every machine."""
+    return random.Random(text)  # noqa: S311  # an order, no secret
+
+
+def arm_order(block: Block, arms: Sequence[str]) -> list[str]:
+    """Returns the variants of a block in an order drawn from its seed."""
+    return seeded(f"{block.seed} arms").sample(arms, len(arms))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -19,7 +18,7 @@ from specserve.metrics.counters import Acceptance
 
 
 class Verdict(StrEnum):
-    """Whether an arm is faster than the arm it is compared with (95 % interval of the speedup)."""
+    """Whether a variant is faster than the one it is compared with (95 % interval of the speedup)."""
 
     PAYS = "PAYS"
     """The lower bound is above 1.03, and that of the 99.5 % interval above 1."""
@@ -32,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with the bounds of its 95 % interval."""
+    """A figure with the bounds of its confidence interval; 95 % unless its place says otherwise."""
 
     value: float
     low: float
@@ -85,7 +84,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one arm did at one point."""
+    """What one variant did at one point."""
 
     requests: int
     blocks: int
@@ -95,7 +94,7 @@ class Figures:
     tpot_ms: Quantiles
     e2e_ms: Quantiles
     inter_chunk_p99_ms: float
-    """Gap between two chunks of a stream; with speculation a chunk holds several tokens: not comparable over arms."""
+    """Gap between two chunks of a stream; with speculation one chunk holds several tokens: do not compare variants."""
     goodput_per_s: float | None = None
     """Requests/s within the profile's limits; None without limits."""
     cost_per_million_tokens: float | None = None
@@ -108,7 +107,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One arm at one point."""
+    """One variant at one point."""
 
     arm: str
     point: Point
@@ -119,7 +118,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One arm against the baseline (or the first arm, if there is none) at one point."""
+    """One variant against the baseline (or the first variant, if there is none) at one point."""
 
     arm: str
     against: str
@@ -180,7 +179,7 @@ class Result:
     host: Mapping[str, str]
     """Allow-listed: accelerator, cpu, cores, memory."""
     launches: int
-    """Launches per arm; 1: everything is `within one launch`."""
+    """Launches of each variant; 1: everything is `within one launch`."""
     arms: tuple[ArmInfo, ...]
     workloads: tuple[WorkloadInfo, ...]
     cells: tuple[Cell, ...]
@@ -193,14 +192,29 @@ class Result:
     settings: Mapping[str, str] = field(default_factory=dict)
     """blocks, launches, max_tokens, budget, …"""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether the whole interval of some promise misses it."""
+        return any(promise.kept is False for promise in self.promises)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is not decided, for `--strict`."""
+        return (
+            not self.is_complete
+            or any(promise.kept is None for promise in self.promises)
+            or any(item.verdict is Verdict.INCONCLUSIVE for item in self.comparisons)
+        )
+
 
 VERSION = 1
 RESULT_FILE = "result.json"
 LARGEST_BYTES = 64 * 2**20
+Content = TypeVar("Content")
 
 
 def read_result(path: Path) -> Result:
-    """A run directory's or a file's result. Raises FactError, with the place in the file."""
+    """Returns the result in a run directory or a file. Raises FactError, with the place in the file."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         if file.stat().st_size > LARGEST_BYTES:
@@ -220,23 +234,29 @@ def read_result(path: Path) -> Result:
 
 
 def result_from_json(content: object) -> Result:
-    """The result of JSON values. Keys that this version does not know are passed over. Raises ValueError."""
+    """Returns the result of JSON values. Keys that this version does not know are passed over. Raises ValueError."""
     if not isinstance(content, dict):
         raise ValueError("it holds no JSON object")
-    version = content.get("version")
-    if version != VERSION:
-        found = json.dumps(version)[:40]
-        raise ValueError(f"its format version is {found}, but this specserve reads {VERSION}")
+    if (version := content.get("version")) != VERSION:
+        raise ValueError(
+            f"its format version is {json.dumps(version)[:40]}, but this specserve reads {VERSION}"
+        )
     return from_json(Result, content)
 
 
-Content = TypeVar("Content")
+def from_json(kind: type[Content], content: Any, path: str = "") -> Content:
+    """Returns the data class of JSON values; other keys are passed over. Raises ValueError with the path of a fault."""
+    values, hints, found = _of_kind(dict, content, path), _hints(kind), {}  # type: ignore[arg-type]
+    for entry in dataclasses.fields(kind):  # type: ignore[arg-type]
+        place = f"{path}.{entry.name}".lstrip(".")
+        if entry.name in values:
+            found[entry.name] = _read(hints[entry.name], values[entry.name], place)
+        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
+            raise ValueError(f"`{place}` is missing")
+    return kind(**found)
 
 
-def from_json(kind: type[Content], content: Mapping[str, Any]) -> Content:
-    """The data class of JSON values; other keys are passed over. Raises ValueError with the path of what is wrong."""
-    found: Content = _read(kind, content, "")
-    return found
+_hints = cache(get_type_hints)
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
@@ -245,57 +265,45 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         (kind,) = (item for item in arguments if item is not type(None))
         return None if value is None else _read(kind, value, path)
     if origin is tuple:
-        items = _of_kind(list, value, path, "a list")
+        items = _of_kind(list, value, path)
         if arguments[0] is float and all(type(item) is float and math.isfinite(item) for item in items):
             return tuple(items)  # gaps between chunks: a run has a hundred thousand
         return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(items))
     if origin is not None:  # a mapping of text to text
-        entries = _of_kind(dict, value, path, "an object").items()
+        entries = _of_kind(dict, value, path).items()
         return {key: _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, _of_kind(dict, value, path, "an object"), path)
+        return from_json(kind, value, path)  # type: ignore[arg-type]
     if issubclass(kind, Enum):
-        known = [item for item in kind if item.value == value]
-        if not known:
+        if value not in [item.value for item in kind]:
             choices = ", ".join(str(item.value) for item in kind)
             raise ValueError(f"`{path}` must be one of {choices}")
-        return known[0]
-    if kind is float:
-        return math.nan if value is None else _finite(_of_kind(int | float, value, path, "a number"), path)
-    names = {str: "text", int: "a whole number", bool: "true or false"}
-    return _of_kind(kind, value, path, names[kind])
+        return kind(value)
+    if kind is float and value is None:
+        return math.nan
+    return _of_kind(kind, value, path)
 
 
-_hints = cache(get_type_hints)
+_KINDS: Mapping[type, tuple[Any, str]] = {
+    dict: (dict, "an object"), list: (list, "a list"), str: (str, "text"), bool: (bool, "true or false"),
+    int: (int, "a whole number"), float: (int | float, "a number"),
+}  # fmt: skip
 
 
-def _dataclass(kind: Any, value: dict[str, Any], path: str) -> Any:
-    hints, found = _hints(kind), {}
-    for entry in dataclasses.fields(kind):
-        place = f"{path}.{entry.name}".lstrip(".")
-        if entry.name in value:
-            found[entry.name] = _read(hints[entry.name], value[entry.name], place)
-        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
-            raise ValueError(f"`{place}` is missing")
-    return kind(**found)
-
-
-def _of_kind(kind: Any, value: Any, path: str, words: str) -> Any:
-    """The value, if it is of that kind; to JSON true is not a number, and half of a surrogate pair no text."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+def _of_kind(kind: type, value: Any, path: str) -> Any:
+    """Returns the value if JSON has it of that kind: true is no number, and half of a surrogate pair no text."""
+    accepted, words = _KINDS[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"`{path}` must be {words}")
-    if isinstance(value, str):
-        try:
+    try:
+        if kind is str:
             value.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"`{path}` contains an unpaired surrogate, which is not valid Unicode text"
-            ) from None
-    return value
-
-
-def _finite(value: int | float, path: str) -> float:
-    with contextlib.suppress(OverflowError):
-        if math.isfinite(float(value)):
-            return float(value)
-    raise ValueError(f"`{path}` must be a finite number")
+        if kind is float and not math.isfinite(float(value)):
+            raise OverflowError
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"`{path}` contains an unpaired surrogate, which is not valid Unicode text"
+        ) from None
+    except OverflowError:
+        raise ValueError(f"`{path}` must be a finite number") from None
+    return float(value) if kind is float else value

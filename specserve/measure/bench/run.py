@@ -5,27 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
 from specserve.measure.bench.arms import Arm, Session, environment, host, versions
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.outcome import outcome
+from specserve.measure.bench.figures import outcome
 from specserve.measure.bench.plan import (
     BUDGET,
     BenchPlan,
     BenchRequest,
+    Block,
+    arm_order,
+    blocks,
     plan_bench,
     with_places,
 )
-from specserve.measure.bench.result import Result, read_result
+from specserve.measure.bench.result import ArmInfo, Result, from_json, read_result
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
-from specserve.measure.bench.schedule import arm_order, blocks
-from specserve.measure.run import Measurement, Outlet, spend
+from specserve.measure.run import Measurement, Outlet
 from specserve.measure.workloads.load import info
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -49,68 +50,124 @@ class Bench(Measurement):
 
     def run(self) -> None:
         """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
-        plan = self.plan
+        plan, todo = self.plan, self.missing()
         for session in plan.sessions:
-            self.expected.update(
-                {(name, at): plan.sizes.blocks for name in session.arms for at in plan.points}
-            )
+            self.expected.update({(name, at): plan.blocks for name in session.arms for at in plan.points})
         self.expected.subtract((each.arm, each.point) for each in self.passes)
-        todo = _todo(plan, self.passes)
         arms = [[arm for arm in plan.arms if arm.name in session.arms] for session in todo]
         self.launches_left = sum(arm.plan is not None for group in arms for arm in group)
         for session, group in zip(todo, arms, strict=True):
             self._session(session, group)
 
+    def missing(self) -> list[Session]:
+        """Returns the sessions some block of which is not there yet."""
+        there = {(each.launch, each.arm, each.block) for each in self.passes}
+        numbers = range(self.plan.blocks * len(self.plan.points))
+        return [
+            each
+            for each in self.plan.sessions
+            if any((each.launch, name, number) not in there for name in each.arms for number in numbers)
+        ]
+
+    def blocks(self, session: Session) -> Sequence[Block]:
+        """Returns what each variant of a session is sent, in order."""
+        plan = self.plan
+        return blocks(plan.points, self.workloads, count=plan.blocks, launch=session.launch)
+
+    def wanted(self, session: Session, block: Block) -> Collection[str]:
+        """Returns the variants that a block is still wanted of, asked when its turn comes."""
+        # half a block is measured again, by one launch of all its variants
+        is_there = all(self.has(session.launch, block, name) for name in session.arms)
+        return () if is_there else session.arms
+
     def _session(self, session: Session, arms: Sequence[Arm]) -> None:
         """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
-        plan, label = self.plan, f"{session.launch}-{session.first_block}"
-        share_s = math.inf if plan.budget_s is None else plan.budget_s / len(plan.sessions)
-        with self.session(arms, label=label, devices=session.devices) as (servers, driver):
+        budget_s = self.plan.budget_s
+        share_s = math.inf if budget_s is None else budget_s / len(self.plan.sessions)
+        with self.session(arms, label=str(session.launch), devices=session.devices) as (servers, driver):
             began = time.monotonic()
-            for block in blocks(
-                plan.points,
-                self.workloads,
-                sizes=plan.sizes,
-                launch=session.launch,
-                first=session.first_block,
-            ):
-                # half a block is measured again, by one launch of all its arms
-                if all(self.has(session.launch, block, name) for name in session.arms):
-                    continue
-                if time.monotonic() - began > share_s:
+            for block in self.blocks(session):
+                wanted = self.wanted(session, block)
+                if wanted and time.monotonic() - began > share_s:
                     self.is_cut = True
                     break
-                wanted = session.arms if plan.still is None else plan.still(block, self.passes)
                 for name in arm_order(block, session.arms):
                     if name in wanted:
                         self.send_block(servers[name], driver, block, launch=session.launch)
 
-
-def _todo(plan: BenchPlan, passes: Sequence[Pass]) -> list[Session]:
-    """The sessions some block of which is not there yet."""
-    there = {(each.launch, each.arm, each.block) for each in passes}
-    count = plan.sizes.blocks * len(plan.points)
-    return [
-        each
-        for each in plan.sessions
-        if any(
-            (each.launch, name, each.first_block + at) not in there
-            for name in each.arms
-            for at in range(count)
+    def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
+        """Returns the result of what is there, and writes its files."""
+        plan, content = self.plan, self.directory.content
+        known = dict(content.get("versions") or versions())
+        if plan.platform is None:
+            known.pop("vllm", None)  # nobody knows which one answers at a URL
+        # variants, versions and machine as they were when the run began
+        infos = [from_json(ArmInfo, each) for each in content["arms"]]
+        about = Result(
+            name=plan.name,
+            fingerprint=None,
+            created=content["created"],
+            duration_s=content["spent_s"],
+            versions={**known, **self.versions},
+            host=self.host,
+            launches=plan.launches,
+            arms=tuple(
+                dataclasses.replace(each, model=each.model or self.models.get(each.name, ""))
+                for each in infos
+            ),
+            workloads=tuple(map(info, self.workloads.values())),
+            cells=(),
+            comparisons=(),
+            notes=(*self.notes, *self._remarks()),
+            is_complete=is_complete,
+            settings={
+                "blocks": str(plan.blocks),
+                "launches": str(plan.launches),
+                "arms at once": str(plan.fit.at_once),
+                "max_tokens": str(plan.max_tokens or "by workload"),
+                "budget": plan.request.budget or BUDGET,
+                "load generator": "vllm.benchmarks.serve, streaming",
+            },
         )
-    ]
+        result = outcome(plan, self.passes, about=about)
+        for name, text in outlet.files(result).items():
+            self.directory.write(name, text)
+        return result
+
+    def _remarks(self) -> Iterator[str]:
+        plan = self.plan
+        if self.is_cut:
+            budget = plan.request.budget or BUDGET
+            yield f"the budget of {budget} ended the run before all blocks were measured"
+        if plan.fit.at_once < len(plan.arms):
+            yield f"variants ran one after another ({plan.fit.why}), so drift of the machine affects the speedups"
+        elif plan.fit.slots:
+            yield (
+                "variants ran at the same time on different GPUs of one kind, one of them under load at a time"
+            )
+        if times := int(self.directory.content.get("resumed", 0)):
+            often = "once" if times == 1 else f"{times} times"
+            again = ": its servers were started again" if plan.platform is not None else ""
+            yield f"the run was resumed {often}{again}"
 
 
 def run_benchmark(
     request: BenchRequest, *, output: str | None, resumed: str | None, outlet: Outlet
 ) -> tuple[Result, Path]:
-    """The result and its directory: of a new run, or of the one to resume. Raises SpecserveError."""
-    if resumed is not None:
-        return _resumed(request, Path(resumed), outlet=outlet)
-    plan = plan_bench(with_places(request), notices=outlet.notices)
-    _refuse_silent(plan.arms)
-    directory = new_directory(plan, output)
-    return _run(plan, directory, outlet=outlet), directory.path
+    """Returns the result and its directory: of a new run, or of the one to resume. Raises SpecserveError."""
+    if resumed is None:
+        plan = plan_bench(with_places(request), notices=outlet.notices)
+        _refuse_silent(plan.arms)
+        with new_directory(plan, output) as directory:
+            return _run(plan, directory, outlet=outlet), directory.path
+    if dataclasses.replace(request, budget=None) != BenchRequest():
+        raise UsageError(
+            "`--resume` continues a run with the options that it began with",
+            hint="only `--budget`, `--share`, `--strict` and `--format` can be given with it",
+        )
+    with resume(Path(resumed)) as directory:
+        plan = _plan_again(directory, budget=request.budget, notices=outlet.notices)
+        return _run(plan, directory, outlet=outlet), directory.path
 
 
 def _refuse_silent(arms: Sequence[Arm]) -> None:
@@ -125,10 +182,10 @@ def _refuse_silent(arms: Sequence[Arm]) -> None:
 
 
 def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
-    """The directory of a new run: `output`, or one in the state folder. Raises UsageError, FactError."""
+    """Returns the directory of a new run: `output`, or one in the state folder. Raises UsageError, FactError."""
     marks = [arm.plan.fingerprint[:8] for arm in plan.arms if arm.plan is not None][:3]
     stem = "-".join([plan.name, *dict.fromkeys(marks), time.strftime("%Y%m%d-%H%M%S")])
-    return create(
+    directory = create(
         Path(output) if output is not None else new_place("bench", stem),
         {
             "name": plan.name,
@@ -136,83 +193,48 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
             "asked": dataclasses.asdict(plan.request),
             "at_once": plan.fit.at_once,
             "arms": list(map(_arm_json, plan.arms)),
-            "sessions": [dataclasses.asdict(session) for session in plan.sessions],
             "environment": environment(),
             "versions": versions(),
             "host": host(platform_of_arms=plan.platform),
             "spent_s": 0.0,
         },
     )
+    _require_profiles(plan, directory)
+    return directory
 
 
 def _arm_json(arm: Arm) -> dict[str, Any]:
-    """An arm with its exact launch; a key is the name of its variable."""
-    if arm.plan is None:
-        return {"name": arm.name, "url": arm.url}
+    """Returns what a result says of a variant, with its exact launch; a key is the name of its variable."""
     from specserve.plan.launchplan import as_json
 
-    return {
-        "name": arm.name,
-        "fingerprint": arm.plan.fingerprint,
-        "launch": as_json(arm.plan),
-        "local_models": list(arm.local_models),
-    }
+    return {**dataclasses.asdict(arm.info), "launch": as_json(arm.plan) if arm.plan is not None else None}
 
 
-def _resumed(request: BenchRequest, path: Path, *, outlet: Outlet) -> tuple[Result, Path]:
-    """Resume a run as it was asked for; other options would make it another one."""
-    if dataclasses.replace(request, budget=None) != BenchRequest():
-        raise UsageError(
-            "`--resume` continues a run with the options that it began with",
-            hint="only `--budget`, `--share`, `--strict` and `--format` can be given with it",
-        )
-    directory = resume(path)
+def _require_profiles(plan: BenchPlan, directory: RunDirectory) -> None:
+    for arm in plan.arms:
+        directory.require(f"`{arm.name}`", arm.plan.fingerprint if arm.plan is not None else arm.url or "")
+
+
+def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices) -> BenchPlan:
+    """Returns the plan of a run as it was asked for. Raises UsageError if a profile has changed."""
     content = directory.content
     try:
-        known: dict[str, Any] = {
+        asked: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in content["asked"].items()
         }
-        kept, at_once = BenchRequest(**known), int(content["at_once"])
+        request, at_once = BenchRequest(**asked), int(content["at_once"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"`{path}` cannot be resumed: specserve cannot read its run.json") from error
-    kept = dataclasses.replace(kept, budget=request.budget or kept.budget)
-    plan = plan_bench(kept, at_once=at_once, notices=outlet.notices)
-    now = {arm.name: arm.plan.fingerprint for arm in plan.arms if arm.plan is not None}
-    before = {arm["name"]: arm["fingerprint"] for arm in content["arms"] if "fingerprint" in arm}
-    if now != before:
-        other = next(name for name in {**now, **before} if now.get(name) != before.get(name))
         raise UsageError(
-            f"`{other}` has changed since the run began",
-            hint="start over: the earlier measurements cannot be compared with it",
-        )
-    found = None
-    if _todo(plan, directory.passes()):
-        _refuse_other_vllm(plan.arms, content)
-    else:
-        outlet.notices.say("everything has been measured already, so nothing is started")
-        found = _complete(path)
-    if found is None:
-        return _run(plan, directory, outlet=outlet), path
-    with directory:
-        return found, path
-
-
-def _refuse_other_vllm(arms: Sequence[Arm], content: dict[str, Any]) -> None:
-    """Raises UsageError if blocks of another vLLM are there: they cannot be compared with what would be added."""
-    launches = {arm["name"]: arm.get("launch", {}) for arm in content["arms"]}
-    for arm in arms:
-        before = launches.get(arm.name, {}).get("vllm")
-        if arm.plan is not None and before not in (None, arm.plan.vllm):
-            raise UsageError(
-                f"vLLM {arm.plan.vllm} is installed, but the run began with {before}",
-                hint=(
-                    f"install {before} again, or start over: measurements of two versions cannot be compared"
-                ),
-            )
+            f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
+        ) from error
+    request = dataclasses.replace(request, budget=budget or request.budget)
+    plan = plan_bench(request, at_once=at_once, notices=notices)
+    _require_profiles(plan, directory)
+    return plan
 
 
 def _complete(path: Path) -> Result | None:
-    """The result that is there if it is of everything; None if it must be made again."""
+    """Returns the result that is there if it is of everything; None if it must be made again."""
     try:
         found = read_result(path)
     except FactError:  # none yet, cut off, or of another version: what was measured is there all the same
@@ -222,104 +244,36 @@ def _complete(path: Path) -> Result | None:
 
 def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
     began, say = time.monotonic(), outlet.notices.say
-    with ExitStack() as stack:
-        stack.enter_context(directory)
-        stop = stack.enter_context(stop_on_signals())
-        view = stack.enter_context(outlet.open_view())
-        names = ", ".join(arm.name for arm in plan.arms)
-        say(f"measuring {len(plan.points)} points in {plan.sizes.blocks} blocks each, on {names}")
-        say(f"run directory: {directory.path}")
+    with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)
+        if bench.missing():
+            names = ", ".join(arm.name for arm in plan.arms)
+            points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
+            say(f"measuring {points} in {plan.blocks} blocks each, on {names}")
+            say(f"run directory: {directory.path}")
+        else:
+            say("everything has been measured already, so nothing is started")
+            if (found := _complete(directory.path)) is not None:
+                return found
         try:
             bench.run()
         except SpecserveError as error:
-            _keep(bench, began, error, outlet=outlet)
+            keep(bench, began, error, outlet=outlet)
             raise
-        return _write(bench, began, is_complete=True, outlet=outlet)
+        directory.spend(began)
+        return bench.write(is_complete=True, outlet=outlet)
 
 
-def _keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) -> None:
-    """Keep what was measured; the error says how to resume."""
+def keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) -> None:
+    """Keep what was measured until the error, which is told how to resume."""
     path = bench.directory.path
+    bench.directory.spend(began)
+    # a complete result of fewer blocks says more than one of some points
     if bench.passes and _complete(path) is None:
-        _write(bench, began, is_complete=False, outlet=outlet)
-    else:  # a complete result of fewer blocks says more than one of some points
-        spend(bench.directory, began)
+        bench.write(is_complete=False, outlet=outlet)
     if isinstance(error, Interrupted) or error.hint is not None:
-        count = len(bench.passes)
         outlet.notices.say(
-            f"{count} measured blocks are kept: run `specserve bench --resume {path}` to continue"
+            f"{len(bench.passes)} measured blocks are kept: run `specserve bench --resume {path}` to continue"
         )
     else:
         error.hint = f"`specserve bench --resume {path}` resumes from what was measured"
-
-
-def _write(bench: Bench, began: float, *, is_complete: bool, outlet: Outlet) -> Result:
-    spend(bench.directory, began)
-    result = outcome(bench.plan, bench.passes, about=_about(bench, is_complete=is_complete))
-    for name, text in outlet.files(result).items():
-        bench.directory.write(name, text)
-    return result
-
-
-def _about(bench: Bench, *, is_complete: bool) -> Result:
-    """The result without its figures: versions, machine and arms as they were when the run began."""
-    plan, content = bench.plan, bench.directory.content
-    found = dict(content.get("versions") or versions())
-    if plan.platform is None:
-        found.pop("vllm", None)  # nobody knows which one answers at a URL
-    return Result(
-        name=plan.name,
-        fingerprint=None,
-        created=content["created"],
-        duration_s=content["spent_s"],
-        versions={**found, **bench.versions},
-        host=bench.host,
-        launches=plan.launches,
-        arms=tuple(_infos(bench)),
-        workloads=tuple(info(workload) for workload in bench.workloads.values()),
-        cells=(),
-        comparisons=(),
-        notes=(*bench.notes, *_notes(bench)),
-        is_complete=is_complete,
-        settings={
-            "blocks": str(plan.sizes.blocks),
-            "launches": str(plan.launches),
-            "arms at once": str(plan.fit.at_once),
-            "max_tokens": str(plan.max_tokens or "by workload"),
-            "budget": plan.request.budget or BUDGET,
-            "load generator": "vllm.benchmarks.serve, streaming",
-        },
-    )
-
-
-def _infos(bench: Bench) -> Any:
-    """Arms with what was a folder when the run began: from elsewhere, `team/model` may look like the Hub's."""
-    local = {arm["name"]: arm.get("local_models", ()) for arm in bench.directory.content["arms"]}
-    for arm in bench.plan.arms:
-        yield dataclasses.replace(
-            arm.info,
-            model=arm.model or bench.models.get(arm.name, ""),
-            local_models=tuple(dict.fromkeys((*arm.info.local_models, *local.get(arm.name, ())))),
-        )
-
-
-def _notes(bench: Bench) -> list[str]:
-    plan, found = bench.plan, []
-    if bench.is_cut:
-        found.append(
-            f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks were measured"
-        )
-    if plan.fit.at_once < len(plan.arms):
-        found.append(
-            f"variants ran one after another ({plan.fit.why}), so drift of the machine affects the speedups"
-        )
-    elif plan.fit.slots:
-        found.append(
-            "variants ran at the same time on different GPUs of one kind, one of them under load at a time"
-        )
-    if times := int(bench.directory.content.get("resumed", 0)):
-        often = "once" if times == 1 else f"{times} times"
-        again = ": its servers were started again" if plan.platform is not None else ""
-        found.append(f"the run was resumed {often}{again}")
-    return found

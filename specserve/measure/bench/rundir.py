@@ -1,29 +1,91 @@
-"""The directory of one run, and what happens while it runs."""
+"""The directory of one run: the passes that were measured, what they rest on, and what happens while it runs."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point, from_json
+from specserve.metrics.counters import Acceptance
 from specserve.serve.files import append_own, private, read_own, state_folder, write_anew
 
-RUN, PASSES, REQUESTS = "run.json", "passes.jsonl", "requests.jsonl"
-VERSION = 2
-_KEY = ("launch", "block", "arm", "point")
-"""What tells a pass from every other one of a run."""
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer; times in seconds, `start_s` since its pass began."""
+
+    id: str
+    """Of the prompt; `id#2` is the second copy of it in the same pass. Behind the last `#` stands the copy alone."""
+    ok: bool
+    prompt_tokens: int
+    output_tokens: int
+    start_s: float
+    ttft_s: float
+    latency_s: float
+    chunk_gaps_ms: tuple[float, ...] = ()
+    finish_reason: str | None = None
+    error: str | None = None
+    text_sha256: str = ""
+    acceptance: Acceptance | None = None
+    """Of this request alone; only if the server reports it (`per_request_spec_decode_metrics`)."""
+    steps: tuple[tuple[int, int], ...] = ()
+    """Accepted and drafted tokens of each verification step, in order; only if the server reports them (`detailed`)."""
+
+    @property
+    def prompt(self) -> str:
+        """The prompt's id, whichever copy it was."""
+        return self.id.rpartition("#")[0] if "#" in self.id else self.id
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None if there is no second."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One block of requests on one variant."""
+
+    launch: int
+    """Which start of the servers it was, from 0."""
+    block: int
+    point: Point
+    arm: str
+    duration_s: float
+    client_cpu: float
+    """Share of one core that the load generator used."""
+    requests: tuple[Request, ...]
+    acceptance: Acceptance | None = None
+    """What the server's counters gained; None if it shows none, or does not speculate."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Of the answers that came whole."""
+        return sum(request.output_tokens for request in self.requests if request.ok)
+
+    @property
+    def key(self) -> tuple[int, int, Point, str]:
+        """What tells it from every other pass of a run."""
+        return self.launch, self.block, self.point, self.arm
+
+
+RUN, PASSES = "run.json", "passes.jsonl"
+VERSION = 3
 _MOST_BYTES = 1 << 30
 
 
 def new_place(kind: str, stem: str) -> Path:
-    """A new directory in the user's state folder: STEM, or the first of STEM-2, STEM-3, … that is free."""
+    """Returns a new directory in the user's state folder: STEM, or the first of STEM-2, STEM-3, … that is free."""
     folder = state_folder() / kind
     found, number = folder / stem, 1
     while found.exists() or found.is_symlink():
@@ -40,10 +102,10 @@ class RunDirectory:
         self.content = content
         """run.json."""
         try:
-            self._lock = append_own(path / PASSES)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._passes = os.fdopen(append_own(path / PASSES), "ab")
+            fcntl.flock(self._passes, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
+            self._passes.close()
             raise UsageError(f"another `specserve bench` or `tune` is writing `{path}`") from None
         except OSError as error:
             raise _unwritable(path, error) from error
@@ -52,21 +114,31 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        os.close(self._lock)
+        self._passes.close()
 
     def log(self, name: str) -> Path:
-        """Where the log of a server or of the load generator goes."""
+        """Returns where the log of a server or of the load generator goes."""
         return self.path / "logs" / f"{name}.log"
 
     def append(self, done: Pass) -> None:
-        """Keep a pass: its requests first, so that a pass is there only if all its requests are."""
-        content = asdict(replace(done, requests=()))
-        place = {name: content[name] for name in _KEY}
-        _append(self.path / REQUESTS, [place | asdict(request) for request in done.requests])
-        _append(self.path / PASSES, [content | {"requests": len(done.requests)}])
+        """Keep a pass as one line: it is there only if the whole line is. Raises FactError."""
+        self._write(json.dumps(asdict(done)).encode())
+
+    def end_line(self) -> None:
+        """End the last line if it was cut off, so that it stays one of its own. Raises FactError."""
+        if (found := read_own(self.path / PASSES, most_bytes=_MOST_BYTES)) and not found.endswith(b"\n"):
+            self._write(b"")
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._passes.write(line + b"\n")
+            self._passes.flush()
+            os.fsync(self._passes.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
 
     def passes(self) -> list[Pass]:
-        """The passes that are complete, the last of each that was measured twice. Raises FactError."""
+        """Returns the passes that are whole, the last of each that was measured twice. Raises FactError."""
         return read_passes(self.path)
 
     def update(self, **fields: Any) -> None:
@@ -74,8 +146,25 @@ class RunDirectory:
         self.content |= fields
         self.write(RUN, json.dumps(self.content, indent=2) + "\n")
 
+    def require(self, what: str, value: str) -> None:
+        """Record a condition that all passes share, such as a version. Raises UsageError if the run has another one."""
+        known: dict[str, str] = self.content.setdefault("conditions", {})
+        before = known.setdefault(what, value)
+        if before != value:
+            raise UsageError(
+                f"{what} changed since the run began: from {before[:16]} to {value[:16]}",
+                hint="start over, or undo the change: what was measured before cannot be compared",
+            )
+        self.update()
+
+    def spend(self, began_s: float) -> float:
+        """Add the time since `began_s` (monotonic) to that of earlier sessions, and return the sum."""
+        spent_s = float(self.content.get("spent_s", 0.0)) + time.monotonic() - began_s
+        self.update(spent_s=spent_s)
+        return spent_s
+
     def write(self, name: str, text: str) -> None:
-        """A whole file. Raises FactError."""
+        """Write a whole file. Raises FactError."""
         try:
             write_anew(self.path / name, text.encode())
         except OSError as error:
@@ -83,25 +172,24 @@ class RunDirectory:
 
 
 def read_passes(path: Path) -> list[Pass]:
-    """The complete passes of a run in this directory, the last of each that was measured twice. Raises FactError."""
-    requests: dict[str, list[dict[str, Any]]] = {}
-    for place, line in _lines(path / REQUESTS):
-        requests.setdefault(place, []).append(line)
-    passes: dict[str, Pass] = {}
+    """Returns the whole passes of a run in this directory, the last of each that was measured twice."""
+    passes: dict[Hashable, Pass] = {}
     try:
-        for place, line in _lines(path / PASSES):
-            count = line.pop("requests")
-            own = requests.get(place, [])[-count:]
-            if len(own) == count:
-                sent = tuple(from_json(Request, each) for each in own)
-                passes[place] = replace(from_json(Pass, {**line, "requests": []}), requests=sent)
-    except (KeyError, TypeError, ValueError) as error:
+        for line in read_own(path / PASSES, most_bytes=_MOST_BYTES).splitlines():
+            with suppress(json.JSONDecodeError):  # it was cut off
+                done = from_json(Pass, json.loads(line))
+                passes[done.key] = done
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FactError(f"cannot read `{path / PASSES}`: {error.strerror}") from error
+    except ValueError as error:
         raise FactError(f"`{path}` cannot be resumed: specserve cannot read its recorded passes") from error
     return list(passes.values())
 
 
 def create(path: Path, content: dict[str, Any]) -> RunDirectory:
-    """A new run. Raises UsageError if something is there already, FactError if it cannot be written."""
+    """Returns a new run. Raises UsageError if something is there already, FactError if it cannot be written."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             goes_on = f"`--resume {path}` continues it; " if (path / RUN).is_file() else ""
@@ -117,12 +205,14 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
 
 
 def resume(path: Path) -> RunDirectory:
-    """A run that is there. Raises UsageError if it is none, or of another version."""
-    return RunDirectory(path, read_run(path))
+    """Returns a run that is there. Raises UsageError if it is none, or of another version."""
+    run = RunDirectory(path, read_run(path))
+    run.end_line()
+    return run
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """run.json of a run. Raises UsageError if it is none, or of another version."""
+    """Returns run.json of a run. Raises UsageError if it is none, or of another version."""
     none = f"`{path}` is not a run of `specserve bench` or `tune`"
     try:
         content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
@@ -139,45 +229,6 @@ def read_run(path: Path) -> dict[str, Any]:
     return content
 
 
-def _append(path: Path, lines: list[dict[str, Any]]) -> None:
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    try:
-        descriptor = append_own(path)
-        with os.fdopen(descriptor, "ab") as file:
-            if file.tell() and not _ends_line(path):
-                data = b"\n" + data  # a line that was cut off stays one of its own
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _ends_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of a file, each with what tells its pass from others; one that was cut off is skipped."""
-    try:
-        data = read_own(path, most_bytes=_MOST_BYTES)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FactError(f"cannot read `{path}`: {error.strerror}") from error
-    found = []
-    for line in data.splitlines():
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict) and content.keys() >= set(_KEY):
-            found.append((json.dumps([content[name] for name in _KEY], sort_keys=True), content))
-    return found
-
-
 def _unwritable(path: Path, error: OSError) -> FactError:
     return FactError(
         f"cannot write `{path}`: {error.strerror or error}", hint="use `-o DIR` to write to another place"
@@ -185,32 +236,22 @@ def _unwritable(path: Path, error: OSError) -> FactError:
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
-    """A server is being started; `phase` is what vLLM does."""
+class Doing:
+    """What is being done now, such as a phase of a server's start; it stays only until the next news."""
 
-    arm: str
-    phase: str
-    log_path: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ArmReady:
-    """It answers."""
+class Noted:
+    """Something that the reader should know, as soon as it is known."""
 
-    arm: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class WarmingUp:
-    """Prompts that are not measured."""
-
-    arm: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A block was measured on an arm."""
+    """A block was measured on a variant."""
 
     arm: str
     point: Point
@@ -222,19 +263,5 @@ class Passed:
     """Estimated from what has passed so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """Something that the reader of the result should know, as soon as it is known."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArmsStopping:
-    """The servers of a session are being stopped."""
-
-    arms: tuple[str, ...]
-
-
-News = Starting | ArmReady | WarmingUp | Passed | Noted | ArmsStopping
+News = Doing | Noted | Passed
 OnNews = Callable[[News], None]

@@ -23,7 +23,7 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.serve.files import write_anew
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.driver import Pass
+    from specserve.measure.bench.rundir import Pass
 
 _ALTERNATIVE = "distilled"
 _BUDGET = {"cpu": "6m", "cuda": "15m"}

@@ -19,7 +19,7 @@ from specserve.measure.tune import roofline
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.measure.tune.estimated import DEFAULT_CONTEXT, DEFAULT_TOKENS, rates_of
 from specserve.measure.tune.walk import geometric_rate
-from specserve.memory.judge import assess
+from specserve.memory.estimate import assess
 from specserve.memory.situation import situation
 from specserve.models.drafts import Draft, Source, assumed_head, drafts_for
 from specserve.models.facts import ModelFacts, published
@@ -291,11 +291,10 @@ def _weighed(
             version=(known.context.versions or known_versions())[-1],
             speculation=block,
             draft=draft,
+            unknown_draft=block.model if draft is None else None,
         )
-        if block.model and draft is None:
-            s = replace(s, unknown_draft=block.model)
         memory = assess(s)
-        if s.unknown_draft:
+        if s.speculative.unknown:
             return replace(judged, memory=memory)
         pair = roofline.pair(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
         speedups = _speedups(judged.draft, pair, machine)

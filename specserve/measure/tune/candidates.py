@@ -124,19 +124,10 @@ def arm(
 
     Raises ProfileError, UsageError, FactError.
     """
-    from specserve.checks.prepare import prepare
-    from specserve.measure.bench.arms import planned_arm
+    from specserve.measure.bench.arms import plan_arm
 
-    profile, plan = prepare(
-        path,
-        settings=(*asked.settings, *settings, "server.host=127.0.0.1"),
-        port=0,
-        baseline=baseline,
-        check=False,
-        starts=starts,
-        notices=notices,
-    )
-    return planned_arm(profile, plan, name=name, is_baseline=baseline)
+    every = (*asked.settings, *settings)
+    return plan_arm(path, name, every, check=False, starts=starts, notices=notices, baseline=baseline)
 
 
 def tuned(path: str, asked: TuneRequest, choice: Choice, *, name: str, notices: Notices) -> Arm:

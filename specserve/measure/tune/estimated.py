@@ -17,8 +17,8 @@ from specserve.measure.tune.plan import TuneRequest
 from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, Situation, build, follows_schedule
 from specserve.measure.tune.walk import geometric, geometric_rate
-from specserve.memory.estimate import Bounds, MemoryEstimate
-from specserve.memory.judge import assess
+from specserve.memory.constants import Bounds
+from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.reckoning import reckon
 from specserve.memory.situation import MemorySituation
 from specserve.profile.schema import Profile, world_size
@@ -111,7 +111,7 @@ def estimate(
     """
     rates, pair = rates_of(s.machine), roofline.pair(s, context_tokens=context_tokens)
     alpha, at_once = chance.value, _at_once(s, context_tokens)
-    there = Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    there = Situation(s.speculative.method or "", s.runner, "cuda", s.settings.data_parallel_size)
     why = follows_schedule(there)
     loads = tuple(
         roofline.estimate(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specserve.measure.bench.driver import Pass, Request
-from specserve.measure.statistics import scipy
+from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.statistics import library
 from specserve.measure.tune.walk import Steps, steps_of
 
 _TINY_S = 1e-4
@@ -290,7 +290,7 @@ def _form(timed: Sequence[Timed], kernels: Curve = ()) -> StepModel:
     # with one K alone, what speculation costs at all and what it costs by token cannot be told apart
     several = len({each.tokens for each in timed if each.tokens}) > 1
     rows = [_row(each, knees, several=several, kernels=kernels) / each.step_s for each in timed]
-    found, _ = scipy("optimize").nnls(np.array(rows), np.ones(len(rows)))
+    found, _ = library("scipy.optimize").nnls(np.array(rows), np.ones(len(rows)))
     slopes = tuple(zip(knees, map(float, found[2:-3]), strict=True))
     fixed, per_token, speculating, draft, request = map(float, (*found[:2], *found[-3:]))
     form = StepModel(fixed, per_token, slopes, speculating, draft, request, kernels)

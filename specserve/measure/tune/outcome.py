@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from specserve.measure.bench.arms import host, versions
-from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
 from specserve.measure.bench.result import Cell, Point, Verdict
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, limits_at, load_words
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Fitted, Wish, in_words

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.tune import schedule
 from specserve.measure.tune.result import Objective
 from specserve.measure.workloads.workload import Prompt

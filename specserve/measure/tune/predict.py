@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune import observe
 from specserve.measure.tune.choose import Known, limits_at, share_within
 from specserve.measure.tune.observe import Observed, StepModel, Timed, observed

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.walk import geometric
-from specserve.memory.compose import compose
-from specserve.memory.defaults import HEADS, Settings, Speculative, language_part, served_bytes
-from specserve.memory.defaults import shape as sizes
-from specserve.memory.estimate import PipelineStage as Stage
-from specserve.memory.parts import tallied
+from specserve.memory.demand import demand
+from specserve.memory.kv import served_bytes
+from specserve.memory.pool import PipelineStage as Stage
+from specserve.memory.reckoning import sizes_of
+from specserve.memory.situation import HEADS, Settings
 from specserve.memory.situation import MemorySituation as Situation
-from specserve.memory.weights import weigh
+from specserve.memory.weights import tallied, weigh
 from specserve.models.architecture import read_shape
+from specserve.models.config import language_part
 from specserve.models.facts import ModelFacts
 from specserve.models.shape import Shape
 from specserve.models.tensors import expected_tensors
@@ -184,17 +185,16 @@ _LOOKUPS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
 
 def pair(s: Situation, *, context_tokens: float) -> Pair:
     """Target and draft of one arm on its machine. Raises FactError if a model's facts do not say enough."""
-    if s.method is None:
+    method = s.speculative.method
+    if method is None:
         raise FactError("the profile does not speculate", hint="add a `speculation` section to it")
-    speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
-    made = compose(s.target, speculative, settings=s.settings)
+    made = demand(s.target, s.speculative, settings=s.settings)
     if not made.is_kv_known:
         raise FactError(made.notes[0])
-    draft = None if s.method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=s.method)
+    draft = None if method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=method)
     target = _target(s.target, made.stages, settings=s.settings)
-    return Pair(
-        target, draft, s.method, context_tokens, is_parallel=s.is_parallel or s.method in BLOCK_DRAFTS
-    )
+    is_parallel = s.speculative.is_parallel or method in BLOCK_DRAFTS
+    return Pair(target, draft, method, context_tokens, is_parallel=is_parallel)
 
 
 def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings) -> Work:
@@ -202,8 +202,8 @@ def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings)
     shape, whole = _shape(facts), float(sum(stage.target_weights_bytes for stage in stages))
     weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
     count = language_part(facts).optional(*_EXPERTS, least=0) or 0
-    chosen = sizes(facts).experts_per_token if count else 0
-    routed = tallied(facts, part="model", online=settings.quantization) if chosen else {}
+    chosen = sizes_of(facts).experts_per_token if count else 0
+    routed = tallied(facts, online=settings.quantization) if chosen else {}
     routed = {kind: number for kind, number in routed.items() if kind.role.division == "expert"}
     experts = float(sum(weigh(routed, shape, settings=settings, weight_bytes=weight_bytes).stages))
     read = whole - experts - (0.0 if shape.is_tied else _table_bytes(facts, settings=settings))
@@ -222,12 +222,12 @@ def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings)
 
 def _draft(s: Situation, last: Stage, *, method: str) -> Work:
     """A head also computes the target's output table, wherever that lies, if it brings none."""
-    weights, layers, settings = float(last.draft_weights_bytes), 1, s.settings
-    if method not in HEADS and s.draft is not None:
-        shape = _shape(s.draft)
+    weights, layers, settings, draft = float(last.draft_weights_bytes), 1, s.settings, s.speculative.draft
+    if method not in HEADS and draft is not None:
+        shape = _shape(draft)
         layers = len(shape.layers)
-        weights -= 0.0 if shape.is_tied else _table_bytes(s.draft, settings=settings)
-    elif method in HEADS and not any("lm_head" in name for name in (s.draft and s.draft.tensors) or ()):
+        weights -= 0.0 if shape.is_tied else _table_bytes(draft, settings=settings)
+    elif method in HEADS and not any("lm_head" in name for name in (draft and draft.tensors) or ()):
         weights += _table_bytes(s.target, settings=settings)
     return Work(
         dense_bytes=max(weights, 0.0),

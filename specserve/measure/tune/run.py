@@ -9,11 +9,10 @@ from contextlib import ExitStack
 
 from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver
+from specserve.measure.bench.plan import Block, arm_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Noted, OnNews, RunDirectory
-from specserve.measure.bench.schedule import Block, arm_order
-from specserve.measure.bench.server import Running
+from specserve.measure.bench.traffic import Driver, Running
 from specserve.measure.run import Measurement
 from specserve.measure.tune.plan import (
     BASELINE,

@@ -247,20 +247,13 @@ def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
 
 def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
-    from specserve.memory.defaults import arguments, runner
+    from specserve.memory.situation import runner_of
 
     on_cpu = plan.platform == "cpu"
     ranks = profile.engine.get("data_parallel_size")
     return Situation(
         method=str(keys["method"]),
-        runner="v1"
-        if on_cpu
-        else runner(
-            plan.vllm,
-            arguments=arguments(profile),
-            speculation=keys,
-            env=profile.env,
-        ),
+        runner="v1" if on_cpu else runner_of(profile, plan.vllm, keys),
         platform=plan.platform,
         data_parallel_size=ranks if isinstance(ranks, int) else 1,
         enforce_eager=profile.engine.get("enforce_eager") is True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
-from specserve.measure.run import Outlet, spend
+from specserve.measure.run import Outlet
 from specserve.measure.tune.plan import TUNED, TuneRequest
 from specserve.measure.tune.prepare import Found, Prepared, asked_json, open_directory
 
@@ -77,7 +77,7 @@ def run_tune(
             raise
         finally:
             if not is_told:
-                spend(directory, began)
+                directory.spend(began)
     return result, directory.path, failure
 
 

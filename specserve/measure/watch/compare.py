@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from specserve.errors import FactError, SpecserveError, TrafficError, UsageError
-from specserve.measure.sequences import BoundedDifference, PairedDifference, share_difference
+from specserve.errors import SpecserveError, UsageError
+from specserve.measure.bench.result import Interval
+from specserve.measure.statistics import PairedDifference, share_difference
 from specserve.measure.values import numbers
-from specserve.measure.watch.figures import Reading, between
 from specserve.measure.watch.server import WatchedServer, WatchRequest, ended_by_sigterm
-from specserve.measure.watch.watch import MetricsSource, looks
+from specserve.measure.watch.watch import looks
+from specserve.measure.watch.window import Reading, Readings, Stretch, joined
 from specserve.metrics.counters import Acceptance, Counters
 
 ERROR = 0.01
@@ -78,7 +79,7 @@ class ComparedFigure:
     margin: float
     canary: float | None = None
     other: float | None = None
-    difference: BoundedDifference | None = None
+    difference: Interval | None = None
     """The canary's minus the other's."""
     why: str = ""
     """Why it is not compared."""
@@ -131,72 +132,51 @@ class CanaryReport:
         return tuple(notes)
 
 
-class _ReadServer:
-    """One server's readings: since its block began, and altogether."""
+class _ComparedServer:
+    """One server's readings, what it counted since its block began, and altogether."""
 
     def __init__(self, read: Callable[[], Reading]) -> None:
-        self._read = read
-        self._block_began: Reading | None = None
-        self._running_request_s = 0.0
-        self._restarts = 0
-        self._trouble: SpecserveError | None = None
-        self.last: Reading | None = None
-        self.counters = Counters()
-        self.seconds = 0.0
+        self.readings = Readings(read)
+        self.block: Stretch | None = None
+        self.whole = Stretch(0.0, 0.0)
 
-    def look(self) -> bool:
-        """Read once more; whether the server was restarted."""
-        try:
-            now = self._read()
-        except (TrafficError, FactError) as error:
-            self._trouble = error
+    def look(self) -> None:
+        """Read once more."""
+        stretch = self.readings.step()
+        if stretch is not None:
+            ended_s = self.whole.ended_s + stretch.seconds  # without the time of restarts
+            self.whole = replace(joined([self.whole, stretch]), ended_s=ended_s)
+            self.block = joined([self.block, stretch]) if self.block is not None else stretch
+
+    @property
+    def is_block_full(self) -> bool:
+        """Whether the block has enough requests and time, and the server answers."""
+        block = self.block
+        if self.readings.trouble is not None or block is None:
             return False
-        self._trouble = None
-        before, self.last = self.last, now
-        if before is None:
-            self.begin_block()
+        if block.counters.finished_requests < BLOCK_REQUESTS:
             return False
-        stretch = between(before, now)
-        if stretch is None:
-            self._restarts += 1
-            return True
-        self.counters += stretch.counters
-        self.seconds += stretch.seconds
-        self._running_request_s += stretch.running_request_s
-        return False
-
-    def begin_block(self) -> None:
-        """Let the next block begin at the newest reading."""
-        self._block_began = self.last
-
-    def block(self) -> Counters | None:
-        """What was counted since the block began; None if that is too little, or the server does not answer."""
-        if self._trouble is not None or self.last is None or self._block_began is None:
-            return None
-        found = between(self._block_began, self.last)
-        if found is None or found.counters.finished_requests < BLOCK_REQUESTS:
-            return None
-        # Little's law counts requests that go on, too
-        running_s = self._running_request_s / self.counters.finished_requests
-        request_s = max(self.counters.e2e_s.mean or 0.0, running_s)
-        return found.counters if found.seconds >= _BLOCK_LATENCIES * request_s else None
+        return block.seconds >= _BLOCK_LATENCIES * self.whole.request_s
 
     @property
     def totals(self) -> ServerTotals:
         """Everything so far."""
+        counters, seconds = self.whole.counters, self.whole.seconds
         return ServerTotals(
-            requests=self.counters.finished_requests,
-            failed_requests=sum(self.counters.finished.get(reason, 0) for reason in _FAILED),
-            running_requests=self._running_request_s / self.seconds if self.seconds else 0.0,
-            restarts=self._restarts,
-            has_answered=self.last is not None,
-            trouble=self._trouble,
+            requests=counters.finished_requests,
+            failed_requests=sum(counters.finished.get(reason, 0) for reason in _FAILED),
+            running_requests=self.whole.running_request_s / seconds if seconds else 0.0,
+            restarts=self.readings.restarts,
+            has_answered=self.readings.last is not None,
+            trouble=self.readings.trouble,
         )
 
     @property
-    def draft_positions(self) -> int:
-        """K as the counters have positions; 0 if it has no speculation counters, or never answered."""
-        engines = self.last.metrics.acceptance.values() if self.last is not None else ()
+    def draft_positions(self) -> int | None:
+        """K as the counters have positions; 0 if it has no speculation counters, None if it never answered."""
+        if self.readings.last is None:
+            return None
+        engines = self.readings.last.metrics.acceptance.values()
         return max((len(counted.accepted_per_position) for counted in engines), default=0)
 
 
@@ -207,8 +187,7 @@ class CanaryComparison:
         self, canary: Callable[[], Reading], other: Callable[[], Reading], *, margins: Margins | None = None
     ) -> None:
         """Both callables raise TrafficError if no one answers, FactError if the answer is invalid."""
-        self._canary, self._other = _ReadServer(canary), _ReadServer(other)
-        self._servers = (self._other, self._canary)
+        self._servers = _ComparedServer(other), _ComparedServer(canary)
         self._margins = margins or Margins()
         self._error = ERROR / len(fields(Margins))
         self._acceptance, self._tpot = PairedDifference(), PairedDifference()
@@ -216,50 +195,46 @@ class CanaryComparison:
 
     def look(self) -> CanaryReport:
         """Read both servers once more and judge everything that was counted so far."""
-        restarted = [server.look() for server in self._servers]
-        blocks = [server.block() for server in self._servers]
-        if not any(restarted) and all(blocks):
+        for server in self._servers:
+            server.look()
+        restarted = any(server.readings.restarted for server in self._servers)
+        is_full = not restarted and all(server.is_block_full for server in self._servers)
+        old, new = (server.block.counters if server.block else Counters() for server in self._servers)
+        if is_full:
             self._blocks += 1
-            old, new = (block for block in blocks if block is not None)
             self._acceptance.add(_accepted(old.acceptance), _accepted(new.acceptance))
             self._tpot.add((old.tpot_s.sum, old.tpot_s.count), (new.tpot_s.sum, new.tpot_s.count))
-        if any(restarted) or all(blocks):
+        if restarted or is_full:
             for server in self._servers:
-                server.begin_block()
+                server.block = None
         return self.whole(is_final=False)
 
     def whole(self, *, is_final: bool = True) -> CanaryReport:
-        """The judgement of everything that was counted."""
+        """Judge everything that was counted."""
         figures = (self._compare_acceptance(), self._compare_tpot(), self._compare_errors())
-        canary, other = self._canary.totals, self._other.totals
+        other, canary = (server.totals for server in self._servers)
+        verdicts = {figure.verdict for figure in figures}
         is_blind = canary.trouble is not None or other.trouble is not None
-        return CanaryReport(
-            at_s=time.time(),
-            seconds=max(server.seconds for server in self._servers),
-            blocks=self._blocks,
-            state=_state(figures, is_blind=is_blind),
-            figures=figures,
-            canary=canary,
-            other=other,
-            is_final=is_final,
-        )
+        # one worse figure is enough to roll back; to promote, every figure that can be compared must be decided
+        state = CanaryState.PROMOTE
+        if FigureVerdict.WORSE in verdicts:
+            state = CanaryState.ROLL_BACK
+        elif is_blind or FigureVerdict.UNDECIDED in verdicts:
+            state = CanaryState.UNDECIDED
+        seconds = max(server.whole.seconds for server in self._servers)
+        return CanaryReport(time.time(), seconds, self._blocks, state, figures, canary, other, is_final)
 
     def _compare_acceptance(self) -> ComparedFigure:
+        margin = self._margins.acceptance
         theirs, mine = (server.draft_positions for server in self._servers)
-        why = ""
-        if None in (self._canary.last, self._other.last):
-            pass
-        elif not mine:
-            why = "the canary has no speculation counters"
-        elif not theirs:
-            why = "the other server has no speculation counters"
-        elif mine != theirs:
+        if None not in (theirs, mine) and (mine != theirs or not mine):
             why = f"the canary drafts {mine} tokens per step, the other server {theirs}"
-        if why:
-            return ComparedFigure("acceptance", FigureVerdict.NOT_COMPARED, self._margins.acceptance, why=why)
-        least = sum(_binomial_variance(server.counters.acceptance) for server in self._servers)
+            if not mine or not theirs:
+                why = f"the {'other server' if mine else 'canary'} has no speculation counters"
+            return ComparedFigure("acceptance", FigureVerdict.NOT_COMPARED, margin, why=why)
+        least = sum(_binomial_variance(server.whole.acceptance) for server in self._servers)
         found = self._acceptance.interval(error=self._error, least_variance=least)
-        return _judged("acceptance", found, self._acceptance.ratios, self._margins.acceptance, sign=1)
+        return _judged("acceptance", found, self._acceptance.ratios, margin, sign=1)
 
     def _compare_tpot(self) -> ComparedFigure:
         found, (other, _) = self._tpot.interval(error=self._error), self._tpot.ratios
@@ -267,13 +242,11 @@ class CanaryComparison:
             why = "no request had a second output token, or vLLM does not count the time per output token"
             return ComparedFigure("tpot", FigureVerdict.NOT_COMPARED, self._margins.tpot, why=why)
         if found is not None:
-            found = BoundedDifference(found.value / other, found.low / other, found.high / other)
+            found = Interval(found.value / other, found.low / other, found.high / other)
         return _judged("tpot", found, self._tpot.ratios, self._margins.tpot, sign=-1)
 
     def _compare_errors(self) -> ComparedFigure:
-        theirs, mine = (
-            (totals.failed_requests, totals.requests) for totals in (self._other.totals, self._canary.totals)
-        )
+        theirs, mine = ((one.totals.failed_requests, one.totals.requests) for one in self._servers)
         shares = (theirs[0] / max(theirs[1], 1), mine[0] / max(mine[1], 1))
         found = share_difference(theirs, mine, error=self._error)
         return _judged("errors", found, shares, self._margins.errors, sign=-1)
@@ -290,7 +263,7 @@ def _binomial_variance(counted: Acceptance) -> float:
 
 
 def _judged(
-    name: str, found: BoundedDifference | None, ratios: tuple[float, float], margin: float, *, sign: int
+    name: str, found: Interval | None, ratios: tuple[float, float], margin: float, *, sign: int
 ) -> ComparedFigure:
     """What the interval says; `sign` is -1 if less is better."""
     if found is None:
@@ -300,14 +273,6 @@ def _judged(
     if low > -margin:
         verdict = FigureVerdict.BETTER if low > 0 else FigureVerdict.NO_WORSE
     return ComparedFigure(name, verdict, margin, canary=ratios[1], other=ratios[0], difference=found)
-
-
-def _state(figures: tuple[ComparedFigure, ...], *, is_blind: bool) -> CanaryState:
-    """One worse figure is enough to roll back; to promote, every figure that can be compared must be decided."""
-    verdicts = {figure.verdict for figure in figures}
-    if FigureVerdict.WORSE in verdicts:
-        return CanaryState.ROLL_BACK
-    return CanaryState.UNDECIDED if is_blind or FigureVerdict.UNDECIDED in verdicts else CanaryState.PROMOTE
 
 
 def compared_servers(canary: WatchRequest, other: str) -> tuple[WatchedServer, WatchedServer]:
@@ -321,15 +286,13 @@ def compared_servers(canary: WatchRequest, other: str) -> tuple[WatchedServer, W
     return servers
 
 
-def compare_servers(
-    servers: tuple[WatchedServer, WatchedServer], request: WatchRequest, margins: Margins
-) -> Iterator[CanaryReport]:
-    """Compare until it is decided or `request.for_s` is over: a report for each look, and the final one.
+def compare_servers(servers: tuple[WatchedServer, WatchedServer], margins: Margins) -> Iterator[CanaryReport]:
+    """Compare until it is decided or the time is over: a report for each look, and the final one.
 
     Raises the TrafficError or FactError of a server that never answered, Interrupted on SIGTERM, KeyboardInterrupt.
     """
-    canary, other = (MetricsSource(server.locate, model=request.model).read for server in servers)
-    comparison = CanaryComparison(canary, other, margins=margins)
+    canary, other = (server.source.read for server in servers)
+    comparison, request = CanaryComparison(canary, other, margins=margins), servers[0].request
     with ended_by_sigterm():
         for report in looks(comparison, interval_s=request.interval_s, for_s=request.for_s):
             if report.is_final:

@@ -1,4 +1,4 @@
-"""What the figures of a window come to: a verdict, and the profile's promises."""
+"""What the figures of a window come to: the profile's promises and a verdict."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from specserve.measure.watch.figures import (
     LENGTH,
     NUMBER_DRAFTS,
     Collapse,
-    Latency,
+    Interval,
     WatchFigures,
     quantile_interval,
 )
 from specserve.profile.schema import Expectation, Profile
 
-Interval = tuple[float, float]
 _LATENCY_REQUESTS = 30
 """A promise about time needs this many: one hiccup delays several requests."""
 
@@ -32,7 +31,7 @@ class Kept(StrEnum):
     """The whole interval lies on its bad side."""
     UNDECIDED = "undecided"
     UNSEEN = "unseen"
-    """Not to be told from a server's metrics, or not at this load."""
+    """A server's metrics do not show it, or not at this load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +46,16 @@ class JudgedPromise:
     interval: Interval | None = None
     """95 %; the upper end may be infinite."""
     why: str = ""
-    """Where it is not decided: why, in one clause."""
+    """Why it is not decided, in one clause."""
 
     @property
-    def is_acceptance(self) -> bool:
-        """Whether it is about acceptance, not about time or speed."""
-        return self.key in ("min_mean_acceptance_length", "min_acceptance_rate")
+    def unit(self) -> str:
+        """` ms`, or nothing."""
+        return " ms" if self.key.endswith("_ms") else ""
 
-
-def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
-    """Each kind of promise, once.
-
-    Traffic of several workloads cannot be told apart by counters, so of several promises of a kind the weakest
-    one is held against it. A promise about time counts up to the concurrency that it was made for.
-    """
-    found = []
-    for key, weakest in _KINDS.items():
-        made = [(index, item) for index, item in enumerate(profile.expect) if getattr(item, key) is not None]
-        if not made:
-            continue
-        fitting = [entry for entry in made if not key.startswith("max_") or _fits(entry[1], seen)]
-        index, item = weakest(fitting or made, key=lambda entry: getattr(entry[1], key))
-        promised, span = float(getattr(item, key)), profile.span(f"expect[{index}].{key}")
-        if fitting:
-            found.append(_judged(key, promised, span, seen))
-        else:
-            running = f"{seen.running_requests:.0f} requests run in parallel"
-            why = f"{running}, but the promise is for {item.concurrency}"
-            found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
-    return tuple(found)
+    def number(self, value: float) -> str:
+        """Return a value with the decimals that fit the unit."""
+        return f"{value:.{0 if self.unit else 2}f}"
 
 
 _KINDS: Mapping[str, Callable[..., tuple[int, Expectation]]] = {
@@ -88,29 +68,54 @@ _KINDS: Mapping[str, Callable[..., tuple[int, Expectation]]] = {
 """Which of several promises of a kind is the weakest."""
 
 
+def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
+    """Return each kind of promise, once.
+
+    Counters do not tell workloads apart, so of several promises of a kind the weakest one counts. A promise about time
+    counts up to the concurrency that it was made for.
+    """
+    found = []
+    for key, weakest in _KINDS.items():
+        made = [(index, item) for index, item in enumerate(profile.expect) if getattr(item, key) is not None]
+        fitting = [entry for entry in made if not key.startswith("max_") or _fits(entry[1], seen)]
+        if not made:
+            continue
+        index, item = weakest(fitting or made, key=lambda entry: getattr(entry[1], key))
+        promised, span = float(getattr(item, key)), profile.span(f"expect[{index}].{key}")
+        why = ""
+        if key == "min_speedup":
+            why = "a server's metrics do not show it: `specserve bench` measures it"
+        elif not fitting:
+            running = f"{seen.running_requests:.0f} requests run in parallel"
+            why = f"{running}, but the promise is for {item.concurrency}"
+        if why:
+            found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
+        else:
+            found.append(_judged(key, promised, span, seen))
+    return tuple(found)
+
+
 def _fits(item: Expectation, seen: WatchFigures) -> bool:
     return item.concurrency is None or seen.running_requests <= item.concurrency + 0.5
 
 
 def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> JudgedPromise:
     """One promise against its interval."""
-    few = ""
-    if key == "min_speedup":
-        why = "a server's metrics do not show it: `specserve bench` measures it"
-        return JudgedPromise(key, promised, Kept.UNSEEN, span, why=why)
-    if key == "min_mean_acceptance_length":
-        measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
-    elif key == "min_acceptance_rate":
-        measured, interval = seen.acceptance_rate, seen.acceptance_rate_interval
-    else:
-        latency = seen.ttft if key == "max_ttft_p99_ms" else seen.tpot
-        measured, interval = _p99_ms(latency)
-        if latency.count < _LATENCY_REQUESTS:
-            few = f"{latency.count} of {_LATENCY_REQUESTS} requests"
-    kept, why = Kept.UNDECIDED, few
+    measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
+    why = ""
+    if key == "min_acceptance_rate":
+        measured, interval = seen.known.acceptance_rate, seen.acceptance_rate_interval
+    elif key.startswith("max_"):
+        observed = seen.latency("ttft" if key == "max_ttft_p99_ms" else "tpot").observed
+        value, found = observed.quantile(0.99), quantile_interval(observed, 0.99)
+        measured = None if value is None else 1000 * value
+        interval = found and (1000 * found[0], 1000 * found[1])
+        if observed.count < _LATENCY_REQUESTS:
+            why = f"{observed.count} of {_LATENCY_REQUESTS} requests"
+    kept = Kept.UNDECIDED
     if interval is None:
-        why = few or "too few finished requests for an interval"
-    elif not few:
+        why = why or "too few finished requests for an interval"
+    elif not why:
         kept, why = _against(promised, interval, is_least=key.startswith("min_"))
     return JudgedPromise(key, promised, kept, span, measured, interval, why)
 
@@ -127,13 +132,8 @@ def _against(promised: float, interval: Interval, *, is_least: bool) -> tuple[Ke
     return Kept.UNDECIDED, "the promise is inside the interval"
 
 
-def _p99_ms(latency: Latency) -> tuple[float | None, Interval | None]:
-    value, found = latency.observed.quantile(0.99), quantile_interval(latency.observed, 0.99)
-    return None if value is None else 1000 * value, found and (1000 * found[0], 1000 * found[1])
-
-
 def missed(found: Sequence[JudgedPromise]) -> tuple[JudgedPromise, ...]:
-    """Those that were not kept."""
+    """Return those that were not kept."""
     return tuple(promise for promise in found if promise.kept is Kept.MISSED)
 
 
@@ -174,60 +174,64 @@ class WatchVerdict:
     """For UNDECIDED: how many times the traffic should decide it, if the figures stay as they are."""
 
 
+OFF = WatchVerdict(WatchState.OFF, "the server does not speculate: it has no speculation counters")
+
+
 def judge(
     seen: WatchFigures,
     *,
-    collapsed: tuple[Collapse, ...] = (),
-    promised: tuple[JudgedPromise, ...] = (),
+    collapsed: Sequence[Collapse] = (),
+    promised: Sequence[JudgedPromise] = (),
     before: float | None = None,
 ) -> WatchVerdict:
-    """The worst that the figures show. `before`: the mean acceptance length of the time before the window."""
-    counted = seen.acceptance
-    if not seen.speculates:
-        return WatchVerdict(WatchState.OFF, "the server does not speculate: it has no speculation counters")
+    """Return the worst that the figures show. `before`: the mean acceptance length of the time before the window."""
+    drafts, tokens = seen.counters.acceptance.drafts, seen.counters.generation_tokens
+    if not seen.whole.speculates:
+        return OFF
     if collapsed:
-        return WatchVerdict(WatchState.COLLAPSED, _collapsed(collapsed, engines=len(seen.engines)))
-    if not counted.drafts and seen.counters.generation_tokens >= NUMBER_DRAFTS:
-        tokens = f"{seen.counters.generation_tokens:,} output tokens"
-        return WatchVerdict(WatchState.UNDRAFTED, f"{tokens} came without a single draft")
-    if not counted.drafts and not seen.counters.generation_tokens:
-        return WatchVerdict(WatchState.IDLE, f"no traffic in the last {seen.window_s:.0f} s")
-    broken = missed(promised)
-    if broken:
-        return WatchVerdict(WatchState.MISSED, "; ".join(_broken(promise) for promise in broken))
+        return WatchVerdict(WatchState.COLLAPSED, _collapsed(collapsed, engines=len(seen.whole.engines)))
+    if not drafts and tokens >= NUMBER_DRAFTS:
+        return WatchVerdict(WatchState.UNDRAFTED, f"{tokens:,} output tokens came without a single draft")
+    if not drafts and not tokens:
+        return WatchVerdict(WatchState.IDLE, f"no traffic in the last {seen.whole.seconds:.0f} s")
+    if broken := missed(promised):
+        return WatchVerdict(WatchState.MISSED, "; ".join(_compared(promise) for promise in broken))
     length, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
     if length is None or interval is None:
-        return WatchVerdict(WatchState.UNDECIDED, _too_little(seen))
-    figure = f"{length:.2f} (95 % interval: {interval[0]:.2f} to {interval[1]:.2f})"
+        finished = _count(seen.counters.finished_requests, "finished request")
+        text = f"{_count(drafts, 'draft')} and {finished} are too few for an interval of the acceptance"
+        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}")
+    figure = f"the mean acceptance length is {length:.2f}{_bounds(interval)}"
     if interval[1] < LENGTH:
-        return WatchVerdict(
-            WatchState.COLLAPSED, f"the draft is dead: the mean acceptance length is {figure}"
-        )
+        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {figure}")
     if before is not None and interval[1] < FALLEN_SHARE * before:
-        text = f"the mean acceptance length fell to {figure}; it was {before:.2f} before"
-        return WatchVerdict(WatchState.FALLEN, text)
+        fell = figure.replace(" is ", " fell to ", 1)
+        return WatchVerdict(WatchState.FALLEN, f"{fell}; it was {before:.2f} before")
     if interval[0] < LENGTH:
-        text = (
-            f"not decided yet: the mean acceptance length is {figure}, and under {LENGTH} the draft is dead"
-        )
+        text = f"not decided yet: {figure}, and under {LENGTH} the draft is dead"
         return WatchVerdict(WatchState.UNDECIDED, text, _factor(length, interval, LENGTH))
-    open_ones = [promise for promise in promised if promise.kept is Kept.UNDECIDED and promise.is_acceptance]
-    if open_ones:
-        text = "; ".join(_open(promise) for promise in open_ones)
-        factors = (_factor(item.measured, item.interval, item.promised) for item in open_ones)
-        most = max((factor for factor in factors if factor is not None), default=None)
-        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}", most)
-    kept = sum(promise.kept is Kept.KEPT for promise in promised)
-    if kept and all(promise.kept in {Kept.KEPT, Kept.UNSEEN} for promise in promised):
-        return WatchVerdict(WatchState.KEPT, f"{_count(kept, 'promise')} of the profile kept")
-    return WatchVerdict(
+    return _of_promises(promised) or WatchVerdict(
         WatchState.STEADY,
-        f"the mean acceptance length is {figure}: speculation pays if a step takes less than {length:.2f} times as "
-        "long as without it",
+        f"{figure}: speculation pays if a step takes less than {length:.2f} times as long as without it",
     )
 
 
-def _collapsed(collapsed: tuple[Collapse, ...], *, engines: int) -> str:
+def _of_promises(promised: Sequence[JudgedPromise]) -> WatchVerdict | None:
+    """UNDECIDED if one about acceptance is, KEPT if all are kept that can be seen."""
+    undecided = [promise for promise in promised if promise.kept is Kept.UNDECIDED]
+    about_acceptance = [promise for promise in undecided if not promise.unit]
+    if about_acceptance:
+        text = "; ".join(_compared(item, has_interval=True) for item in about_acceptance)
+        factors = (_factor(item.measured, item.interval, item.promised) for item in about_acceptance)
+        most = max((factor for factor in factors if factor is not None), default=None)
+        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}", most)
+    kept = sum(promise.kept is Kept.KEPT for promise in promised)
+    if kept and not undecided:
+        return WatchVerdict(WatchState.KEPT, f"{_count(kept, 'promise')} of the profile kept")
+    return None
+
+
+def _collapsed(collapsed: Sequence[Collapse], *, engines: int) -> str:
     worst = collapsed[0]
     text = f"the draft is dead: {worst.length:.2f} tokens per step in the last {worst.for_s:.0f} s"
     if worst.before is not None and worst.before > worst.length:
@@ -238,39 +242,24 @@ def _collapsed(collapsed: tuple[Collapse, ...], *, engines: int) -> str:
     return text
 
 
-def _broken(promise: JudgedPromise) -> str:
+def _compared(promise: JudgedPromise, *, has_interval: bool = False) -> str:
     assert promise.measured is not None
-    unit = " ms" if promise.key.endswith("_ms") else ""
-    digits = 0 if unit else 2
-    return (
-        f"`{promise.key}` is {promise.measured:.{digits}f}{unit}, "
-        f"and {promise.promised:g}{unit} was promised ({promise.span})"
-    )
+    shown = f"{promise.number(promise.measured)}{promise.unit}"
+    if has_interval and promise.interval is not None:
+        shown += _bounds(promise.interval)
+    return f"`{promise.key}` is {shown}, and {promise.promised:g}{promise.unit} was promised ({promise.span})"
 
 
-def _open(promise: JudgedPromise) -> str:
-    assert promise.measured is not None and promise.interval is not None
-    low, high = promise.interval
-    return (
-        f"`{promise.key}` is {promise.measured:.2f} (95 % interval: {low:.2f} to {high:.2f}), and {promise.promised:g} "
-        f"was promised ({promise.span})"
-    )
+def _bounds(interval: Interval) -> str:
+    return f" (95 % interval: {interval[0]:.2f} to {interval[1]:.2f})"
 
 
 def _factor(value: float | None, interval: Interval | None, boundary: float) -> float | None:
     """How many times the traffic brings the interval off the boundary: its width falls with the square root."""
-    if value is None or interval is None:
+    if value is None or interval is None or value == boundary:
         return None
-    distance = abs(value - boundary)
     half = interval[1] - value if boundary > value else value - interval[0]
-    return (half / distance) ** 2 if distance else None
-
-
-def _too_little(seen: WatchFigures) -> str:
-    return (
-        f"not decided yet: {_count(seen.acceptance.drafts, 'draft')} and "
-        f"{_count(seen.counters.finished_requests, 'finished request')} are too few for an interval of the acceptance"
-    )
+    return (half / (value - boundary)) ** 2
 
 
 def _count(number: int, thing: str) -> str:

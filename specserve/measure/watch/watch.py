@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from specserve.errors import FactError, SpecserveError, TrafficError
+from specserve.errors import FactError, SpecserveError
 from specserve.measure.watch.advice import Advice, Case, advise
-from specserve.measure.watch.figures import (
-    Collapse,
-    Reading,
-    Stretch,
-    WatchFigures,
-    between,
-    collapses,
-    figures,
-    joined,
-)
+from specserve.measure.watch.figures import Collapse, WatchFigures, collapses, figures
 from specserve.measure.watch.verdict import (
+    OFF,
     JudgedPromise,
     Kept,
     WatchState,
@@ -28,55 +20,17 @@ from specserve.measure.watch.verdict import (
     missed,
     promises,
 )
-from specserve.metrics.counters import Acceptance, total_acceptance
+from specserve.measure.watch.window import Reading, Readings, Window
+from specserve.metrics.counters import total_acceptance
 from specserve.metrics.prometheus import Metrics, read
 from specserve.profile.schema import Profile
 from specserve.serve.requests import Endpoint, scrape
 
 Seen_co = TypeVar("Seen_co", covariant=True)
 
-MOST = 120
-"""Stretches that are kept. Of more, neighbours are joined: a long time is kept in coarser pieces."""
-
-
-class Window:
-    """Stretches of one server, oldest first. `span_s`: so much of the past; None: everything since the begin."""
-
-    def __init__(self, *, span_s: float | None = None, most: int = MOST) -> None:
-        self._span_s = span_s
-        self._most = most
-        self._least_s = span_s / most if span_s is not None else 0.0
-        self._kept: list[Stretch] = []
-
-    @property
-    def stretches(self) -> tuple[Stretch, ...]:
-        """What is kept."""
-        return tuple(self._kept)
-
-    def add(self, stretch: Stretch) -> None:
-        """One more, and away with what is too old. Half a stretch over the span is no reason to lose it."""
-        if self._kept and self._kept[-1].seconds < self._least_s:
-            stretch = joined([self._kept.pop(), stretch])
-        self._kept.append(stretch)
-        if self._span_s is not None:
-            oldest_s = stretch.ended_s - self._span_s
-            older = self._kept[:-1]
-            self._kept = [part for part in older if part.began_s + part.seconds / 2 >= oldest_s] + [stretch]
-        elif len(self._kept) > self._most:
-            pairs = [self._kept[index : index + 2] for index in range(0, len(self._kept), 2)]
-            self._kept = [joined(pair) for pair in pairs]
-
-    def clear(self) -> None:
-        """Forget it: the server is another one."""
-        self._kept = []
-
-    def before(self, at_s: float) -> tuple[Stretch, ...]:
-        """Those that had ended by that time."""
-        return tuple(part for part in self._kept if part.ended_s <= at_s)
-
 
 class MetricsSource:
-    """Where readings come from. `locate` is asked anew after each failure: a server may come back elsewhere."""
+    """Where readings come from. `locate` is asked again after each failure: a server may come back elsewhere."""
 
     def __init__(
         self, locate: Callable[[], Endpoint], *, model: str | None = None, timeout_s: float = 5.0
@@ -84,38 +38,32 @@ class MetricsSource:
         self._locate = locate
         self._model = model
         self._timeout_s = timeout_s
-        self._endpoint: Endpoint | None = None
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where the server was last looked for."""
-        if self._endpoint is None:
-            self._endpoint = self._locate()
-        return self._endpoint
+        self.endpoint: Endpoint | None = None
+        """Where the server was last found."""
 
     def read(self) -> Reading:
-        """One reading. Raises TrafficError without an answer, FactError if it cannot be used."""
+        """Return one reading. Raises TrafficError without an answer, FactError if it cannot be used."""
+        self.endpoint = self.endpoint or self._locate()
         try:
             text = scrape(self.endpoint, timeout_s=self._timeout_s)
-            at_s = time.monotonic()
-            return Reading(at_s, self._of_one_model(read(text)))
+            return Reading(time.monotonic(), _of_model(read(text), self._model))
         except SpecserveError:
-            self._endpoint = None
+            self.endpoint = None
             raise
 
-    def _of_one_model(self, metrics: Metrics) -> Metrics:
-        names = ", ".join(f"`{name}`" for name in metrics.models[:5])
-        if self._model is not None and self._model not in metrics.models:
-            raise FactError(f"the metrics contain no model `{self._model}`", hint=f"they hold {names}")
-        if self._model is None and len(metrics.models) > 1:
-            raise FactError(
-                f"the metrics contain {len(metrics.models)} models: {names}", hint="`--model` names one"
-            )
-        return metrics if self._model is None else metrics.of_model(self._model)
+
+def _of_model(metrics: Metrics, model: str | None) -> Metrics:
+    names = ", ".join(f"`{name}`" for name in metrics.models[:5])
+    if model is not None and model not in metrics.models:
+        raise FactError(f"the metrics contain no model `{model}`", hint=f"they hold {names}")
+    if model is None and len(metrics.models) > 1:
+        many = f"the metrics contain {len(metrics.models)} models: {names}"
+        raise FactError(many, hint="`--model` names one")
+    return metrics if model is None else metrics.of_model(model)
 
 
 _COLLAPSE_S = 600.0
-"""A collapse is looked for in so much of the past: where traffic is thin, 200 drafts take their time."""
+"""A collapse is looked for in this much of the past: if traffic is thin, 200 drafts take their time."""
 _BEFORE_DRAFTS = 1000
 """The time before the window is compared with if it holds this many drafts."""
 
@@ -128,7 +76,7 @@ class WatchReport:
     """Seconds since the epoch."""
     verdict: WatchVerdict
     figures: WatchFigures | None = None
-    """None until two readings of the same server are there."""
+    """None until there are two readings of the same server."""
     advice: Advice | None = None
     promises: tuple[JudgedPromise, ...] = ()
     collapsed: tuple[Collapse, ...] = ()
@@ -136,9 +84,9 @@ class WatchReport:
     waiting_requests: int | None = None
     kv_cache_usage: float | None = None
     restarts: int = 0
-    """How often the server was started anew since watching began."""
+    """How often the server restarted since watching began."""
     restarted: bool = False
-    """Whether that happened just now: the window began anew."""
+    """Whether that happened just now: a new window begins."""
     is_final: bool = False
     """Of the whole time, not of the window."""
     trouble: SpecserveError | None = None
@@ -162,61 +110,53 @@ class Watch:
     def __init__(
         self, read: Callable[[], Reading], *, window_s: float = 60.0, profile: Profile | None = None
     ) -> None:
-        """`read` raises TrafficError where nobody answers, FactError where the answer is of no use."""
-        self._read = read
+        """`read` raises TrafficError if nobody answers, FactError if the answer is of no use."""
+        self._readings = Readings(read)
         self._profile = profile
-        self._span_s = window_s
-        self._window = Window(span_s=window_s)
-        self._recent = Window(span_s=_COLLAPSE_S)
-        self._run = Window()
-        self._last: Reading | None = None
-        self._restarts = 0
-        self._trouble: SpecserveError | None = None
+        self._window, self._recent, self._run = Window(span_s=window_s), Window(span_s=_COLLAPSE_S), Window()
 
     def look(self) -> WatchReport:
         """Read once more, and judge the window."""
-        restarted = False
-        try:
-            now = self._read()
-        except (TrafficError, FactError) as error:
-            self._trouble = error
-            return self._unseen(error)
-        self._trouble = None
-        if self._last is not None:
-            stretch = between(self._last, now)
-            if stretch is None:
-                restarted = True
-                self._restarts += 1
-                self._window.clear()
-                self._recent.clear()
-            else:
-                self._window.add(stretch)
-                self._recent.add(stretch)
-                self._run.add(stretch)
-        self._last = now
-        return self._report(self._window, restarted=restarted)
+        stretch = self._readings.step()
+        if self._readings.restarted:
+            self._window.clear()
+            self._recent.clear()
+        if stretch is not None:
+            for window in (self._window, self._recent, self._run):
+                window.add(stretch)
+        if self._readings.trouble is not None:
+            return self._unseen(self._readings.trouble)
+        return self._report(self._window)
 
     def whole(self) -> WatchReport:
-        """The judgement of all that was seen since the begin."""
-        if self._trouble is not None and not self._run.stretches:
-            return self._unseen(self._trouble, is_final=True)
-        return self._report(self._run, is_final=True)
+        """Judge all that was seen since the begin."""
+        if self._readings.trouble is not None and not self._run.stretches:
+            return replace(self._unseen(self._readings.trouble), is_final=True)
+        return replace(self._report(self._run), is_final=True)
 
-    def _unseen(self, error: SpecserveError, *, is_final: bool = False) -> WatchReport:
+    def _unseen(self, error: SpecserveError) -> WatchReport:
         verdict = WatchVerdict(WatchState.UNSEEN, error.message)
-        return WatchReport(time.time(), verdict, restarts=self._restarts, is_final=is_final, trouble=error)
+        return WatchReport(time.time(), verdict, restarts=self._readings.restarts, trouble=error)
 
-    def _report(self, window: Window, *, restarted: bool = False, is_final: bool = False) -> WatchReport:
-        assert self._last is not None
-        metrics = self._last.metrics
+    def _report(self, window: Window) -> WatchReport:
+        assert self._readings.last is not None
+        metrics = self._readings.last.metrics
         seen = figures(window.stretches) if window.stretches else None
         promised = promises(self._profile, seen) if self._profile is not None and seen is not None else ()
         collapsed = collapses(self._recent.stretches)
-        verdict = self._verdict(seen, promised, collapsed, is_final=is_final)
+        if not metrics.speculates:
+            verdict = self._off()
+        elif seen is None:
+            text = "one reading so far: figures come with the next"
+            verdict = WatchVerdict(WatchState.UNDECIDED, text)
+        else:
+            earlier = self._run.acceptance_before(seen.whole.began_s)
+            before = earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
+            verdict = judge(seen, collapsed=collapsed, promised=promised, before=before)
         advice = None
         if seen is not None:
             since_start = total_acceptance(metrics.acceptance.values())
-            advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._span_s))
+            advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._window.span_s))
         return WatchReport(
             at_s=time.time(),
             verdict=verdict,
@@ -227,38 +167,17 @@ class Watch:
             running_requests=metrics.running_requests,
             waiting_requests=metrics.waiting_requests,
             kv_cache_usage=metrics.kv_cache_usage,
-            restarts=self._restarts,
-            restarted=restarted,
-            is_final=is_final,
-            trouble=self._trouble,
+            restarts=self._readings.restarts,
+            restarted=self._readings.restarted,
+            trouble=self._readings.trouble,
         )
 
-    def _verdict(
-        self,
-        seen: WatchFigures | None,
-        promised: tuple[JudgedPromise, ...],
-        collapsed: tuple[Collapse, ...],
-        *,
-        is_final: bool,
-    ) -> WatchVerdict:
-        assert self._last is not None
-        if not self._last.metrics.speculates:
-            text = "the server does not speculate: it has no speculation counters"
-            if self._profile is None or self._profile.speculation is None:
-                return WatchVerdict(WatchState.OFF, text)
-            place = self._profile.span("speculation")
-            text += f", but the profile has a `speculation` section ({place})"
-            return WatchVerdict(WatchState.MISSED, text)
-        if seen is None:
-            return WatchVerdict(WatchState.UNDECIDED, "one reading so far: figures come with the next")
-        recent = self._window.stretches
-        before = None if is_final or not recent else self._before(recent[0].began_s)
-        return judge(seen, collapsed=collapsed, promised=promised, before=before)
-
-    def _before(self, at_s: float) -> float | None:
-        """The mean acceptance length of the time before; None where that was too short to compare with."""
-        earlier: Acceptance = total_acceptance(part.acceptance for part in self._run.before(at_s))
-        return earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
+    def _off(self) -> WatchVerdict:
+        if self._profile is None or self._profile.speculation is None:
+            return OFF
+        place = self._profile.span("speculation")
+        text = f"{OFF.sentence}, but the profile has a `speculation` section ({place})"
+        return WatchVerdict(WatchState.MISSED, text)
 
 
 class Looking(Protocol[Seen_co]):
@@ -279,7 +198,7 @@ def looks(
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Seen_co]:
-    """A look each interval; with `for_s` until so much time is over, and then the judgement of all of it."""
+    """Yield a look each interval; with `for_s` until that time is over, and then the judgement of all of it."""
     began_s = clock()
     while True:
         yield watch.look()

@@ -256,7 +256,7 @@ def _share(room: DeviceRoom, total_bytes: int | None) -> float:
 
 
 def _declared_room(profile: Profile, plan: LaunchPlan) -> DeviceRoom:
-    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
+    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
 
     least_bytes = kv_cache_bytes(plan.engine_kwargs, plan.env if plan.platform == "cpu" else {})
     utilization = plan.engine_kwargs.get("gpu_memory_utilization")

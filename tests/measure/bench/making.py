@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Self
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Pass, Request
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
 

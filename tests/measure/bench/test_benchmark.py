@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
-from specserve.errors import Interrupted, UsageError
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
-from specserve.measure.bench.run import Bench, _infos, _keep, _refuse_other_vllm, new_directory
-from specserve.measure.bench.rundir import RunDirectory, resume
-from specserve.measure.bench.schedule import blocks
+from specserve.errors import Interrupted
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, blocks, plan_bench
+from specserve.measure.bench.run import Bench, keep, new_directory
+from specserve.measure.bench.rundir import Pass, RunDirectory, resume
 from specserve.measure.run import Outlet
 from specserve.measure.workloads.load import load
-from specserve.plan.launchplan import as_json
 from specserve.report.bench import rendered
 from specserve.report.benchplan import BenchView
 from specserve.serve.signals import StopRequest
-from tests.measure.bench.making import planned, request
+from tests.measure.bench.making import request
 
 OUTLET = Outlet(NoNotices(), BenchView, lambda result: {"result.json": rendered(result, form="json")})
 NOTE = "`b` does not take `cache_salt`"
@@ -56,14 +52,15 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
     workloads = {name: load(source) for name, source in plan.sources.items()}
     with new_directory(plan, str(tmp_path / "run")) as directory:
         for session in plan.sessions:
-            for block in blocks(plan.points, workloads, sizes=plan.sizes, launch=session.launch):
+            for block in blocks(plan.points, workloads, count=plan.blocks, launch=session.launch):
                 requests = tuple(request(item.id) for item in block.items)
                 for arm in session.arms:
                     directory.append(Pass(session.launch, block.number, block.point, arm, 1.0, 0.1, requests))
         directory.update(
-            room={"chat": True, "max_model_len": None}, notes=[NOTE], load_generator="vLLM 0.32.0",
+            room={"chat": True, "max_model_len": None}, notes=[NOTE],
             models={"127.0.0.1:9": "served", "b": "served"},
         )  # fmt: skip
+        directory.require("the load generator", "vLLM 0.32.0")
         return directory.path
 
 
@@ -118,37 +115,30 @@ def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
 ) -> None:
     stopped = Interrupted("stopped by SIGINT", signal_number=2)
     with resume(run) as directory:
-        _keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
+        keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 5
     assert not json.loads((run / "result.json").read_text())["is_complete"]
     resumed(run, capsys)
     with resume(run) as directory:
-        _keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
+        keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 10
     assert json.loads((run / "result.json").read_text())["is_complete"]
 
 
-def test_blocks_of_two_versions_of_vllm_are_not_mixed() -> None:
-    arm = planned("baseline")
-    assert arm.plan is not None
-
-    def begun(launch: dict[str, Any]) -> dict[str, Any]:
-        return {"arms": [{"name": "baseline", "launch": launch}]}
-
-    _refuse_other_vllm([arm], begun(as_json(arm.plan)))
-    with pytest.raises(
-        UsageError, match=r"vLLM 0\.33 is installed, but the run began with 0\.32\.0"
-    ) as caught:
-        _refuse_other_vllm([arm], begun({**as_json(arm.plan), "vllm": "0.32.0"}))
-    assert "install 0.32.0 again" in str(caught.value.hint)
+def test_what_was_a_folder_when_the_run_began_is_one_wherever_it_is_resumed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with resume(run) as directory:
+        first, second = directory.content["arms"]
+        directory.update(arms=[{**first, "local_models": ["team/model"]}, second])
+    assert [arm["local_models"] for arm in resumed(run, capsys)["arms"]] == [["team/model"], []]
 
 
-def test_what_was_a_folder_when_the_run_began_is_one_wherever_it_is_resumed() -> None:
-    content = {"arms": [{"name": "a", "local_models": ["team/model"]}, {"name": "b", "url": "http://x"}]}
-    here = SimpleNamespace(
-        plan=SimpleNamespace(arms=(planned("a"), planned("b"))),
-        directory=SimpleNamespace(content=content),
-        models={},
-    )
-    first, second = _infos(cast(Bench, here))
-    assert first.local_models == ("team/model",) and second.local_models == ()
+def test_another_server_than_the_one_that_was_measured_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with resume(run) as directory:
+        directory.content["conditions"]["`b`"] = "http://127.0.0.1:11"
+        directory.update()
+    assert _run(["bench", "--resume", str(run)]) == 2
+    assert "`b` changed since the run began" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from specserve.errors import Interrupted, LaunchError, TrafficError
-from specserve.measure.bench.driver import Driver, _environment
+from specserve.measure.bench.traffic import Driver, _environment
 
 HEAD = """
 import json, sys
@@ -60,7 +60,7 @@ def test_before_another_server_has_its_turn_the_last_one_falls_idle(
 ) -> None:
     rested_s: list[float] = []
     clock = SimpleNamespace(sleep=rested_s.append, monotonic=lambda: 100 + math.fsum(rested_s))
-    monkeypatch.setattr("specserve.measure.bench.driver.time", clock)
+    monkeypatch.setattr("specserve.measure.bench.traffic.time", clock)
     other = "http://127.0.0.1:2"
     with driver(tmp_path, GOOD) as generator:
         for url, wanted_s in ((URL, 0.0), (URL, 0.0), (other, 1.1), (other, 1.1), (URL, 2.2)):

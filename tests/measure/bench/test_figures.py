@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.figures import break_even, figures, invalid_reason, shares
-from specserve.measure.bench.outcome import step_shares
+from specserve.measure.bench.figures import break_even, figures, invalid_reason, shares, step_shares
 from specserve.metrics.counters import Acceptance
 from specserve.profile.schema import Expectation
 from tests.measure.bench.making import made, request

@@ -11,21 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.figures import stops_paying
-from specserve.measure.bench.outcome import (
+from specserve.measure.bench.figures import (
     cut_answers,
-    is_missed,
-    is_open,
     kept,
     limits,
     order_bounds,
     outcome,
+    stops_paying,
     tail,
 )
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Interval, Point, Result, Verdict, result_from_json
-from specserve.measure.bench.schedule import Sizes
+from specserve.measure.bench.rundir import Pass
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.report.bench import rendered
@@ -57,7 +54,7 @@ def result(
         Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)
         for e in (promised.expect if promised else ())
     )
-    plan = BenchPlan(arms=arms, sessions=(), points=points, sizes=Sizes(6), profile=promised, promised_at=at)
+    plan = BenchPlan(arms=arms, sessions=(), points=points, blocks=6, profile=promised, promised_at=at)
     about = Result(
         "x", None, "2026-01-31T00:00:00+00:00", 1.0, {}, {}, 1, tuple(arm.info for arm in arms), (), (), ()
     )
@@ -94,7 +91,7 @@ def test_an_invalid_cell_has_figures_and_no_speedup() -> None:
     cell = next(cell for cell in found.cells if cell.arm == "profile")
     assert cell.invalid is not None and cell.figures is not None
     assert found.comparisons[0].speedup is None
-    assert is_open(found)
+    assert found.is_open
 
 
 def test_what_was_not_measured_says_so() -> None:
@@ -131,7 +128,7 @@ def test_a_promise_is_kept_missed_or_open_by_its_whole_interval(tmp_path: Path) 
     ]
     assert found.promises[0].place == f"{tmp_path / 'p.yaml'}:4"
     assert found.promises[-1].measured is None
-    assert is_missed(found)
+    assert found.is_missed
 
 
 def test_a_speedup_is_not_judged_by_a_baseline_that_counts_for_nothing(tmp_path: Path) -> None:
@@ -140,7 +137,7 @@ def test_a_speedup_is_not_judged_by_a_baseline_that_counts_for_nothing(tmp_path:
     found = result(broken + blocks_of("profile", FAST), promised=promised)
     states = {promise.key: (promise.measured is None, promise.kept) for promise in found.promises}
     assert states == {"min_speedup": (True, None), "min_mean_acceptance_length": (False, True)}
-    assert not is_missed(found) and is_open(found)
+    assert not found.is_missed and found.is_open
 
 
 def test_of_several_promises_at_one_point_the_strictest_limits_its_requests(tmp_path: Path) -> None:
@@ -175,7 +172,7 @@ def test_promises_are_those_of_the_profile_and_not_of_its_alternatives(tmp_path:
 
 def test_no_promise_is_missed_where_none_is_made() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
-    assert not is_missed(found) and not is_open(found)
+    assert not found.is_missed and not found.is_open
 
 
 @pytest.mark.parametrize(

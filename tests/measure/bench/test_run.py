@@ -6,7 +6,7 @@ Servers and load generator stand in; tests/engine/test_bench_traffic.py does it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +16,12 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure import run as subject
-from specserve.measure.bench.arms import Arm, HostLoad, sessions
-from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.arms import Arm, HostLoad, Session, sessions
+from specserve.measure.bench.plan import BenchPlan, Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
-from specserve.measure.bench.rundir import Passed, RunDirectory, create, resume
-from specserve.measure.bench.schedule import Block, Sizes
-from specserve.measure.bench.server import Abilities
+from specserve.measure.bench.rundir import Pass, Passed, RunDirectory, create, resume
+from specserve.measure.bench.traffic import Abilities
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
@@ -92,7 +90,7 @@ def plan(tmp_path: Path) -> BenchPlan:
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return BenchPlan(ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), Sizes(3), {"mine": str(file)})
+    return BenchPlan(ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), 3, {"mine": str(file)})
 
 
 def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
@@ -165,11 +163,12 @@ def test_sessions_that_share_an_arm_are_each_measured_once(
 def test_arms_that_are_wanted_no_more_are_left_out_of_a_block(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
-    def still(_block: Block, passes: Sequence[Pass]) -> Collection[str]:
-        return {"a", "b"} if len(passes) < 2 else {"a"} if len(passes) < 3 else ()
+    class Until(Bench):
+        def wanted(self, session: Session, block: Block) -> Collection[str]:
+            return {"a", "b"} if len(self.passes) < 2 else {"a"} if len(self.passes) < 3 else ()
 
     with create(tmp_path / "run", {}) as directory:
-        again = bench(replace(plan, still=still), directory)
+        again = Until(plan, directory, lambda _: None, StopRequest())
         again.run()
     assert sorted((done.block, done.arm) for done in again.passes) == [(0, "a"), (0, "b"), (1, "a")]
 
@@ -188,7 +187,10 @@ def test_blocks_of_two_load_generators_are_not_mixed(plan: BenchPlan, world: Wor
     world.vllm = "0.33.0"
     with (
         resume(tmp_path / "run") as directory,
-        pytest.raises(UsageError, match="the load generator is the one of"),
+        pytest.raises(
+            UsageError,
+            match=r"the load generator changed .*: from vLLM 0\.32\.0 to vLLM 0\.33\.0",
+        ),
     ):
         bench(plan, directory).run()
     assert len(world.sent) == 2
@@ -230,7 +232,7 @@ def test_other_prompts_are_not_mixed_with_those_that_were_measured(
     file.write_text(file.read_text().replace("xxxxxxxxxx", "yyyyyyyyyy"))
     with (
         resume(tmp_path / "run") as directory,
-        pytest.raises(SpecserveError, match="the prompts of `mine` have changed since the run began"),
+        pytest.raises(SpecserveError, match="the prompts of `mine` changed since the run began"),
     ):
         bench(plan, directory)
 

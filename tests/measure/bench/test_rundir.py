@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import UsageError
-from specserve.measure.bench.rundir import PASSES, REQUESTS, create, new_place, resume
+from specserve.errors import FactError, UsageError
+from specserve.measure.bench.rundir import PASSES, create, new_place, resume
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 
@@ -40,9 +40,8 @@ def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
     with create(tmp_path / "run", {}) as run:
         run.append(kept)
         run.append(made("a", 1))
-    for name in (REQUESTS, PASSES):
-        file = tmp_path / "run" / name
-        file.write_bytes(file.read_bytes()[:-20])
+    file = tmp_path / "run" / PASSES
+    file.write_bytes(file.read_bytes()[:-20])
     with resume(tmp_path / "run") as run:
         assert run.passes() == [kept]
         run.append(made("a", 1))
@@ -50,13 +49,16 @@ def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
         assert [each.block for each in run.passes()] == [0, 1, 2]
 
 
-def test_a_pass_without_all_its_requests_is_not_there(tmp_path: Path) -> None:
+def test_what_was_measured_under_other_conditions_is_not_added_to(tmp_path: Path) -> None:
     with create(tmp_path / "run", {}) as run:
-        run.append(made("a", 0, request(), request("p2")))
-    file = tmp_path / "run" / REQUESTS
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
+        run.require("vLLM of `baseline`", "0.32.0")
     with resume(tmp_path / "run") as run:
-        assert run.passes() == []
+        run.require("vLLM of `baseline`", "0.32.0")
+        with pytest.raises(
+            UsageError, match=r"vLLM of `baseline` changed .* from 0\.32\.0 to 0\.33"
+        ) as caught:
+            run.require("vLLM of `baseline`", "0.33")
+    assert "start over" in str(caught.value.hint)
 
 
 def test_a_pass_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -108,9 +110,10 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     with create(tmp_path / "run", {}):
         pass
     (tmp_path / "victim").write_text("mine")
-    (tmp_path / "run" / REQUESTS).symlink_to(tmp_path / "victim")
-    with resume(tmp_path / "run") as run, pytest.raises(Exception, match="cannot write"):
-        run.append(made("a", 0))
+    (tmp_path / "run" / PASSES).unlink()
+    (tmp_path / "run" / PASSES).symlink_to(tmp_path / "victim")
+    with pytest.raises(FactError, match="cannot write"):
+        resume(tmp_path / "run")
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm, checked, sessions
+from specserve.measure.bench.plan import Item, arm_order, blocks, deal, points
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Item, Sizes, arm_order, blocks, deal, points
 from specserve.measure.workloads.workload import Prompt, Workload
 from tests.measure.bench.making import planned, request
 
@@ -22,7 +22,7 @@ def prompts(count: int) -> tuple[Prompt, ...]:
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
 def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, launch: int) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number), launch=launch)
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, launch=launch)
     times = Counter(item.prompt.id for block in dealt for item in block)
     assert len(dealt) == number
     assert set(times) == {f"p{index}" for index in range(count)}
@@ -34,20 +34,14 @@ def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency
 def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     count: int, number: int, concurrency: int
 ) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number), launch=0)
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, launch=0)
     sizes = [len(block) for block in dealt]
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
-def test_a_block_may_be_all_prompts_once_whatever_the_load() -> None:
-    dealt = deal(prompts(5), Point("chat", 0.0, 2), sizes=Sizes(3, is_whole=True), launch=0)
-    assert [sorted(item.id for item in block) for block in dealt] == [[f"p{index}" for index in range(5)]] * 3
-    assert len({tuple(item.id for item in block) for block in dealt}) > 1
-
-
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
-    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2), launch=0)
+    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), count=2, launch=0)
     assert len({item.id for item in first}) == len(first) == 12
     assert {request(item.id).prompt for item in first} == {"p0", "p1"}
 
@@ -62,14 +56,14 @@ def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
 def test_a_launch_has_one_plan_and_another_launch_another() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
     wanted = points(["chat"], concurrency=[1, 4], rates=[], temperatures=[0.0, 0.7])
-    one, same, other = (blocks(wanted, workloads, sizes=Sizes(4), launch=launch) for launch in (0, 0, 1))
+    one, same, other = (blocks(wanted, workloads, count=4, launch=launch) for launch in (0, 0, 1))
     assert one == same != other
 
 
 def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
     wanted = points(["chat"], concurrency=[1, 2, 4, 8], rates=[], temperatures=[0.0])
-    order = [block.point for block in blocks(wanted, workloads, sizes=Sizes(5), launch=0)]
+    order = [block.point for block in blocks(wanted, workloads, count=5, launch=0)]
     rounds = [order[first : first + 4] for first in range(0, 20, 4)]
     assert all(set(each) == set(wanted) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 1
@@ -80,7 +74,7 @@ def test_arms_take_turns_in_being_first() -> None:
     wanted = points(["chat"], concurrency=[1], rates=[], temperatures=[0.0])
     first = Counter(
         arm_order(block, ["baseline", "profile"])[0]
-        for block in blocks(wanted, workloads, sizes=Sizes(40), launch=0)
+        for block in blocks(wanted, workloads, count=40, launch=0)
     )
     assert 10 <= first["baseline"] <= 30
 
@@ -102,13 +96,13 @@ def test_arms_that_fit_run_together_in_every_launch() -> None:
 def test_where_two_fit_each_arm_runs_beside_the_one_it_is_compared_with() -> None:
     found = sessions(ARMS, launches=1, at_once=2)
     assert [each.arms for each in found] == [("base", "a"), ("base", "b")]
-    assert found[0].first_block != found[1].first_block
+    assert found[0].launch != found[1].launch
 
 
 def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
     found = sessions(ARMS[:2], launches=2, at_once=1)
     assert [each.arms for each in found] == [("base",), ("a",), ("a",), ("base",)]
-    assert {each.first_block for each in found} == {0}
+    assert [each.launch for each in found] == [0, 0, 1, 1]
 
 
 def test_accelerators_change_hands_between_launches() -> None:

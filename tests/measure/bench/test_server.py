@@ -9,12 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from specserve.measure.bench import server
+from specserve.measure.bench import traffic
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver, Sent
+from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Block, Item
-from specserve.measure.bench.server import Abilities, Running, connect
+from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, connect
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Client
@@ -56,7 +55,7 @@ def test_two_arms_at_one_url_find_nothing_of_each_other() -> None:
 def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = salts("a")
     assert salts("a") == earlier
-    monkeypatch.setattr(server, "_NONCE", "drawn anew")
+    monkeypatch.setattr(traffic, "_NONCE", "drawn anew")
     assert not set(salts("a")) & set(earlier)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.tune.observe import StepModel, observed, timing
 from specserve.measure.tune.plan import ladder_of
 from specserve.measure.tune.predict import known_of

@@ -12,18 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.watch.figures import (
-    Reading,
-    Stretch,
+    Latency,
     WatchFigures,
-    between,
     figures,
     groups_of,
-    joined,
-    latency,
     quantile_interval,
     ratio_interval,
     request_interval,
 )
+from specserve.measure.watch.window import Reading, Stretch, between, joined
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.metrics.prometheus import read
 from tests.measure.watch.conftest import made
@@ -82,17 +79,19 @@ def test_every_figure_of_a_real_server_equals_the_one_computed_by_hand(stretch: 
     )
     assert (drafts, accepted, drafted) == (249, 639, 996)
     assert seen.mean_acceptance_length == pytest.approx(1 + 639 / 249)
-    assert seen.acceptance_rate == pytest.approx(639 / 996)
+    assert seen.known.acceptance_rate == pytest.approx(639 / 996)
     positions = [
         gain(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{index}"}}')
         for index in range(4)
     ]
-    assert seen.per_position == pytest.approx([count / drafts for count in positions])
-    assert seen.conditional == pytest.approx(
+    assert seen.known.per_position == pytest.approx([count / drafts for count in positions])
+    assert seen.known.conditional == pytest.approx(
         [count / before for count, before in zip(positions, [drafts, *positions], strict=False)]
     )
-    assert seen.drafts_per_s == pytest.approx(249 / APART_S)
-    assert seen.output_tokens_per_s == pytest.approx(gain("vllm:generation_tokens_total") / APART_S)
+    assert seen.per_s(seen.known.drafts) == pytest.approx(249 / APART_S)
+    assert seen.per_s(seen.counters.generation_tokens) == pytest.approx(
+        gain("vllm:generation_tokens_total") / APART_S
+    )
     assert seen.counters.prompt_tokens == gain("vllm:prompt_tokens_total")
     assert (
         seen.counters.finished_requests == gain('vllm:request_success_total{finished_reason="length"}') == 14
@@ -101,7 +100,9 @@ def test_every_figure_of_a_real_server_equals_the_one_computed_by_hand(stretch: 
     assert seen.running_requests == pytest.approx(
         (BEFORE["vllm:num_requests_running"] + AFTER["vllm:num_requests_running"]) / 2
     )
-    assert seen.most_kv_cache_usage == max(table["vllm:kv_cache_usage_perc"] for table in (BEFORE, AFTER))
+    assert seen.whole.most_kv_cache_usage == max(
+        table["vllm:kv_cache_usage_perc"] for table in (BEFORE, AFTER)
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ def test_every_figure_of_a_real_server_equals_the_one_computed_by_hand(stretch: 
 def test_latencies_of_a_real_server_equal_those_computed_by_hand(
     stretch: Stretch, name: str, metric: str
 ) -> None:
-    found = getattr(figures([stretch]), name)
-    assert found.count == gain(f'vllm:{metric}_bucket{{le="+Inf"}}')
-    assert found.mean_s == pytest.approx(gain(f"vllm:{metric}_sum") / found.count)
+    found = figures([stretch]).latency(name)
+    assert found.observed.count == gain(f'vllm:{metric}_bucket{{le="+Inf"}}')
+    assert found.observed.mean == pytest.approx(gain(f"vllm:{metric}_sum") / found.observed.count)
     assert found.quantiles_s[0] == pytest.approx(by_hand(metric, 0.5))
     assert found.quantiles_s[1] == pytest.approx(by_hand(metric, 0.9))
     assert found.quantiles_s[2] is None  # 14 requests say nothing of a 99th percentile
@@ -125,8 +126,8 @@ def test_latencies_of_a_real_server_equal_those_computed_by_hand(
 
 def test_without_an_interval_a_figure_of_acceptance_needs_two_hundred_drafts(stretches: Series) -> None:
     little = figures(stretches(1, drafts=199, finished=1))
-    assert (little.mean_acceptance_length, little.acceptance_rate, little.per_position) == (None, None, ())
-    assert little.drafts_per_s > 0
+    assert (little.mean_acceptance_length, little.known) == (None, Acceptance())
+    assert little.per_s(little.counters.acceptance.drafts) > 0
     for enough in (stretches(1, drafts=200, finished=1), stretches(1, drafts=100, finished=5)):
         assert figures(enough).mean_acceptance_length == pytest.approx(3.3, abs=0.01)
 
@@ -163,7 +164,7 @@ def test_every_interval_holds_its_figure_and_stays_possible(
         assert 1 <= interval[0] <= length <= interval[1] <= 5
         assert interval[0] < interval[1]
         low, high = seen.acceptance_rate_interval or (2, 2)
-        assert 0 <= low <= (seen.acceptance_rate or 0) <= high <= 1
+        assert 0 <= low <= (seen.known.acceptance_rate or 0) <= high <= 1
 
 
 @given(st.integers(20, 400), st.integers(2, 40), st.lists(st.floats(0, 1), min_size=4, max_size=4))
@@ -216,10 +217,10 @@ def test_short_outputs_never_give_a_share_below_zero(stretches: Series) -> None:
 
 def test_a_quantile_needs_as_many_requests_as_its_share_is_rare() -> None:
     bounds = (0.1, float("inf"))
-    assert latency(Histogram(bounds, (9, 0))).quantiles_s[1] is None
-    assert latency(Histogram(bounds, (10, 0))).quantiles_s[1] is not None
-    assert latency(Histogram(bounds, (99, 0))).quantiles_s[2] is None
-    assert latency(Histogram(bounds, (100, 0))).quantiles_s[2] is not None
+    assert Latency(Histogram(bounds, (9, 0))).quantiles_s[1] is None
+    assert Latency(Histogram(bounds, (10, 0))).quantiles_s[1] is not None
+    assert Latency(Histogram(bounds, (99, 0))).quantiles_s[2] is None
+    assert Latency(Histogram(bounds, (100, 0))).quantiles_s[2] is not None
 
 
 def interval(parts: Sequence[Stretch], request_s: float | None = None) -> tuple[float, float] | None:

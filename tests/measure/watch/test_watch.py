@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, TrafficError
-from specserve.measure.watch.figures import Reading
 from specserve.measure.watch.verdict import WatchState
 from specserve.measure.watch.watch import MetricsSource, Watch, WatchReport, looks
+from specserve.measure.watch.window import Reading
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.requests import endpoint
@@ -73,7 +73,7 @@ def test_a_first_reading_has_no_figures_and_boot_is_never_in_them(watch: Watch, 
     report = after(watch, script, GOOD, GOOD, GOOD)
     assert report.figures is not None
     assert report.figures.mean_acceptance_length == pytest.approx(3.2)
-    assert report.figures.window_s == 15.0
+    assert report.figures.whole.seconds == 15.0
 
 
 def test_a_collapse_is_told_within_a_minute_of_traffic(watch: Watch, script: Script) -> None:
@@ -109,7 +109,7 @@ def test_a_restart_begins_the_window_anew(watch: Watch, script: Script) -> None:
     assert (report.restarted, report.restarts, report.figures) == (True, 1, None)
     report = after(watch, script, GOOD, GOOD, GOOD)
     assert report.figures is not None
-    assert report.figures.acceptance.drafts == 300
+    assert report.figures.counters.acceptance.drafts == 300
     assert report.figures.mean_acceptance_length == pytest.approx(3.2)
     assert not report.restarted
     assert watch.whole().restarts == 1
@@ -138,8 +138,8 @@ def test_an_absence_without_a_restart_loses_nothing(watch: Watch, script: Script
     source.error = None
     report = after(watch, script, GOOD)
     assert report.figures is not None
-    assert report.figures.acceptance.drafts == 300
-    assert report.figures.window_s == 20.0
+    assert report.figures.counters.acceptance.drafts == 300
+    assert report.figures.whole.seconds == 20.0
     assert not report.restarted
 
 
@@ -169,8 +169,8 @@ def test_the_last_report_is_of_all_the_time(watch: Watch, script: Script) -> Non
     whole = watch.whole()
     assert whole.is_final
     assert whole.figures is not None
-    assert whole.figures.acceptance.drafts == 10_000
-    assert whole.figures.window_s == 500.0
+    assert whole.figures.counters.acceptance.drafts == 10_000
+    assert whole.figures.whole.seconds == 500.0
 
 
 def test_nothing_grows_with_time(watch: Watch, script: Script) -> None:
@@ -220,7 +220,7 @@ def test_a_server_that_comes_back_elsewhere_is_followed() -> None:
             source.read()
         script.fault = None
         source.read()
-        assert source.endpoint.root == second
+        assert source.endpoint is not None and source.endpoint.root == second
 
 
 @pytest.mark.parametrize("fault", ["drip", "trickle", "cut", "gzip", "rubbish", "silent", "elsewhere"])
@@ -237,7 +237,7 @@ def test_hostile_answers_are_told_and_outlived(fault: str) -> None:
         script.fault = None
         report = after(watch, script, GOOD)
         assert report.figures is not None
-        assert report.figures.acceptance.drafts == 300
+        assert report.figures.counters.acceptance.drafts == 300
 
 
 @pytest.mark.parametrize(

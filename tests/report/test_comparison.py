@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench.comparison import PointChange, RunComparison, compare
 from specserve.measure.bench.result import Interval, Result
+from specserve.report.benchcompare import PointChange, RunComparison, compare
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
 
 
@@ -55,7 +55,7 @@ def test_a_run_beside_itself_shows_no_change() -> None:
     found = compare(example(), example())
     assert (found.refused, found.changes) == (None, ())
     assert {item.tokens_per_s_ratio for item in found.points if not item.refused} == {1.0}
-    assert {item.direction for item in found.points} == {"", "no change seen"}
+    assert {item.direction for item in found.points} == {None, "no change seen"}
 
 
 def test_a_speedup_that_rose_beyond_both_intervals_is_told_as_one() -> None:
@@ -138,11 +138,11 @@ def test_what_changed_in_versions_settings_and_arms_is_told() -> None:
         "launches of each variant": ("1", "3"),
         "profile: num_speculative_tokens": ("5", "4"),
         "profile: fingerprint": ("0123456789ab", "999999999999"),
-        "arm eagle3": ("there", "-"),
+        "variant eagle3": ("there", "-"),
     }
 
 
 def test_figures_that_are_no_numbers_make_no_ratio() -> None:
     found = compare(scaled(example(), 0.0), scaled(example(), float("nan")))
     point = of(found, "profile", "chat", 1)
-    assert point.speedup_ratio is None and point.direction == ""
+    assert point.speedup_ratio is None and point.direction is None

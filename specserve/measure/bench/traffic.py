@@ -1,0 +1,354 @@
+"""One variant's server while it runs, vLLM's load generator as a child, and what one pass measured."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from specserve.errors import LaunchError, TrafficError
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.plan import Block, Item
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.workloads.workload import Prompt
+from specserve.metrics.counters import Acceptance, of_request, since_by_engine
+from specserve.metrics.prometheus import Metrics
+from specserve.serve.client import Client
+from specserve.serve.logs import read_end
+from specserve.serve.process import Child
+from specserve.serve.requests import RequestRefused, endpoint
+
+
+def _read_request(message: Mapping[str, Any]) -> Request:
+    """Returns a request as the load generator reports it (specserve/engine/benchmark_driver.py)."""
+    summary = message["speculation"]
+    known = {name: message[name] for name in _REQUEST_FIELDS if name in message}
+    known["chunk_gaps_ms"] = tuple(message["chunk_gaps_ms"])
+    return Request(**known, acceptance=of_request(summary), steps=_read_steps(summary))
+
+
+_REQUEST_FIELDS = tuple(field.name for field in dataclasses.fields(Request))
+
+
+def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:
+    """Returns the ordered steps of `detailed` metrics; none of anything else."""
+    if not isinstance(summary, Mapping):
+        return ()
+    accepted, drafted = summary.get("per_step_accepted"), summary.get("per_step_drafted")
+    if not isinstance(accepted, list) or not isinstance(drafted, list) or len(accepted) != len(drafted):
+        return ()
+    pairs = tuple(zip(accepted, drafted, strict=True))
+    is_right = all(type(took) is type(given) is int and 0 <= took <= given for took, given in pairs)
+    return pairs if is_right else ()
+
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
+"""-P: a folder named vllm in the working directory must not be taken for the library."""
+_TICK_S = 0.2
+_START_LIMIT_S = 300.0
+_LAST_WORDS_S = 3.0
+_REST_S = 1.1
+"""So long after its last step a server's workers still spin, and take their cores from whoever is next.
+
+Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinCondition: `busy_loop_s: float = 1`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What came of the requests that were sent."""
+
+    duration_s: float
+    client_cpu: float
+    requests: tuple[Request, ...]
+
+
+class Driver:
+    """vLLM's load generator in a process of its own; a context manager, so that it does not outlive us."""
+
+    def __init__(
+        self,
+        *,
+        log_path: Path,
+        on_tick: Callable[[], None],
+        key_variables: Sequence[str] = (),
+        command: Sequence[str] = CHILD,
+    ) -> None:
+        """`on_tick` is called a few times a second while we wait; it may raise, to break off."""
+        self._on_tick = on_tick
+        self._log_path = log_path
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._count = 0
+        self._last_url = ""
+        self._last_end_s = 0.0
+        self.vllm = ""
+        """Its version, once it is ready."""
+        self._child = Child(command, env=_environment(key_variables), log_path=log_path, has_pipes=True)
+        self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def wait_ready(self) -> None:
+        """Wait until it has imported vLLM. Raises LaunchError."""
+        if not self.vllm:
+            deadline = time.monotonic() + _START_LIMIT_S
+            while (message := self._next())["event"] != "ready":
+                if time.monotonic() > deadline:
+                    raise LaunchError("vLLM's load generator did not start", log_path=str(self._log_path))
+            self.vllm = str(message["vllm"])
+
+    def send(self, url: str, traffic: Mapping[str, Any]) -> Sent:
+        """Send a pass and wait for all its answers; before it, for the server of the last pass to fall idle.
+
+        `traffic`: what the load generator reads (specserve/engine/benchmark_driver.py). Raises TrafficError,
+        LaunchError and what `on_tick` raises.
+        """
+        self.wait_ready()
+        if self._last_url not in ("", url):
+            while (left_s := self._last_end_s + _REST_S - time.monotonic()) > 0:
+                self._on_tick()
+                time.sleep(min(left_s, _TICK_S))
+        self._count += 1
+        line = json.dumps({"pass": str(self._count), "url": url, **traffic}).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
+            self._child.input.write(line)
+            self._child.input.flush()
+        requests = []
+        while (message := self._next())["event"] == "request":
+            requests.append(_read_request(message))
+        self._last_url, self._last_end_s = url, time.monotonic()
+        if message["event"] == "failed":
+            raise TrafficError(f"the load generator could not send to {url}: {message['error']}")
+        return Sent(message["duration_s"], message["client_cpu"], tuple(requests))
+
+    def close(self) -> None:
+        """End it at once: its requests are aborted by that, and its servers idle again."""
+        self._child.kill()
+        with contextlib.suppress(OSError):
+            self._child.input.close()
+        self._reader.join(_LAST_WORDS_S)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):
+                    self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    def _next(self) -> dict[str, Any]:
+        while True:
+            self._on_tick()
+            try:
+                message = self._messages.get(timeout=_TICK_S)
+            except queue.Empty:
+                continue
+            if message is None or (message["event"] == "failed" and message["pass"] is None):
+                raise self._death(message)
+            return message
+
+    def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
+        self._child.wait(_LAST_WORDS_S)
+        lines = tuple(line.text for line in read_end(self._log_path)[-20:])
+        why = message["error"] if message is not None else (lines[-1] if lines else "it printed nothing")
+        missing = "No module named" in why and "vllm" in why
+        hint = "it is a part of vLLM: in a clone of specserve, `pip install '.[vllm]'` or `make setup`"
+        return LaunchError(
+            f"vLLM's load generator ended: {why}",
+            log_path=str(self._log_path),
+            log_tail=lines,
+            hint=hint if missing else None,
+        )
+
+
+_KEYS = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
+
+
+def _environment(key_variables: Sequence[str]) -> dict[str, str]:
+    """Returns ours, without keys that no variant needs, and without a proxy for this host."""
+    env = {name: value for name, value in os.environ.items() if name in key_variables or name not in _KEYS}
+    none = ",".join(filter(None, [env.get("no_proxy") or env.get("NO_PROXY"), "127.0.0.1,localhost,::1"]))
+    return env | {
+        "no_proxy": none,
+        "NO_PROXY": none,
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+_COUNTERS_S = 2.0
+_NONCE = secrets.token_hex(8)
+"""Of this run of the program: everything else in a salt is alike in every run, and a server may outlive the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server said about itself."""
+
+    model: str
+    max_model_len: int | None
+    has_chat: bool
+    """Whether the target has a chat template."""
+    takes_salt: bool
+    """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
+    can_count: bool = False
+    """Whether it tells how many tokens a request is (`/tokenize`)."""
+    is_sglang: bool = False
+
+
+@dataclass(slots=True)
+class Running:
+    """A variant's server, ready for passes; a context manager. `check` raises if it is gone."""
+
+    arm: Arm
+    url: str
+    abilities: Abilities
+    check: Callable[[], None]
+    _client: Client = field(repr=False, kw_only=True)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._client.close()
+
+    def warm_up(
+        self, driver: Driver, prompts: Sequence[Prompt], *, concurrency: int, temperature: float
+    ) -> None:
+        """Send prompts whose answers are not kept, and wait until the counters hold them."""
+        copies = range(1, -(-concurrency // len(prompts)) + 1)
+        requests = [_request(Item(prompt, copy)) for copy in copies for prompt in prompts]
+        self._send(driver, requests, Point("", temperature, concurrency))
+
+    def run(self, driver: Driver, block: Block, *, launch: int) -> Pass:
+        """Send one block and return what was measured. Raises TrafficError if no request was answered."""
+        point = block.point
+        # another variant may be at the same URL; a mark is as long for every variant
+        mark = hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
+        requests = []
+        for index, item in enumerate(block.items):
+            own: dict[str, Any] = {}
+            if self.abilities.takes_salt:
+                own["cache_salt"] = f"{_NONCE}.{launch}.{block.number}.{block.seed}.{item.copy}.{mark}"
+            if point.temperature > 0:
+                own["seed"] = (block.seed + index) % 2**31
+            requests.append(_request(item, own))
+        sent, gained = self._send(driver, requests, point, seed=block.seed)
+        return Pass(
+            launch,
+            block.number,
+            point,
+            self.arm.name,
+            sent.duration_s,
+            sent.client_cpu,
+            sent.requests,
+            gained,
+        )
+
+    def _send(
+        self, driver: Driver, requests: Sequence[dict[str, Any]], point: Point, *, seed: int = 0
+    ) -> tuple[Sent, Acceptance | None]:
+        """Returns what was sent and what the counters gained by it. Raises TrafficError if nothing was answered."""
+        before = self._client.metrics()
+        traffic = {
+            "model": self.abilities.model,
+            "endpoint": "chat/completions" if "messages" in requests[0] else "completions",
+            "requests": requests,
+            "concurrency": point.concurrency,
+            "request_rate": point.request_rate,
+            "seed": seed,
+            "extra_body": {"temperature": point.temperature},
+            "api_key_env": self.arm.api_key_env,
+            "ssl_verify": self.arm.plan is None,  # the certificate of a server of ours is not checked
+        }
+        sent = driver.send(self.url, traffic)
+        self.check()
+        if not any(request.ok for request in sent.requests):
+            why = next((request.error for request in sent.requests if request.error), "no answer")
+            raise TrafficError(
+                f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
+            )
+        now = self._settled(before, len(sent.requests))
+        if before is None or now is None or not now.speculates:
+            return sent, None
+        gained = since_by_engine(before.acceptance, now=now.acceptance)
+        return sent, gained if gained.drafts else None
+
+    def count(self, prompt: Prompt) -> int | None:
+        """Returns the tokens of a prompt with its template, as the server counts; None if it does not tell."""
+        if not self.abilities.can_count:
+            return None
+        return self._client.count_tokens({**_content(prompt), "model": self.abilities.model})
+
+    def _settled(self, before: Metrics | None, requests: int) -> Metrics | None:
+        """Returns the counters with so many requests more: they hold one a moment after its last chunk."""
+        deadline = time.monotonic() + _COUNTERS_S
+        while before is not None and (now := self._client.metrics()) is not None:
+            if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
+                return now
+            time.sleep(0.02)
+        return None
+
+
+def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns a request as the load generator takes it. `own`: fields of its body beside the prompt."""
+    about = {"id": item.id, "max_tokens": item.prompt.max_tokens, "extra_body": dict(own or {})}
+    return {**about, **_content(item.prompt)}
+
+
+def _content(prompt: Prompt) -> dict[str, Any]:
+    if prompt.messages is not None:
+        return {"messages": [dict(part) for part in prompt.messages]}
+    return {"prompt": prompt.text}
+
+
+def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
+    """Returns a server that answers, once it was asked what it can. Raises TrafficError, UsageError."""
+    place = endpoint(url, api_key_env=arm.api_key_env)
+    client = Client(place)
+    model = arm.plan.model if arm.plan is not None else client.first_model()
+    hello = [{"role": "user", "content": "Hello"}]
+    has_chat = _takes(client, "chat/completions", model, messages=hello)
+    takes_salt = _takes(client, "completions", model, prompt="Hello", cache_salt="specserve")
+    if not takes_salt:
+        _post(client, "completions", model, prompt="Hello")
+    abilities = Abilities(
+        model=model,
+        max_model_len=client.max_model_len(model),
+        has_chat=has_chat,
+        takes_salt=takes_salt,
+        is_sglang=client.is_sglang(model),
+        can_count=client.count_tokens({"model": model, "prompt": "Hello"}) is not None,
+    )
+    return Running(
+        arm if arm.model else replace(arm, model=model), place.root, abilities, check, _client=client
+    )
+
+
+def _takes(client: Client, path: str, model: str, **fields: Any) -> bool:
+    """Returns whether the server takes a request of one token; not without a template, or that endpoint or field."""
+    try:
+        _post(client, path, model, **fields)
+    except RequestRefused:
+        return False
+    return True
+
+
+def _post(client: Client, path: str, model: str, **fields: Any) -> None:
+    client.post(path, {"model": model, "max_tokens": 1, "temperature": 0, **fields}, model=model)
