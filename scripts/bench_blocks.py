@@ -18,7 +18,7 @@ import psutil
 from specserve.errors import TrafficError
 from specserve.metrics.counters import Acceptance, since_by_engine, total_acceptance
 from specserve.metrics.prometheus import Metrics, read
-from specserve.serve.health import activity, get
+from specserve.serve.health import activity, metrics_text
 from specserve.serve.server import RunningServer
 
 ANSWER_LIMIT_S = 300.0
@@ -167,10 +167,10 @@ def complete(server: RunningServer, prompt: str, *, point: Point) -> dict[str, A
 
 def metrics(server: RunningServer) -> Metrics:
     """What the server has counted so far. Raises TrafficError."""
-    answer = get(f"{server.url}/metrics", timeout_s=5.0)
-    if answer is None or answer[0] != 200:
+    text = metrics_text(server.url, timeout_s=5.0)
+    if not text:
         raise TrafficError(f"{server.url} shows no metrics")
-    return read(answer[1])
+    return read(text)
 
 
 def metrics_after(server: RunningServer, finished_requests: int) -> Metrics:

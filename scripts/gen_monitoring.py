@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specserve.deploy.dashboard import dashboard
-from specserve.deploy.monitoring import alert_rules
+from specserve.deploy.monitoring import alert_rules, dashboard
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "monitoring"
 

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 import yaml
 
-from specserve.deploy.dashboard import queries
+from specserve.deploy.monitoring import dashboard
 from specserve.hardware.host import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -194,7 +194,8 @@ class Prometheus:
 def empty_queries(prometheus: Prometheus) -> list[str]:
     """Expressions of the dashboard and recorded figures that show nothing for a server under traffic."""
     variables = {"$__rate_interval": "1m", "$job": ".*", "$model_name": ".*", "$instance": ".*"}
-    expressions = list(queries())
+    panels = json.loads(dashboard())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     for name, value in variables.items():
         expressions = [expression.replace(name, value) for expression in expressions]
     rules = yaml.safe_load(prometheus.config.with_name("specserve.rules.yml").read_text())

@@ -80,6 +80,8 @@ def ask(
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     text = _prompt(prompt)
     place, key = find_server(url, name, api_key_env)
+    if url is None and name is None:
+        say(f"asking the server at {in_one_line(place)}")
     try:
         with Client(endpoint(place, api_key_env=key)) as client:
             model = model or client.first_model()

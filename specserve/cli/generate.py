@@ -100,8 +100,7 @@ def generate_file(
     """Answer every line of `data`, say how it went, and return how many lines could not be done."""
     from specserve.report.answer import GenerationProgress, say_generated
     from specserve.report.console import say
-    from specserve.serve.batch import entries, run
-    from specserve.serve.journal import open_output
+    from specserve.serve.batch import entries, open_output, run
 
     with closing(open_output(plan, data=data, path=path, resume=resume, overwrite=overwrite)) as output:
         total, done = sum(1 for _ in entries(data)), len(output.done)

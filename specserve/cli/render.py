@@ -93,7 +93,7 @@ def render(
     from functools import partial
 
     from specserve.deploy import targets
-    from specserve.deploy.pools import with_canary
+    from specserve.deploy.targets import with_canary
     from specserve.report.console import say
     from specserve.report.launch import print_files, say_stale, say_written
 

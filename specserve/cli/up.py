@@ -123,8 +123,8 @@ def up(
     if dry_run:
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
-    from specserve.serve.detached.observe import room_beside
     from specserve.serve.detached.registry import arm_of, default_name
+    from specserve.serve.detached.room import room_beside
 
     refuse_exposed(source, insecure=insecure, notices=notices)
     arm = "baseline" if baseline else alternative

@@ -1,171 +1,190 @@
-"""Docker compose: one host, the server, and on demand Prometheus and Grafana beside it. Starts none of them."""
+"""Docker Compose: one host, vLLM or SGLang, and on demand Prometheus and Grafana beside vLLM. Starts none of them."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from specserve.deploy.deployment import (
+    GRACE_NOTE,
+    HEADER,
     HOME_NOTE,
     MODELS,
+    PLAIN,
+    USER_NOTE,
     Artifact,
     Deployment,
+    Image,
     environment,
+    official,
     question,
+    rendered_head,
     staging,
 )
 from specserve.deploy.monitoring import monitoring_files
-from specserve.deploy.pools import caddyfile
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
-from specserve.profile.writer import Commented, yaml_text
+from specserve.profile.writer import Commented, comment, yaml_text
+from specserve.sglang.launch import command, launch_sglang
+from specserve.sglang.mapping import VERSION
 
 PROMETHEUS = "prom/prometheus:v3.7.3"
 PROMETHEUS_URL = "http://prometheus:9090"
 GRAFANA = "grafana/grafana:12.3.0"
 PROXY = "caddy:2.11.7"
-_UNPRIVILEGED: dict[str, Any] = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
-_START = """\
-docker compose up --wait          (first: export HF_TOKEN=… for gated models)
-docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"""
+Service = dict[str, Any]
+_UNPRIVILEGED: Service = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+_LOOPBACK = "this host only; a proxy with TLS in front of it may be reached by others"
+_START = "docker compose up --wait          (first: export HF_TOKEN=… for gated models)"
+_START_ALL = (
+    "docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"
+)
 
 
 def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
-    """Returns compose.yaml, and what Prometheus and Grafana read. `folder`: the output folder, for relative paths.
+    """Return compose.yaml, and what Prometheus and Grafana read. `folder`: the output folder, for relative paths.
 
     Raises UsageError for a server that spans several hosts.
     """
     if made.nodes > 1:
         raise UsageError(
-            (
-                f"{made.profile.span('hardware.nodes')}: Docker Compose runs on one host, but this profile "
-                f"needs {made.nodes}"
-            ),
+            f"{made.profile.span('hardware.nodes')}: Docker Compose runs on one host, but this profile needs "
+            f"{made.nodes}",
             hint="use `--to kubernetes`, or `--to systemd` for a unit on each host",
         )
-    stages = {
-        name: _stage(one)
-        for name, one in (("stage", made), ("stage-canary", _canary(made)))
-        if one and one.downloads
+    staged = {"stage": made, **({"stage-canary": made.canary.made} if made.canary else {})}
+    services = {name: _stage(one) for name, one in staged.items() if one.downloads}
+    services |= _behind_proxy(made, folder) if made.has_pools else {"vllm": _server(made, folder)}
+    content = {
+        "name": made.name,
+        "services": {**services, **_monitoring()},
+        "volumes": {"home": {}, "prometheus": {}, "grafana": {}},
     }
-    services = {**stages, **_pools(made, folder=folder), **_monitoring()}
-    volumes: dict[str, Any] = {"home": {}, "prometheus": {}, "grafana": {}}
-    content = {"name": made.name, "services": services, "volumes": volumes}
     observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
-    proxy = (Artifact("proxy/Caddyfile", caddyfile(made), alone=False),) if _is_behind_proxy(made) else ()
-    return (Artifact("compose.yaml", yaml_text(content, head=f"{made.head}\n\n{_START}")), *proxy, *observing)
+    proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.has_pools else []
+    text = yaml_text(content, head=f"{made.head}\n\n{_START}\n{_START_ALL}")
+    return (Artifact("compose.yaml", text), *proxy, *observing)
 
 
-def _canary(made: Deployment) -> Deployment | None:
-    return made.canary.made if made.canary else None
-
-
-def _is_behind_proxy(made: Deployment) -> bool:
-    return made.canary is not None or made.has_plain_pool
-
-
-def _pools(made: Deployment, *, folder: str) -> dict[str, Any]:
-    """The server; with more pools, each on a port and on accelerators of its own, and a proxy before them all."""
-    if not _is_behind_proxy(made):
-        return {"vllm": _server(made, folder=folder)}
+def _behind_proxy(made: Deployment, folder: str) -> Service:
+    """Several servers, each on a port and on accelerators of its own, and a proxy before them all."""
     pools = {"vllm": made}
     if made.canary:
         pools["vllm-canary"] = made.canary.made
     if made.has_plain_pool and made.plain:
         pools["vllm-plain"] = replace(made, plan=made.plain)
-    found: dict[str, Any] = {}
+    port, found = made.plan.port, {}
     for number, (name, one) in enumerate(pools.items()):
-        found[name] = _server(one, folder=folder, stage="stage-canary" if name == "vllm-canary" else "stage")
-        found[name]["ports"] = Commented(
-            "past the proxy, for `specserve watch`",
-            [f"127.0.0.1:{made.plan.port + 1 + number}:{one.plan.port}"],
-        )
-        if not made.is_cpu:
-            found[name]["deploy"] = _accelerators(one, first=number * made.ranks_per_node)
-    started = {name: {"condition": "service_healthy"} for name in pools}
-    return {**found, "proxy": _proxy(made.plan.port, started)}
-
-
-def _proxy(port: int, started: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+        found[name] = _server(one, folder, stage="stage-canary" if name == "vllm-canary" else "stage")
+        published = [f"127.0.0.1:{port + 1 + number}:{one.plan.port}"]
+        found[name]["ports"] = Commented("past the proxy, for `specserve watch`", published)
+        if made.devices and not made.is_cpu:
+            raise UsageError(
+                f"{made.profile.span('hardware.devices')}: `hardware.devices` names the GPUs of one server, but "
+                "several servers are rendered",
+                hint="remove it, and set `device_ids` in compose.override.yaml",
+            )
+        first = number * made.ranks_per_node
+        ids = [str(first + rank) for rank in range(made.ranks_per_node)]
+        note = "of this host, in the order of the pools: compose.override.yaml can name others"
+        found[name] |= _gpus(one, {"device_ids": Commented(note, ids)})
+    found["proxy"] = {
         "image": PROXY,
         **_UNPRIVILEGED,
         "cap_add": Commented("caddy's program carries it, and does not start without", ["NET_BIND_SERVICE"]),
         "read_only": True,
         "tmpfs": ["/data", "/config"],
-        "ports": Commented(
-            "this host only; a proxy with TLS in front of it may be reached by others",
-            [f"127.0.0.1:{port}:{port}"],
-        ),
+        "ports": Commented(_LOOPBACK, [f"127.0.0.1:{port}:{port}"]),
         "volumes": ["./proxy:/etc/caddy:ro"],
-        "depends_on": started,
+        "depends_on": {name: {"condition": "service_healthy"} for name in pools},
         "restart": "unless-stopped",
     }
+    return found
 
 
-def _accelerators(made: Deployment, *, first: int) -> dict[str, Any]:
-    """GPUs that no other pool of this host has. Raises UsageError if the profile names them otherwise."""
-    if made.devices:
-        raise UsageError(
-            f"{made.profile.span('hardware.devices')}: `hardware.devices` names the GPUs of one server, but "
-            "several servers are rendered",
-            hint="remove it, and set `device_ids` in the rendered file",
-        )
-    ids = [str(first + rank) for rank in range(made.ranks_per_node)]
-    note = "of this host, in the order of the pools: change them to yours"
-    which = {"device_ids": Commented(note, ids)}
+def _caddyfile(made: Deployment) -> str:
+    """The proxy's configuration: a header picks the pool without speculation, all else is shared by weight."""
+    port = made.plan.port
+    lines = ["{", "\tadmin off", "\tauto_https off", "}", "", f":{port} {{"]
+    if made.has_plain_pool:
+        lines += [f"\t@plain header {HEADER} {PLAIN}", "\thandle @plain {"]
+        lines += [f"\t\treverse_proxy vllm-plain:{port} {{", "\t\t\tflush_interval -1", "\t\t}", "\t}"]
+    upstreams = f"vllm:{port} vllm-canary:{port}" if made.canary else f"vllm:{port}"
+    lines += ["\thandle {", f"\t\treverse_proxy {upstreams} {{"]
+    if made.canary:
+        main, canary = made.shares
+        lines += [f"\t\t\tlb_policy weighted_round_robin {main} {canary}", "\t\t\tlb_try_duration 5s"]
+    lines += ["\t\t\tflush_interval -1", "\t\t}", "\t}", "}"]
+    return comment(made.head) + "\n".join(lines) + "\n"
+
+
+def _served(made: Deployment, argv: Sequence[str], image: Image, folder: str, *, home: str) -> Service:
+    """What a service of vLLM and one of SGLang have in common. `home`: its volume, with a comment."""
+    port = made.plan.port
+    labels = {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()}
+    volumes: list[Any] = [home]
+    for mount in made.mounts:
+        paths = {"source": literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
+        volumes.append({"type": "bind", **paths, "read_only": True, "bind": {"create_host_path": False}})
+    where = {"working_dir": Commented("paths in the command are seen from here", MODELS)}
     return {
-        "resources": {"reservations": {"devices": [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]}}
-    }
-
-
-def _server(made: Deployment, *, folder: str, stage: str = "stage") -> dict[str, Any]:
-    plan = made.plan
-    variables = environment(made, cache=_cache(made))
-    service: dict[str, Any] = {
-        "image": made.image.commented,
-        "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()},
-        "entrypoint": list(plan.argv[:2]),
-        "command": [literal(word) for word in plan.argv[2:]],
-    }
-    if made.mounts:
-        service["working_dir"] = Commented("paths in the command are seen from here", MODELS)
-    service |= {
-        "environment": {name: literal(value) for name, value in variables.items()} | _secrets(made),
-        "ports": Commented(
-            "this host only; a proxy with TLS in front of it may be reached by others",
-            [f"127.0.0.1:{plan.port}:{plan.port}"],
-        ),
-        "volumes": _volumes(made, folder=folder),
-        "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_gib}gb"),
+        "image": image.commented,
+        "labels": labels,
+        "entrypoint": list(argv[:2]),
+        "command": [literal(word) for word in argv[2:]],
+        **(where if made.mounts else {}),
+        "environment": {},
+        "ports": Commented(_LOOPBACK, [f"127.0.0.1:{port}:{port}"]),
+        "volumes": volumes,
         "healthcheck": {
-            "test": ["CMD", *question(made, port=plan.port)],
+            "test": ["CMD", *question(made, port=port)],
             "start_period": Commented(made.start_limit_from, f"{made.start_limit_s}s"),
             "start_interval": "5s",
             "interval": "15s",
             "timeout": "10s",
             "retries": 6,
         },
-        "stop_grace_period": Commented("server.shutdown_timeout_s and 30 s more", f"{made.grace_s}s"),
-        **_confined(made),
+        "stop_grace_period": Commented(GRACE_NOTE, f"{made.grace_s}s"),
         "restart": "unless-stopped",
+        **_gpus(made),
     }
-    if not made.is_cpu:
-        which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
-        if not made.devices:
-            note = "of this host; `hardware.devices` names certain ones"
-            which = {"count": Commented(note, made.ranks_per_node)}
-        devices = [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]
-        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
+
+
+def _gpus(made: Deployment, which: Service | None = None) -> Service:
+    """The accelerators: those that the profile names, so many as it needs, or `which`."""
+    if made.is_cpu:
+        return {}
+    note = "of this host; `hardware.devices` names certain ones"
+    some = {"count": Commented(note, made.ranks_per_node)}
+    named = {"device_ids": [str(device) for device in made.devices]}
+    device = {"driver": "nvidia", **(which or (named if made.devices else some)), "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
+
+
+def _server(made: Deployment, folder: str, *, stage: str = "stage") -> Service:
+    home: Any = Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")
+    variables = environment(made, cache=_cache(made))
+    values = {name: literal(value) for name, value in variables.items()}
+    for name, value in made.plan.env.items():  # by reference to variables of whoever starts it
+        if isinstance(value, FromEnv):
+            values[name] = f"${{{value.name}:?the server's API key}}"
+    if not made.may_be_offline:
+        values["HF_TOKEN"] = "${HF_TOKEN:-}"  # noqa: S105
+    service = _served(made, made.plan.argv, made.image, folder, home=home)
+    service |= {
+        "environment": values,
+        "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_gib}gb"),
+        **_confined(made),
+    }
     if made.downloads:
         service["depends_on"] = {stage: {"condition": "service_completed_successfully"}}
     return service
 
 
-def _stage(made: Deployment) -> dict[str, Any]:
+def _stage(made: Deployment) -> Service:
     """Downloads every repository, or fails: vLLM starts only then."""
     script = " && ".join(shlex.join(staging(download)) for download in made.downloads)
     return {
@@ -184,11 +203,10 @@ def _cache(made: Deployment) -> str:
     return f"{made.image.home}/.cache/huggingface"
 
 
-def _confined(made: Deployment) -> dict[str, Any]:
+def _confined(made: Deployment) -> Service:
     """No root, no privilege, and nothing to write but the volumes."""
-    user = f"{made.image.uid}:{made.image.gid}"
     return {
-        "user": Commented("must be a user in the image's /etc/passwd: torch fails for any other uid", user),
+        "user": Commented(USER_NOTE, f"{made.image.uid}:{made.image.gid}"),
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108  # a path of the container
         **_UNPRIVILEGED,
@@ -196,34 +214,15 @@ def _confined(made: Deployment) -> dict[str, Any]:
     }
 
 
-def _secrets(made: Deployment) -> dict[str, str]:
-    """By reference to variables of whoever starts it."""
-    found = {
-        name: f"${{{value.name}:?the server's API key}}"
-        for name, value in made.plan.env.items()
-        if isinstance(value, FromEnv)
-    }
-    return found if made.may_be_offline else {**found, "HF_TOKEN": "${HF_TOKEN:-}"}
-
-
-def _volumes(made: Deployment, *, folder: str) -> list[Any]:
-    found: list[Any] = [Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
-    for mount in made.mounts:
-        paths = {"source": literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
-        bind = {"create_host_path": False}
-        found.append({"type": "bind", **paths, "read_only": True, "bind": bind})
-    return found
-
-
 def seen_from(path: str, folder: str) -> str:
-    """Returns a path as a file in `folder` names it: relative if both lie in one tree, else as it is."""
+    """Return a path as a file in `folder` names it: relative if both lie in one tree, else as it is."""
     relative = os.path.relpath(path, folder)
     if os.path.commonpath([path, folder]) == "/" or relative.split("/").count("..") > 4:
         return path
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def _monitoring() -> dict[str, Any]:
+def _monitoring() -> Service:
     shared = {"profiles": ["monitoring"], "restart": "unless-stopped", **_UNPRIVILEGED}
     return {
         "prometheus": {
@@ -252,5 +251,50 @@ def _monitoring() -> dict[str, Any]:
 
 
 def literal(text: str) -> str:
-    """Compose would replace `$NAME` in it."""
+    """Return a text in which Compose replaces no `$NAME`."""
     return text.replace("$", "$$")
+
+
+_SGLANG_HOME = "/root"
+"""The image runs as root, and its Hub cache lies there. Source: docker/compose.yaml of sgl-project/sglang."""
+
+
+def sglang_image(made: Deployment) -> Image:
+    """Return the official image of this SGLang, or the one that stands in a deployment for vLLM's official one.
+
+    Source: `docker pull lmsysorg/sglang:latest` in the description of the wheel, METADATA 0.5.23.
+    """
+    is_vllms = made.image == official(made.plan.vllm, platform=made.plan.platform)
+    reference = f"lmsysorg/sglang:v{VERSION}" if is_vllms else made.image.reference
+    return Image(reference, uid=0, gid=0, home=_SGLANG_HOME)
+
+
+def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
+    """Return launch.sh and compose.yaml that serve the profile with SGLang. `folder`: for relative paths.
+
+    Raises UsageError that names every setting of the profile without a counterpart.
+    """
+    profile = made.profile
+    bare = launch_sglang(replace(profile, server=replace(profile.server, host=made.host)))
+    warning = "specserve has never started SGLang: measure before you rely on it."
+    notes = "".join(f"\n- {note}" for note in bare.notes)
+    head = f"{rendered_head(made, f'SGLang {VERSION}', bare.fingerprint)}\n{warning}{notes}"
+    beside = comment(f"Run it in the folder that holds {made.mounted}" if made.mounts else "")
+    exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in bare.env.items())
+    script = f"#!/bin/sh\n{comment(head)}set -eu\n{beside}{exported}exec {command(replace(bare, env={}))}"
+    inside = launch_sglang(profile)
+    home: Any = Commented("models of the Hub, and what SGLang compiles", f"home:{_SGLANG_HOME}/.cache")
+    service = _served(made, inside.argv, sglang_image(made), folder, home=home)
+    variables = {name: literal(value) for name, value in inside.env.items()}
+    service |= {
+        "environment": {**variables, "HF_TOKEN": "${HF_TOKEN:-}"},
+        "ipc": Commented("as SGLang's own compose file has it", "host"),
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+    }
+    service["labels"]["specserve.version"] = VERSION
+    start = f"{made.start_limit_from}; a download takes longer"
+    service["healthcheck"]["start_period"] = Commented(start, f"{made.start_limit_s}s")
+    content = {"name": made.name, "services": {"sglang": service}, "volumes": {"home": {}}}
+    text = yaml_text(content, head=f"{head}\n\n{_START}")
+    return (Artifact("launch.sh", script), Artifact("compose.yaml", text, alone=False))

@@ -27,7 +27,11 @@ CACHE = "/cache"
 """Where it finds what comes from the Hub."""
 LEADER = "{leader}"
 """Stands in the plans of several nodes for node 0's address, which a target knows."""
+HEADER, PLAIN = "x-specserve-pool", "plain"
+"""A client that sends this header is answered without speculation."""
 HOME_NOTE = "vLLM, torch and Triton compile into it"
+GRACE_NOTE = "server.shutdown_timeout_s and 30 s more"
+USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
 CORRUPTED_TEXT = (
     "vLLM's CPU build corrupts text at temperature > 0 with speculation (vllm-project/vllm#55005); the plug-in that "
     "cures it comes with specserve's CPU set-up and is not part of vLLM itself"
@@ -151,15 +155,19 @@ class Deployment:
     """The accelerators of one host, by index or UUID, if the profile names them."""
     mounts: tuple[Mount, ...]
     downloads: tuple[StagedModel, ...]
-    weights_bytes: float | None
-    """Of target and draft together, by the lock; None without one."""
-    memory_bytes: float | None
-    """Of all its accelerators, by the profile's `hardware`; None if that names none."""
+    weights_bytes: float
+    """Of target and draft together; `weights_basis` says where that comes from, for a comment."""
+    weights_basis: str
     target: str = ""
     """What it is being written for."""
     canary: Canary | None = None
     has_plain_pool: bool = False
     """Whether servers without speculation run beside it."""
+
+    @property
+    def has_pools(self) -> bool:
+        """Whether several servers stand behind one address."""
+        return self.canary is not None or self.has_plain_pool
 
     @property
     def reached_host(self) -> str:
@@ -187,21 +195,20 @@ class Deployment:
         return 2 * self.ranks_per_node
 
     @property
+    def mounted(self) -> str:
+        """The names of what the container must find in MODELS, for a comment; empty if nothing is mounted."""
+        return ", ".join(f"`{mount.name}`" for mount in self.mounts)
+
+    @property
     def start_limit_s(self) -> int:
         """How long a start may take: ten minutes, and the time to read the weights at 100 MB/s, in whole minutes."""
-        size_bytes = self.weights_bytes or self.memory_bytes or _UNKNOWN_BYTES
-        return math.ceil((_BASE_START_S + size_bytes / _BYTES_PER_S) / 60) * 60
+        return math.ceil((_BASE_START_S + self.weights_bytes / _BYTES_PER_S) / 60) * 60
 
     @property
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
-        read = "at 100 MB/s, and 10 minutes more"
-        if self.weights_bytes:
-            return f"{self.weights_bytes / 1e9:.3g} GB of weights (by the lock) {read}"
-        lock = "; `specserve lock` records the real size"
-        if self.memory_bytes:
-            return f"weights that fill the accelerators, {self.memory_bytes / 1e9:.3g} GB, {read}{lock}"
-        return f"60 GB of weights (assumed) {read}{lock}"
+        lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
+        return f"{self.weights_basis} at 100 MB/s, and 10 minutes more{lock}"
 
     @property
     def grace_s(self) -> int:
@@ -237,6 +244,13 @@ class Deployment:
         }
 
     @property
+    def shares(self) -> tuple[int, int]:
+        """Weights of the server and of the canary, as small as they can be."""
+        percent = self.canary.percent if self.canary else 0
+        divisor = math.gcd(100, percent)
+        return (100 - percent) // divisor, percent // divisor
+
+    @property
     def corrupts_text(self) -> bool:
         """Whether vLLM's official CPU image, which lacks specserve's plug-in, corrupts sampled text."""
         return self.is_cpu and self.profile.speculation is not None
@@ -244,14 +258,29 @@ class Deployment:
     @property
     def head(self) -> str:
         """The comment on top of every file."""
-        text = (
-            f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
-            f"for vLLM {release(self.plan.vllm)}, fingerprint {self.plan.fingerprint[:16]}.\n"
-            "To change anything, change the profile and render again; a comment names the lines that you may edit here."
-        )
+        text = rendered_head(self, f"vLLM {release(self.plan.vllm)}", self.plan.fingerprint)
         if self.corrupts_text and self.target != "monitoring":
             text += f"\n{textwrap.fill(f'Warning: {CORRUPTED_TEXT}', 100, break_on_hyphens=False)}"
         return text
+
+
+_OWN_CHANGES = {
+    "compose": "compose.override.yaml",
+    "kubernetes": "a kustomization of your own",
+    "systemd": "a drop-in (`systemctl edit`)",
+}
+"""Where what a profile does not say belongs, by target."""
+
+
+def rendered_head(made: Deployment, engine: str, fingerprint: str) -> str:
+    """Return what every rendered file says of itself."""
+    own = _OWN_CHANGES.get(made.target)
+    elsewhere = f"\nWhat the profile does not say belongs in {own}." if own else ""
+    return (
+        f"Rendered by `specserve render --to {made.target}` from `{made.profile.name}`\n"
+        f"for {engine}, fingerprint {fingerprint[:16]}.\n"
+        f"Do not edit: change the profile and render again, which overwrites this file.{elsewhere}"
+    )
 
 
 def deployment(
@@ -271,13 +300,8 @@ def deployment(
     accelerator = next((one for one in catalogue() if wanted and one.name == wanted.accelerator), None)
     if accelerator and accelerator.vendor != "nvidia":
         raise UsageError(
-            (
-                f"{profile.span('hardware.accelerator')}: specserve cannot write containers for "
-                f"{accelerator.name} yet"
-            ),
-            hint=(
-                "NVIDIA GPUs and CPUs are supported; `specserve plan` gives the command for any accelerator"
-            ),
+            f"{profile.span('hardware.accelerator')}: specserve cannot write containers for {accelerator.name} yet",
+            hint="NVIDIA GPUs and CPUs are supported; `specserve plan` gives the command for any accelerator",
         )
     inside, mounts = contained(profile)
     server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104
@@ -293,7 +317,12 @@ def deployment(
         on_node(plan, rank, profile=inside, table=known, master_addr=leader)
         for rank in range(nodes if nodes > 1 else 0)
     ]
-    memory_bytes = accelerator.total_bytes * wanted.count * wanted.nodes if accelerator and wanted else None
+    size_bytes, basis = weights_bytes, "by the lock"
+    if size_bytes is None and accelerator and wanted:
+        size_bytes = accelerator.total_bytes * wanted.count * wanted.nodes
+        basis = "assumed to fill the accelerators"
+    elif size_bytes is None:
+        size_bytes, basis = _UNKNOWN_BYTES, "assumed"
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,
@@ -305,8 +334,8 @@ def deployment(
         devices=(wanted and wanted.devices) or (),
         mounts=mounts,
         downloads=_downloads(inside),
-        weights_bytes=weights_bytes,
-        memory_bytes=memory_bytes,
+        weights_bytes=size_bytes,
+        weights_basis=f"{size_bytes / 1e9:.3g} GB of weights ({basis})",
     )
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.deploy.deployment import Artifact, Deployment
-from specserve.deploy.monitoring import alert_groups, canary_alerts
+from specserve.deploy.deployment import HEADER, PLAIN, Artifact, Deployment
+from specserve.deploy.monitoring import alert_groups, canary_alerts, canary_analysis
 from specserve.deploy.pods import FINGERPRINT, pod, server
-from specserve.deploy.pools import HEADER, PLAIN, POOL_LABEL, analysis, http_route, running_metric, selector
 from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile
 from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
-QUEUE = "vllm_num_requests_waiting"
-RUNNING = "vllm_num_requests_running"
+POOL_LABEL = "specserve_pool"
+"""Of the series of a pool."""
 _POOL = "specserve/pool"
-_GB = 1e9
-_UNKNOWN_BYTES = 200e9
 _ADDS_PODS = ("autoscaling", "plain-pool", "canary")
+_ASSUMED_CROSSOVER = 32
 _ADAPTER = """\
 needs the metric in the cluster's custom metrics, such as by a rule of prometheus-adapter:
 - seriesQuery: 'vllm:num_requests_waiting{namespace!="",pod!=""}'
@@ -51,100 +49,90 @@ _SHARED = (
 Object = dict[str, Any]
 
 
-def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
-    """Returns the manifests: the server alone, and components to put on top."""
+def kubernetes(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
+    """Return the manifests: the server alone, and components to put on top."""
     main = _Pool(made, made.plan, "main")
-    several = made.nodes > 1
-    claims = list(_claims(made, main))
+    claims = _claims(main)
     base = {
-        "claims.yaml": claims,
-        "leaderworkerset.yaml" if several else "deployment.yaml": [
-            main.group() if several else main.deployment()
-        ],
+        **({"claims.yaml": claims} if claims else {}),
+        "leaderworkerset.yaml" if made.nodes > 1 else "deployment.yaml": [main.workload()],
         "service.yaml": [main.service()],
-        "networkpolicy.yaml": [_policy(made, main)],
+        "networkpolicy.yaml": [_policy(main)],
         "poddisruptionbudget.yaml": [main.disruption_budget()],
     }
     rule = main.object("monitoring.coreos.com/v1", "PrometheusRule", {"groups": alert_groups(made.profile)})
-    components: dict[str, dict[str, Object]] = {
+    components = {
         "monitoring": {"podmonitor.yaml": main.monitor(), "prometheusrule.yaml": rule},
-        "autoscaling": {"autoscaler.yaml": main.autoscaler()},
+        "autoscaling": {"autoscaler.yaml": _autoscaler(main)},
+        **_more_pools(main),
     }
-    components |= _more_pools(made)
     found = []
     for name, objects in base.items():
         documents = (yaml_text(each, head="" if at else made.head) for at, each in enumerate(objects))
-        found += [Artifact(name, "---\n".join(documents))] if objects else []
+        found.append(Artifact(name, "---\n".join(documents)))
     wanted = "\n".join(f"- components/{name}" for name in components)
-    head = (
-        f"{made.head}\n\nkubectl apply -k .\nTo add any of these, write a kustomization that lists this folder under "
-        f"`resources` and them under `components`:\n{wanted}"
+    about = (
+        "kubectl apply -k .\nTo add any of these, write a kustomization that lists this folder under `resources` and "
+        f"them under `components`:\n{wanted}"
     )
-    content = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": sorted(name for name, objects in base.items() if objects),
-    }
-    found.append(Artifact("kustomization.yaml", yaml_text(content, head=head), alone=False))
+    content = {**_kustomize("Kustomization", "v1beta1"), "resources": sorted(base)}
+    text = yaml_text(content, head=f"{made.head}\n\n{about}")
+    found.append(Artifact("kustomization.yaml", text, alone=False))
     for name, files in components.items():
-        found += _component(made, name, files, is_shared=not several)
+        texts = {file: yaml_text(one, head=made.head) for file, one in files.items()}
+        texts["kustomization.yaml"] = _component(made, name, sorted(files))
+        found += [Artifact(f"components/{name}/{file}", text, alone=False) for file, text in texts.items()]
     return tuple(found)
 
 
-def _more_pools(made: Deployment) -> dict[str, dict[str, Object]]:
+def _kustomize(kind: str, version: str) -> Object:
+    return {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind}
+
+
+def _component(made: Deployment, name: str, files: list[str]) -> str:
+    """The kustomization of a component; one that adds pods lets the claims be mounted on several nodes."""
+    content = {**_kustomize("Component", "v1alpha1"), "resources": files}
+    text = _TEXTS.get(name, "").format(alternative=made.canary.alternative if made.canary else "")
+    head = [made.head, *([text] if text else [])]
+    if name in _ADDS_PODS and made.nodes == 1:
+        head.append(_SHARED)
+        change = json.dumps([{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}])
+        selected = f"app.kubernetes.io/name={made.name}"
+        target = {"kind": "PersistentVolumeClaim", "labelSelector": selected}
+        content["patches"] = [{"target": target, "patch": change}]
+    return yaml_text(content, head="\n\n".join(head))
+
+
+def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
     """What runs beside the server if it was asked for, and the routes to it."""
+    made, found = main.made, {}
     pools = {}
     if made.has_plain_pool and made.plain:
         pools["plain-pool"] = _Pool(made, made.plain, "plain")
     if made.canary:
         pools["canary"] = _Pool(made.canary.made, made.canary.made.plan, "canary")
-    found: dict[str, dict[str, Object]] = {}
     for name, pool in pools.items():
         found[name] = {
-            "deployment.yaml": pool.deployment(),
+            "deployment.yaml": pool.workload(),
             "service.yaml": pool.service(),
             "poddisruptionbudget.yaml": pool.disruption_budget(),
         }
         found[f"{name}-monitoring"] = {"podmonitor.yaml": pool.monitor()}
-    main = _Pool(made, made.plan, "main")
     if pools:
-        route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", http_route(made))
+        route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
         found["routes"] = {"httproute.yaml": route}
     if made.canary:
-        groups = canary_alerts(
-            made.profile.name, canary=selector(made, "canary"), other=selector(made, "main")
-        )
-        rules = main.object(
-            "monitoring.coreos.com/v1", "PrometheusRule", {"groups": groups}, name=f"{made.name}-canary"
-        )
-        found["canary-monitoring"]["prometheusrule.yaml"] = rules
-        template = main.object(
-            "argoproj.io/v1alpha1", "AnalysisTemplate", analysis(made), name=f"{made.name}-canary"
-        )
-        found["canary-analysis"] = {"analysistemplate.yaml": template}
+        series = {"canary": _series(made, "canary"), "other": _series(made, "main")}
+        groups = canary_alerts(made.profile.name, **series)
+        analysis = canary_analysis(**series, drafts=made.plain is not None)
+        kinds = {
+            "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", {"groups": groups}),
+            "canary-analysis": ("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),
+        }
+        for name, (api, kind, spec) in kinds.items():
+            one = main.object(api, kind, spec, name=f"{made.name}-canary")
+            found.setdefault(name, {})[f"{kind.lower()}.yaml"] = one
     return found
-
-
-def _component(
-    made: Deployment, name: str, files: Mapping[str, Object], *, is_shared: bool
-) -> list[Artifact]:
-    """`is_shared`: pods that it adds mount claims which the server alone has for itself."""
-    content: Object = {
-        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
-        "kind": "Component",
-        "resources": sorted(files),
-    }
-    text = _TEXTS.get(name, "").format(alternative=made.canary.alternative if made.canary else "")
-    head = f"{made.head}\n\n{text}" if text else made.head
-    if name in _ADDS_PODS and is_shared:
-        head = f"{head}\n\n{_SHARED}"
-        change = json.dumps([{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}])
-        selected = f"app.kubernetes.io/name={made.name}"
-        target = {"kind": "PersistentVolumeClaim", "labelSelector": selected}
-        content["patches"] = [{"target": target, "patch": change}]
-    texts = {file: yaml_text(one, head=made.head) for file, one in files.items()}
-    texts["kustomization.yaml"] = yaml_text(content, head=head)
-    return [Artifact(f"components/{name}/{file}", text, alone=False) for file, text in texts.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +152,13 @@ class _Pool:
         """The labels by which its pods are found; they never change."""
         return {"app.kubernetes.io/name": self.made.name, _POOL: self.kind}
 
+    @property
+    def owner(self) -> dict[str, str]:
+        """What starts its pods: a group of them per replica if the server spans several nodes."""
+        if self.made.nodes > 1:
+            return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+        return {"apiVersion": "apps/v1", "kind": "Deployment"}
+
     def object(self, api: str, kind: str, spec: Object, *, name: str = "") -> Object:
         """An object with name, labels and the fingerprint. `name`: default that of the pool."""
         annotations = {FINGERPRINT: self.made.plan.fingerprint, "specserve/profile": self.made.profile.name}
@@ -179,7 +174,18 @@ class _Pool:
         container = server(self.made, plan, leader=leader, index=index)
         return {"metadata": metadata, "spec": pod(self.made, container)}
 
-    def deployment(self) -> Object:
+    def workload(self) -> Object:
+        if self.made.nodes > 1:  # the leader answers requests, the workers compute
+            ranks, leader = self.made.ranks, "$(LWS_LEADER_ADDRESS)"
+            together = "a single vLLM rank cannot rejoin: all ranks restart when one ends"
+            template = {
+                "size": self.made.nodes,
+                "restartPolicy": Commented(together, "RecreateGroupOnPodRestart"),
+                "leaderTemplate": self.template(ranks[0], leader=leader),
+                "workerTemplate": self.template(ranks[1], leader=leader, index="$(LWS_WORKER_INDEX)"),
+            }
+            group = {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
+            return self.object(self.owner["apiVersion"], self.owner["kind"], group)
         strategy = Commented(
             "the old pod stops before the new one starts, because a cluster seldom has the accelerators twice; "
             "if yours does, set maxSurge 1 and maxUnavailable 0",
@@ -192,20 +198,7 @@ class _Pool:
             "progressDeadlineSeconds": self.made.start_limit_s + 1800,
             "template": self.template(self.plan),
         }
-        return self.object("apps/v1", "Deployment", spec)
-
-    def group(self) -> Object:
-        """One group of pods per replica, over several nodes: the leader answers requests, the workers compute."""
-        ranks, leader = self.made.ranks, "$(LWS_LEADER_ADDRESS)"
-        together = "a single vLLM rank cannot rejoin: all ranks restart when one ends"
-        template = {
-            "size": self.made.nodes,
-            "restartPolicy": Commented(together, "RecreateGroupOnPodRestart"),
-            "leaderTemplate": self.template(ranks[0], leader=leader),
-            "workerTemplate": self.template(ranks[1], leader=leader, index="$(LWS_WORKER_INDEX)"),
-        }
-        spec = {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
-        return self.object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
+        return self.object(self.owner["apiVersion"], self.owner["kind"], spec)
 
     def service(self) -> Object:
         """One address inside of the cluster."""
@@ -226,35 +219,6 @@ class _Pool:
         }
         return self.object("policy/v1", "PodDisruptionBudget", spec)
 
-    def autoscaler(self) -> Object:
-        """More replicas while requests wait."""
-        several = self.made.nodes > 1
-        average = {"type": "AverageValue", "averageValue": "4"}
-        metrics: list[Any] = [{"type": "Pods", "pods": {"metric": {"name": QUEUE}, "target": average}}]
-        if self.made.has_plain_pool:
-            metrics.append(running_metric(self.made, RUNNING))
-
-        def one_per(seconds: int, *, settled_s: int) -> Object:
-            policy = {"type": "Pods", "value": 1, "periodSeconds": seconds}
-            return {"stabilizationWindowSeconds": settled_s, "policies": [policy]}
-
-        up = one_per(min(1800, self.made.start_limit_s), settled_s=60)
-        spec = {
-            "scaleTargetRef": {
-                "apiVersion": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
-                "kind": "LeaderWorkerSet" if several else "Deployment",
-                "name": self.name,
-            },
-            "minReplicas": 1,
-            "maxReplicas": Commented("as many as there are accelerators for", 2),
-            "metrics": Commented(_ADAPTER, metrics),
-            "behavior": {
-                "scaleUp": Commented("one at a time: a replica helps only once it has started", up),
-                "scaleDown": one_per(600, settled_s=900),
-            },
-        }
-        return self.object("autoscaling/v2", "HorizontalPodAutoscaler", spec)
-
     def monitor(self) -> Object:
         """Prometheus reads every pod of a pool that answers."""
         endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s"}
@@ -271,39 +235,107 @@ class _Pool:
         return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)
 
 
-def _policy(made: Deployment, pool: _Pool) -> Object:
+def _autoscaler(pool: _Pool) -> Object:
+    """More replicas while requests wait; with a pool without speculation also before speculation stops paying."""
+
+    def metric(name: str, average: str) -> Object:
+        target = {"type": "AverageValue", "averageValue": average}
+        return {"type": "Pods", "pods": {"metric": {"name": name}, "target": target}}
+
+    def one_per(seconds: int, *, settled_s: int) -> Object:
+        policy = {"type": "Pods", "value": 1, "periodSeconds": seconds}
+        return {"stabilizationWindowSeconds": settled_s, "policies": [policy]}
+
+    metrics: list[Any] = [metric("vllm_num_requests_waiting", "4")]
+    if pool.made.has_plain_pool:
+        known = crossover(pool.made.profile)
+        text = (
+            "from this load on the profile drafts nothing: more replicas keep each below it"
+            if known
+            else "assumed: `specserve bench` and `tune` say at which concurrency speculation stops paying"
+        )
+        running = metric("vllm_num_requests_running", str(known or _ASSUMED_CROSSOVER))
+        metrics.append(Commented(text, running))
+    up = one_per(min(1800, pool.made.start_limit_s), settled_s=60)
+    spec = {
+        "scaleTargetRef": {**pool.owner, "name": pool.name},
+        "minReplicas": 1,
+        "maxReplicas": Commented("as many as there are accelerators for", 2),
+        "metrics": Commented(_ADAPTER, metrics),
+        "behavior": {
+            "scaleUp": Commented("one at a time: a replica helps only once it has started", up),
+            "scaleDown": one_per(600, settled_s=900),
+        },
+    }
+    return pool.object("autoscaling/v2", "HorizontalPodAutoscaler", spec)
+
+
+def crossover(profile: Profile) -> int | None:
+    """Return the load from which on the profile drafts nothing, by its own schedule of draft tokens."""
+    block = profile.speculation
+    schedule = block.keys.get("num_speculative_tokens_per_batch_size") if block else None
+    last = schedule[-1] if isinstance(schedule, list | tuple) and schedule else None
+    return int(last[0]) if last and last[-1] == 0 else None
+
+
+def _policy(pool: _Pool) -> Object:
     """Requests reach the port of the server, and nothing else of a pod; ranks reach each other."""
-    mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": made.name}}}
+    mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": pool.made.name}}}
     sources = Commented(
         "every pod of this namespace; name others, or Prometheus' namespace, here", [{"podSelector": {}}]
     )
     rules: list[Any] = [{"from": sources, "ports": [{"port": "http"}]}]
-    if made.nodes > 1:
+    if pool.made.nodes > 1:
         text = "the ranks among themselves, on ports that torch and NCCL choose, without a key: only they may connect"
         rules.append(Commented(text, {"from": [mine]}))
     spec = {**mine, "policyTypes": ["Ingress"], "ingress": rules}
     return pool.object("networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
-def _claims(made: Deployment, pool: _Pool) -> list[Object]:
+def _claims(pool: _Pool) -> list[Object]:
     """Where downloads and the profile's own models lie."""
+    made, sizes = pool.made, {}
     mode = Commented(
         f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}", ["ReadWriteOnce"]
     )
     if made.nodes > 1:
         mode = Commented("the pods run on several nodes", [SHARED_MODE])
-    sizes = {}
     if made.downloads:
-        size_bytes = made.weights_bytes or made.memory_bytes or _UNKNOWN_BYTES
-        basis = "assumed: target and draft together"
-        if made.weights_bytes:
-            basis = "weights by the lock, and half as much"
-        sizes["cache"] = Commented(basis, f"{max(10, -int(-1.5 * size_bytes // _GB))}G")
+        size = f"{max(10, -int(-1.5 * made.weights_bytes // 1e9))}G"
+        sizes["cache"] = Commented(f"{made.weights_basis}, and half as much", size)
     if made.mounts:
-        names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-        sizes["models"] = Commented(f"must hold {names}: copy them there once", "50Gi")
-    found = []
-    for name, size in sizes.items():
-        spec = {"accessModes": mode, "resources": {"requests": {"storage": size}}}
-        found.append(pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}"))
-    return found
+        sizes["models"] = Commented(f"must hold {made.mounted}: copy them there once", "50Gi")
+    specs = {
+        name: {"accessModes": mode, "resources": {"requests": {"storage": size}}}
+        for name, size in sizes.items()
+    }
+    return [
+        pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}")
+        for name, spec in specs.items()
+    ]
+
+
+def _route(made: Deployment) -> Object:
+    """The `spec` of an HTTPRoute (Gateway API v1): the header picks a pool, all else is shared by weight."""
+    port, name, rules = made.plan.port, made.name, []
+    if made.has_plain_pool:
+        match = {"headers": [{"type": "Exact", "name": HEADER, "value": PLAIN}]}
+        plain = {"matches": [match], "backendRefs": [{"name": f"{name}-plain", "port": port}]}
+        text = "for requests that speculation refuses, such as with `min_p` or `logit_bias`"
+        rules.append(Commented(text, plain))
+    main, canary = made.shares
+    shared: list[Object] = [{"name": name, "port": port}]
+    if made.canary:
+        shared[0]["weight"] = main
+        shared.append({"name": f"{name}-canary", "port": port, "weight": canary})
+    gateway = "the Gateway of your cluster that such requests come through"
+    return {
+        "parentRefs": Commented(gateway, [{"name": "inference"}]),
+        "rules": [*rules, {"backendRefs": shared}],
+    }
+
+
+def _series(made: Deployment, pool: str) -> str:
+    """Return the label matchers, in PromQL, of a pool's series: `main` or `canary`."""
+    model = made.profile.server.served_model_name or made.profile.target.model
+    return f'model_name={json.dumps(model, ensure_ascii=False)},{POOL_LABEL}="{pool}"'

@@ -1,35 +1,94 @@
-"""Alert rules for Prometheus, and Prometheus and Grafana beside one server."""
+"""Alert rules for Prometheus, a Grafana dashboard, and both beside one server; PromQL on vLLM's own counters."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
-from specserve.deploy.dashboard import (
-    DRAFTS,
-    ENGINE,
-    FINISHED,
-    GENERATED,
-    SERVER,
-    TPOT,
-    TTFT,
-    Of,
-    acceptance_ratio,
-    dashboard,
-    mean_acceptance_length,
-    position_ratio,
-    quantile,
-    undrafted_ratio,
-)
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.profile.schema import Expectation, Profile
 from specserve.profile.writer import Commented, yaml_text
+
+ENGINE = "job, instance, model_name, engine"
+"""Labels of one engine. Each is judged alone: in the mean of eight, a dead one does not show."""
+SERVER = "job, instance, model_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """Over which series, how much time, and by which labels."""
+
+    range: str
+    by: str = ENGINE
+    """Empty: all of them together."""
+    selector: str = ""
+    """More label matchers, such as `model_name="llama"`."""
+
+    def rate(self, metric: str, *, per: str = "") -> str:
+        """Gain per second of a counter; `per`: one more label to keep."""
+        by = f" by ({self.by}{per}) " if self.by else ""
+        return f"sum{by}(rate({self.series(metric)}[{self.range}]))"
+
+    def increase(self, metric: str) -> str:
+        """Gain of a counter."""
+        return f"sum by ({self.by}) (increase({self.series(metric)}[{self.range}]))"
+
+    def series(self, metric: str) -> str:
+        """The series of a metric of vLLM's."""
+        return f"vllm:{metric}{{{self.selector}}}" if self.selector else f"vllm:{metric}"
+
+
+DRAFTS = "spec_decode_num_drafts_total"
+DRAFTED = "spec_decode_num_draft_tokens_total"
+ACCEPTED = "spec_decode_num_accepted_tokens_total"
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+GENERATED = "generation_tokens_total"
+FINISHED = "request_success_total"
+FIRST_TOKENS = "time_to_first_token_seconds_count"
+TTFT, TPOT = (
+    "time_to_first_token_seconds",
+    "request_time_per_output_token_seconds",
+)
+
+
+def mean_acceptance_length(of: Of) -> str:
+    """Tokens per step with drafts, 1 to K + 1; nothing where nothing is drafted."""
+    return f"1 + {of.rate(ACCEPTED)} / ({of.rate(DRAFTS)} > 0)"
+
+
+def acceptance_ratio(of: Of) -> str:
+    """Accepted over drafted tokens."""
+    return f"{of.rate(ACCEPTED)} / ({of.rate(DRAFTED)} > 0)"
+
+
+def position_ratio(of: Of) -> str:
+    """Share of the steps that accepted each draft position. Where K varies, later positions read low."""
+    return f"{of.rate(PER_POSITION, per=', position')} / on ({of.by}) group_left () ({of.rate(DRAFTS)} > 0)"
+
+
+def undrafted_ratio(of: Of) -> str:
+    """Share of the output tokens, after each request's first, that came without a draft; an estimate from below."""
+    later = f"({of.rate(GENERATED)} - {of.rate(FIRST_TOKENS)})"
+    return f"clamp_min(1 - ({of.rate(DRAFTS)} + {of.rate(ACCEPTED)}) / ({later} > 0), 0)"
+
+
+def quantile(share: float, metric: str, of: Of) -> str:
+    """A quantile of one of vLLM's histograms, in seconds."""
+    return f"histogram_quantile({share:g}, {of.rate(f'{metric}_bucket', per=', le')})"
+
 
 Rule = dict[str, Any]
 _HEAD = """\
 Alerts on speculative decoding, from vLLM's own counters; goes into `rule_files` of prometheus.yml.
 Written by specserve; `promtool check rules FILE` reads it."""
+
+
+def dashboard() -> str:
+    """Return the dashboard as JSON, to be imported in Grafana 10 or later."""
+    return (files("specserve.deploy") / "dashboard.json").read_text(encoding="utf-8")
 
 
 def alert_rules(profile: Profile | None = None) -> str:
@@ -174,34 +233,49 @@ def _missed(key: str, expression: str, made: list[Expectation], of: Of, *, profi
     )  # fmt: skip
 
 
+_CANARY_REQUESTS = {"30m": 300, "2h": 1500}
+"""Requests that each server must finish in the window."""
+_ANALYSIS_RANGE = "10m"
+_BAD = 'finished_reason=~"error|abort"'
+
+
 def canary_alerts(name: str, *, canary: str, other: str) -> list[dict[str, Any]]:
-    """Returns the rule group of a canary: an alert to roll back for each figure, and one to promote.
+    """Return the rule group of a canary: an alert to roll back for each figure, and one to promote.
 
     `canary` and `other` are label matchers in PromQL, such as `job="llama-canary"`; `name` goes into the group's name.
     The rules compare fixed windows, so they are not valid however often one looks: over weeks, equal servers raise them
     now and then. `specserve watch --against` decides by intervals that are. The limits are those of its margins.
     """
     rules = [
-        *_rolled_back(_canary_figures("30m", canary, other)),
-        _promoted(_canary_figures("2h", canary, other)),
-    ]
-    return [{"name": f"specserve-canary-{name}", "rules": rules}]
+        _alert(
+            "SpecserveCanaryRollBack", "warning", "5m",
+            f"({loss}) > {margin}",
+            f"The canary of {{{{ $labels.model_name }}}} is worse: {key}",
+            f"Over 30 minutes it is worse by {{{{ $value | humanizePercentage }}}}, more than the margin of {margin}. "
+            "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
+            figure=key,
+        )
+        for key, (loss, margin) in _canary_losses("30m", canary, other).items()
+    ]  # fmt: skip
+    losses = _canary_losses("2h", canary, other).values()
+    promoted = _alert(
+        "SpecserveCanaryPromote", "info", "30m",
+        " and ".join(f"(({loss}) <= {margin})" for loss, margin in losses),
+        "The canary of {{ $labels.model_name }} can be promoted",
+        "Over 2 hours its acceptance, time per output token and errors are within their margins of the other server's.",
+    )  # fmt: skip
+    return [{"name": f"specserve-canary-{name}", "rules": [*rules, promoted]}]
 
 
-_CANARY_REQUESTS = {"30m": 300, "2h": 1500}
-"""Requests that each server must finish in the window."""
-
-
-def _canary_figures(window: str, canary: str, other: str) -> dict[str, tuple[str, str]]:
-    """By figure: what the canary loses, and whether that is beyond its margin; empty with too few requests."""
+def _canary_losses(window: str, canary: str, other: str) -> dict[str, tuple[str, str]]:
+    """By figure: what the canary loses, and its margin; the loss is empty with too few requests."""
     new, old = (Of(window, by="model_name", selector=selector) for selector in (canary, other))
-    failed = 'finished_reason=~"error|abort"'
 
     def mean_s(of: Of) -> str:
         return f"({of.rate(f'{TPOT}_sum')} / ({of.rate(f'{TPOT}_count')} > 0))"
 
     def errors(of: Of) -> str:
-        bad = Of(of.range, by=of.by, selector=f"{of.selector},{failed}")
+        bad = Of(of.range, by=of.by, selector=f"{of.selector},{_BAD}")
         return f"({bad.rate(FINISHED)} / ({of.rate(FINISHED)} > 0))"
 
     enough = " and ".join(f"{of.increase(FINISHED)} >= {_CANARY_REQUESTS[window]}" for of in (new, old))
@@ -213,29 +287,44 @@ def _canary_figures(window: str, canary: str, other: str) -> dict[str, tuple[str
     return {key: (f"({loss}) and {enough}", margin) for key, (loss, margin) in losses.items()}
 
 
-def _rolled_back(figures: dict[str, tuple[str, str]]) -> Iterator[Rule]:
-    for key, (loss, margin) in figures.items():
-        yield _alert(
-            "SpecserveCanaryRollBack", "warning", "5m",
-            f"({loss}) > {margin}",
-            f"The canary of {{{{ $labels.model_name }}}} is worse: {key}",
-            f"Over 30 minutes it is worse by {{{{ $value | humanizePercentage }}}}, more than the margin of {margin}. "
-            "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
-            figure=key,
-        )  # fmt: skip
+def canary_analysis(*, canary: str, other: str, drafts: bool) -> dict[str, Any]:
+    """Return the `spec` of an AnalysisTemplate of Argo Rollouts: the canary's figures over those of the other server.
+
+    `drafts`: whether the other server drafts, so that acceptance can be compared.
+    """
+    new, old, bad = (Of(_ANALYSIS_RANGE, by="", selector=one) for one in (canary, other, f"{canary},{_BAD}"))
+
+    def ratio(over: str, under: str) -> str:
+        return " / ".join(f"({of.rate(over)} / {of.rate(under)})" for of in (new, old))
+
+    metrics = {
+        "acceptance": (ratio(ACCEPTED, DRAFTED), ">=", "<", 0.95),
+        "tpot": (ratio(f"{TPOT}_sum", f"{TPOT}_count"), "<=", ">", 1.05),
+        "errors": (f"({bad.rate(FINISHED)} or vector(0)) / {new.rate(FINISHED)}", "<=", ">", 0.01),
+    }
+    prometheus = Commented("yours", "http://prometheus-operated.monitoring.svc:9090")
+    found = [
+        {
+            "name": name,
+            "interval": "1m",
+            "count": 30,
+            "failureLimit": 3,
+            "inconclusiveLimit": 30,
+            "successCondition": f"len(result) > 0 && result[0] {good} {limit}",
+            "failureCondition": f"len(result) > 0 && result[0] {bad} {limit}",
+            "provider": {"prometheus": {"address": prometheus, "query": query}},
+        }
+        for name, (query, good, bad, limit) in metrics.items()
+        if name != "acceptance" or drafts
+    ]
+    text = (
+        "Prometheus compares means over 10 minutes, at every evaluation; `specserve watch --against` decides by "
+        "intervals that hold however often one looks"
+    )
+    return {"metrics": Commented(text, found)}
 
 
-def _promoted(figures: dict[str, tuple[str, str]]) -> Rule:
-    within = " and ".join(f"(({loss}) <= {margin})" for loss, margin in figures.values())
-    return _alert(
-        "SpecserveCanaryPromote", "info", "30m",
-        within,
-        "The canary of {{ $labels.model_name }} can be promoted",
-        "Over 2 hours its acceptance, time per output token and errors are within their margins of the other server's.",
-    )  # fmt: skip
-
-
-def monitoring(made: Deployment) -> tuple[Artifact, ...]:
+def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     """Returns the files for Prometheus and Grafana on the machine of a server that runs already."""
     target = f"{made.reached_host}:{made.plan.port}"
     return monitoring_files(made, target=target, prometheus_url="http://127.0.0.1:9090")

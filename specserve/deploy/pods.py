@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specserve.deploy.deployment import CACHE, HOME_NOTE, LEADER, MODELS, Deployment, environment, staging
+from specserve.deploy.deployment import (
+    CACHE,
+    GRACE_NOTE,
+    HOME_NOTE,
+    LEADER,
+    MODELS,
+    USER_NOTE,
+    Deployment,
+    environment,
+    staging,
+)
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import rank_at
 from specserve.profile.writer import Commented
 
 FINGERPRINT = "specserve/fingerprint"
 _PROBE_PERIOD_S = 10
-_PRE_STOP_S = 5
+_PRE_STOP_S = "5"
+Object = dict[str, Any]
 
 
-def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str | None) -> dict[str, Any]:
-    """Returns vLLM's container. `leader`, `index`: what stands for node 0's address and a node's number."""
+def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str | None) -> Object:
+    """Return vLLM's container. `leader`, `index`: what stands for node 0's address and a node's number."""
     arguments = [_literal(word) for word in plan.argv[2:]]
     if index is not None:
         arguments[rank_at(plan) - 2] = index
-    container: dict[str, Any] = {
-        "name": "vllm",
-        **_image(made),
-        "command": list(plan.argv[:2]),
-        "args": [leader if leader is not None and word == LEADER else word for word in arguments],
+    arguments = [leader if leader is not None and word == LEADER else word for word in arguments]
+    container = {
+        **_container("vllm", made, plan.argv[:2], volumes=("cache", "home", "tmp", "shm", "models")),
+        "args": arguments,
         "env": _environment(made, plan),
         "resources": _resources(made),
-        "securityContext": _confined(),
-        "volumeMounts": _mounts(made),
     }
     if made.mounts:
         container["workingDir"] = Commented("paths in the arguments are seen from here", MODELS)
@@ -35,22 +44,42 @@ def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str
         pause = "until no new request comes in: the Service forgets a pod a moment after it is told to stop"
         container["ports"] = [{"name": "http", "containerPort": plan.port}]
         container |= _probes(made)
-        sleep = {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}
+        sleep = {"exec": {"command": ["sleep", _PRE_STOP_S]}}
         container["lifecycle"] = {"preStop": Commented(pause, sleep)}
     return container
 
 
-def pod(made: Deployment, container: dict[str, Any]) -> dict[str, Any]:
-    """Returns the pod around a server."""
+def _container(name: str, made: Deployment, command: Sequence[str], *, volumes: Sequence[str]) -> Object:
+    """What every container has: no privilege, and nothing to write but the volumes."""
+    paths = {"cache": CACHE, "home": made.image.home, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  # in a container
+    mounts: list[Object] = [{"name": one, "mountPath": path} for one, path in paths.items() if one in volumes]
+    if made.mounts and "models" in volumes:
+        mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
+    confined = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    return {
+        "name": name,
+        "image": made.image.commented,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(command),
+        "securityContext": confined,
+        "volumeMounts": mounts,
+    }
+
+
+def pod(made: Deployment, container: Object) -> Object:
+    """Return the pod around a server."""
     links = "a Service called vllm would set VLLM_PORT in every pod, and vLLM dies of it (vllm-project/vllm#34199)"
-    user = "must be a user in the image's /etc/passwd: torch fails for any other uid"
-    spec: dict[str, Any] = {
+    spec: Object = {
         "enableServiceLinks": Commented(links, False),
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": Commented("server.shutdown_timeout_s and 30 s more", made.grace_s),
+        "terminationGracePeriodSeconds": Commented(GRACE_NOTE, made.grace_s),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": Commented(user, made.image.uid),
+            "runAsUser": Commented(USER_NOTE, made.image.uid),
             "runAsGroup": made.image.gid,
             "fsGroup": made.image.uid,
             "fsGroupChangePolicy": "OnRootMismatch",
@@ -73,60 +102,41 @@ def _literal(text: str) -> str:
     return text.replace("$(", "$$(")
 
 
-def _stagers(made: Deployment) -> list[dict[str, Any]]:
+def _stagers(made: Deployment) -> list[Object]:
     """What runs before vLLM: each repository is downloaded, each folder looked for."""
-    paths = [{"name": "HOME", "value": made.image.home}, {"name": "HF_HOME", "value": CACHE}]
+    env = [*_variables({"HOME": made.image.home, "HF_HOME": CACHE}), _TOKEN]
     found = [
         {
-            "name": f"stage-{download.step}",
-            **_image(made),
-            "command": staging(download),
-            "env": [*paths, _token()],
+            **_container(f"stage-{one.step}", made, staging(one), volumes=("cache", "home", "tmp", "models")),
+            "env": env,
             "resources": {"requests": {"cpu": "1", "memory": "2Gi"}},
-            "securityContext": _confined(),
-            "volumeMounts": [mount for mount in _mounts(made) if mount["name"] != "shm"],
         }
-        for download in made.downloads
+        for one in made.downloads
     ]
     if made.mounts:
-        look = {
-            "name": "look-for-models",
-            **_image(made),
-            "command": ["ls", "-d", *(f"{MODELS}/{mount.name}" for mount in made.mounts)],
-            "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-            "securityContext": _confined(),
-            "volumeMounts": [mount for mount in _mounts(made) if mount["name"] == "models"],
-        }
-        found.append(look)
+        look = ["ls", "-d", *(f"{MODELS}/{mount.name}" for mount in made.mounts)]
+        resources = {"resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
+        found.append(_container("look-for-models", made, look, volumes=("models",)) | resources)
     return found
 
 
-def _token() -> Commented:
-    """HF_TOKEN, by reference; models that anybody may read need none."""
-    reference = {"name": "huggingface", "key": "token", "optional": True}
-    note = "for gated models: kubectl create secret generic huggingface --from-literal=token=…"
-    return Commented(note, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+def _variables(values: Mapping[str, str]) -> list[Any]:
+    return [{"name": name, "value": _literal(value)} for name, value in values.items()]
 
 
-def _image(made: Deployment) -> dict[str, Any]:
-    return {"image": made.image.commented, "imagePullPolicy": "IfNotPresent"}
+def _secret(variable: str, name: str, key: str, note: str, **more: bool) -> Commented:
+    """A variable by reference to a Secret."""
+    reference = {"secretKeyRef": {"name": name, "key": key, **more}}
+    command = f"kubectl create secret generic {name} --from-literal={key}=…"
+    return Commented(f"{note}{command}", {"name": variable, "valueFrom": reference})
 
 
-def _confined() -> dict[str, Any]:
-    """No privilege, and nothing to write but the volumes."""
-    capabilities = {"drop": ["ALL"]}
-    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
-
-
-def _mounts(made: Deployment) -> list[dict[str, Any]]:
-    paths = {"cache": CACHE, "home": made.image.home, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  # in a container
-    found: list[dict[str, Any]] = [{"name": name, "mountPath": path} for name, path in paths.items()]
-    return [*found, *([{"name": "models", "mountPath": MODELS, "readOnly": True}] if made.mounts else [])]
+_TOKEN = _secret("HF_TOKEN", "huggingface", "token", "for gated models: ", optional=True)
 
 
 def _volumes(made: Deployment) -> list[Any]:
     memory = {"medium": "Memory", "sizeLimit": f"{made.shm_gib}Gi"}
-    cache: dict[str, Any] = {"emptyDir": {}}
+    cache: Object = {"emptyDir": {}}
     if made.downloads:
         cache = {"persistentVolumeClaim": {"claimName": f"{made.name}-cache"}}
     counted = "NCCL and vLLM's message queues; what is used of it counts as memory of the pod"
@@ -137,22 +147,18 @@ def _volumes(made: Deployment) -> list[Any]:
         Commented(counted, {"name": "shm", "emptyDir": memory}),
     ]
     if made.mounts:
-        names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
         claim = {"persistentVolumeClaim": {"claimName": f"{made.name}-models", "readOnly": True}}
-        found.append(Commented(f"must hold {names}", {"name": "models", **claim}))
+        found.append(Commented(f"must hold {made.mounted}", {"name": "models", **claim}))
     return found
 
 
 def _environment(made: Deployment, plan: LaunchPlan) -> list[Any]:
-    variables = environment(made, cache=CACHE)
-    found: list[Any] = [{"name": name, "value": _literal(value)} for name, value in variables.items()]
+    found = _variables(environment(made, cache=CACHE))
     for name, value in plan.env.items():
         if isinstance(value, FromEnv) and plan.answers:
-            reference = {"name": f"{made.name}-api-key", "key": name}
-            note = f"kubectl create secret generic {made.name}-api-key --from-literal={name}=…"
-            found.append(Commented(note, {"name": name, "valueFrom": {"secretKeyRef": reference}}))
+            found.append(_secret(name, f"{made.name}-api-key", name, ""))
     if not made.may_be_offline:
-        found.append(_token())
+        found.append(_TOKEN)
     if made.nodes > 1:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         found.append(Commented("at which the other nodes find this one", address))
@@ -170,12 +176,12 @@ def _resources(made: Deployment) -> Any:
     return Commented(text, {"requests": requests, "limits": gpus})
 
 
-def _probes(made: Deployment) -> dict[str, Any]:
-    get: dict[str, Any] = {"path": "/health", "port": "http"}
+def _probes(made: Deployment) -> Object:
+    get: Object = {"path": "/health", "port": "http"}
     if made.scheme == "https":
         get["scheme"] = "HTTPS"
 
-    def probe(period_s: int, timeout_s: int, failures: Any) -> dict[str, Any]:
+    def probe(period_s: int, timeout_s: int, failures: Any) -> Object:
         times = {"periodSeconds": period_s, "timeoutSeconds": timeout_s}
         return {"httpGet": get, **times, "failureThreshold": failures}
 

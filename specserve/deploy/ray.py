@@ -21,7 +21,7 @@ _TYPES = {
 """Ray's names of accelerators. Source: ray/util/accelerators/accelerators.py 2.55."""
 
 
-def ray(made: Deployment) -> tuple[Artifact, ...]:
+def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     """The configuration. Ray spreads the ranks over its nodes itself."""
     server = made.profile.server
     config: dict[str, Any] = {
@@ -77,8 +77,7 @@ def _inside(value: Any) -> Any:
 
 def _source(made: Deployment) -> Any:
     source = _inside(made.profile.target.model)
-    names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-    return Commented(f"{MODELS} of every node must hold {names}", source) if names else source
+    return Commented(f"{MODELS} of every node must hold {made.mounted}", source) if made.mounts else source
 
 
 def _head(made: Deployment) -> str:

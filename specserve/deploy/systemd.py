@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from specserve.deploy.deployment import LEADER, Artifact, Deployment, in_one_line, staging
+from specserve.deploy.deployment import GRACE_NOTE, LEADER, Artifact, Deployment, in_one_line, staging
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 
 PROGRAM = "/opt/vllm/bin/vllm"
@@ -33,8 +33,8 @@ UMask=0077"""
 _GPUS = "# not PrivateDevices: the GPUs are devices; not MemoryDenyWriteExecute: vLLM compiles"
 
 
-def systemd(made: Deployment) -> tuple[Artifact, ...]:
-    """Returns the unit, or one per node."""
+def systemd(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
+    """Return the unit, or one per node."""
     if made.nodes == 1:
         return (_unit(made, made.plan, name=made.name),)
     return tuple(_unit(made, plan, name=f"{made.name}-node{rank}") for rank, plan in enumerate(made.ranks))
@@ -58,7 +58,10 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         "",
         "[Service]",
         "Type=exec",
-        *_place(made, plan, name=name),
+        "DynamicUser=yes",
+        f"CacheDirectory={name}",
+        f"WorkingDirectory={_MODELS if made.mounts else f'%C/{name}'}",
+        *_environment(made, plan, name=name),
         *(f"ExecStartPre={command}" for command in staged),
         f"ExecStart={PROGRAM} {_words(words)}",
         *([f'ExecStartPost=/bin/sh -c "{_specifier(_wait(made))}"'] if plan.answers else []),
@@ -66,7 +69,7 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
         "KillMode=mixed",
-        "# server.shutdown_timeout_s and 30 s more",
+        f"# {GRACE_NOTE}",
         f"TimeoutStopSec={made.grace_s}",
         "# always: vLLM ends with code 0 where its engine was killed",
         "Restart=always",
@@ -85,40 +88,37 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
 
 
 def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
-    lies = f"; where the profile's models lie ({_MODELS})" if made.mounts else ""
     lines = [
         *made.head.split("\n"),
         "",
         f"sudo cp {name}.service /etc/systemd/system/ && sudo systemctl daemon-reload",
         f"sudo systemctl enable --now {name}",
-        f"Change: where vLLM is installed ({PROGRAM}){lies}",
+        "vLLM must be in /opt/vllm: a virtual environment, or a symbolic link to one",
     ]
     if made.mounts:
-        lines.append(f"{_MODELS} must hold {', '.join(f'`{mount.name}`' for mount in made.mounts)}")
-    if made.nodes > 1 and LEADER in plan.argv:
+        lines.append(f"{_MODELS} must hold {made.mounted}")
+    if _asks_leader(made, plan):
         lines.append(f"/etc/specserve/{name}.env must hold MASTER_ADDR, the address of node 0")
     return "\n".join(f"# {in_one_line(line)}".rstrip() for line in lines) + "\n"
 
 
-def _place(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
-    """User, folders, environment."""
-    lines = [
-        "DynamicUser=yes",
-        f"CacheDirectory={name}",
-        f"WorkingDirectory={_MODELS if made.mounts else f'%C/{name}'}",
-        f"Environment=HOME=%C/{name}",
-        f"Environment=HF_HOME=%C/{name}/huggingface",
-    ]
+def _asks_leader(made: Deployment, plan: LaunchPlan) -> bool:
+    return made.nodes > 1 and LEADER in plan.argv
+
+
+def _environment(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
+    """The variables; those that are secret come from a file that root alone can read."""
     variables = {key: value for key, value in plan.env.items() if isinstance(value, str)}
     if made.devices and not made.is_cpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, made.devices))
+    lines = [f"Environment=HOME=%C/{name}", f"Environment=HF_HOME=%C/{name}/huggingface"]
     lines += [f"Environment={_word(f'{key}={value}', dollar=False)}" for key, value in variables.items()]
     if made.downloads and made.may_be_offline:
         lines.append("Environment=HF_HUB_OFFLINE=1")
     secrets = {key: value.name for key, value in plan.env.items() if isinstance(value, FromEnv)}
     wanted = ["HF_TOKEN=… for gated models"] if made.downloads else []
     wanted += [f"{key}=… (the profile's {variable})" for key, variable in secrets.items()]
-    wanted += ["MASTER_ADDR=…"] if made.nodes > 1 and LEADER in plan.argv else []
+    wanted += ["MASTER_ADDR=…"] if _asks_leader(made, plan) else []
     if wanted:
         optional = "" if secrets or made.nodes > 1 else "-"
         lines += [f"# root's alone (chmod 600), one per line: {'; '.join(wanted)}"]

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from specserve.deploy.compose import compose
-from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Deployment
+from specserve.deploy.compose import compose, sglang, sglang_image
+from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Canary, Deployment
 from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
-from specserve.deploy.pools import require_pools
 from specserve.deploy.ray import ray
-from specserve.deploy.sglang import sglang, sglang_image
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
 
 TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "compose": compose,
-    "kubernetes": lambda made, _folder: kubernetes(made),
-    "systemd": lambda made, _folder: systemd(made),
-    "ray": lambda made, _folder: ray(made),
+    "kubernetes": kubernetes,
+    "systemd": systemd,
+    "ray": ray,
     "sglang": sglang,
-    "monitoring": lambda made, _folder: monitoring(made),
+    "monitoring": monitoring,
 }
 
 
+def with_canary(made: Deployment, text: str, made_of: Callable[[str], Deployment]) -> Deployment:
+    """Return the deployment with the alternative of `NAME=10%` beside it. Raises what `made_of` raises, UsageError."""
+    match = re.fullmatch(r"(?P<name>.+)=(?P<percent>[0-9]{1,2})%", text)
+    if match is None or not int(match["percent"]):
+        raise UsageError(
+            f"`--canary {text}` must be the name of an alternative and its share",
+            hint="write it like `--canary NAME=10%`, with 1 to 99 %",
+        )
+    return replace(made, canary=Canary(match["name"], int(match["percent"]), made_of(match["name"])))
+
+
 def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...]:
-    """The files of one of TARGETS. `folder`: absolute, where they are to lie. Raises UsageError."""
-    if made.canary or made.has_plain_pool:
-        require_pools(made, target)
+    """Return the files of one of TARGETS. `folder`: absolute, where they are to lie. Raises UsageError."""
+    if made.has_pools:
+        _require_pools(made, target)
     canary = made.canary and replace(made.canary, made=replace(made.canary.made, target=target))
     return TARGETS[target](replace(made, target=target, canary=canary), folder)
+
+
+def _require_pools(made: Deployment, target: str) -> None:
+    """Raises UsageError if the pools that were asked for cannot be written for a target."""
+    asked = "--canary" if made.canary else "--plain-pool"
+    if target not in ("compose", "kubernetes"):
+        raise UsageError(f"`{asked}` is for `--to kubernetes` and `--to compose`, not for `--to {target}`")
+    if made.nodes > 1:
+        raise UsageError(f"`{asked}` is for servers on one node, but this profile needs {made.nodes}")
+    if made.has_plain_pool and made.plain is None:
+        raise UsageError("`--plain-pool` adds nothing: the profile does not speculate")
+    if target == "compose" and made.scheme == "https":
+        raise UsageError(
+            f"`{asked}` puts a proxy in front of the servers, which must then speak plain HTTP",
+            hint="leave `ssl_certfile` and `ssl_keyfile` to the proxy",
+        )
 
 
 FileState = Literal["missing", "stale", "left over"]

@@ -98,17 +98,18 @@ class Generation:
         self._llm = vllm.LLM(**{**engine_kwargs, "disable_log_stats": False})
         self._defaults: dict[str, Any] = dict(self._llm.model_config.get_diff_sampling_param() or {})
         self._index_of: dict[str, int] = {}
-        max_num_seqs = self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        # enough that the scheduler never runs dry
+        self._window = 2 * self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self._is_closing = False
         threading.Thread(target=self._watch, args=(active_children(),), name="watch", daemon=True).start()
-        lines.send("ready", vllm=vllm.__version__, max_num_seqs=max_num_seqs, defaults=self._defaults)
+        lines.send("ready", vllm=vllm.__version__)
 
     def run(self) -> None:
         """Work until the parent says that there is no more, and everything that it sent is answered."""
         is_ended = False
         while not (is_ended and not self._index_of):
             with contextlib.suppress(queue.Empty):
-                while not is_ended:
+                while not is_ended and len(self._index_of) < self._window:
                     message = self._messages.get(block=not self._index_of)
                     is_ended = bool(message.get("end"))
                     if not is_ended:

@@ -23,9 +23,8 @@ from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
 from specserve.serve import events
-from specserve.serve.causes import signal_name
 from specserve.serve.server import running
-from specserve.serve.signals import StopRequest
+from specserve.serve.signals import StopRequest, signal_name
 
 _WARM_UP_TOKENS = 32
 _WARM_UP_LOADS = (4, 64)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,7 +21,8 @@ from specserve.report.console import WIDTH, LiveLine, clean, in_one_line, out, s
 from specserve.report.numbers import duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
-from specserve.serve.logs import GIB, LogTail, MemoryFigures, start_of_last_lines
+from specserve.serve.files import open_regular
+from specserve.serve.logs import GIB, LogTail, MemoryFigures
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
@@ -296,16 +298,14 @@ def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, st
 def print_last(path: Path, *, lines: int) -> LogTail:
     """Print the last lines of a log, or all of it for 0; what comes later is to be read."""
     try:
-        tail = LogTail(path, start=start_of_last_lines(path, lines) if lines else 0)
+        open_regular(path).close()
     except OSError as error:
         raise FactError(f"the log cannot be read: {path}: {error.strerror}") from error
-    kept: list[bytes] = []
+    tail, kept = LogTail(path), deque[bytes](maxlen=lines)
     while new := tail.read_raw():
-        if lines:
-            kept = [*kept, *new][-lines:]
-        else:
-            print_lines(new)
-    print_lines(kept)
+        kept.extend(new)
+        print_lines(new if not lines else [])
+    print_lines(list(kept))
     return tail
 
 

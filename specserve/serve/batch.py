@@ -1,23 +1,31 @@
-"""One run of `generate`, from the lines of its input to the records of its output."""
+"""A run of `generate`: the lines of its input, the journal of its output, and the engine between them."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import hashlib
 import json
+import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, cast
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
-from specserve.errors import Interrupted, LaunchError
+from specserve.errors import FactError, Interrupted, LaunchError, UsageError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.profile.codes import quoted
-from specserve.serve.journal import Output, Stdout
 from specserve.serve.logs import default_log
-from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
-from specserve.serve.signals import StopRequest, stop_on_signals
+from specserve.serve.offline import OfflineEngine
+from specserve.serve.signals import stop_on_signals
+
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +34,15 @@ class Entry:
 
     index: int
     line: int
-    id: Json
-    request: OfflineRequest | None
-    error: str | None
+    id: Json = None
+    request: Mapping[str, Json] | None = None
+    """`prompt` (text or token ids) or `messages`, and `params`: sampling parameters by vLLM's names."""
+    error: str | None = None
+
+    def record(self, answer: Mapping[str, Any]) -> Record:
+        """The output line: the answer, or its `error` with the number of the line."""
+        content = {"error": f"line {self.line}: {answer['error']}"} if "error" in answer else answer
+        return {"id": self.id, "index": self.index, **content}
 
 
 def entries(data: bytes) -> Iterator[Entry]:
@@ -45,10 +59,10 @@ def _entry(raw: bytes, *, index: int, line: int) -> Entry:
     try:
         body = parse_object(raw)
         identity = body.pop("id", None)
-        return Entry(index, line, identity, _request(body, identity, index=index), None)
+        return Entry(index, line, identity, _request(body, identity))
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return Entry(index, line, identity, None, reason)
+        return Entry(index, line, identity, error=reason)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -81,55 +95,202 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"`{name}` is not a JSON number")
 
 
-def _request(body: dict[str, Json], identity: Json, *, index: int) -> OfflineRequest:
+def _request(body: dict[str, Any], identity: Json) -> dict[str, Json]:
     if not (identity is None or isinstance(identity, str | int | float)) or isinstance(identity, bool):
         raise ValueError("`id` must be a string or a number")
-    is_chat = "messages" in body
-    if is_chat == ("prompt" in body):
-        raise ValueError("one of `prompt` and `messages` is needed" + (", not both" if is_chat else ""))
-    prompt, messages = body.pop("prompt", None), body.pop("messages", None)
-    if is_chat:
-        _check_messages(messages)
-    elif not (isinstance(prompt, str) or _is_token_ids(prompt)):
+    given = {name: body.pop(name) for name in ("prompt", "messages") if name in body}
+    if len(given) != 1:
+        raise ValueError("one of `prompt` and `messages` is needed" + (", not both" if given else ""))
+    if "messages" in given:
+        _check_messages(given["messages"])
+    elif not (isinstance(given["prompt"], str) or _is_token_ids(given["prompt"])):
         raise ValueError("`prompt` must be text, or a list of token ids")
+    request = {**given, "params": body}
     try:
-        json.dumps([prompt, messages, body], ensure_ascii=False).encode()
+        json.dumps(request, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("unpaired surrogate: not valid Unicode text") from None
-    return OfflineRequest(index, cast("Any", prompt), cast("Any", messages), body)
+    return request
 
 
 def _is_token_ids(value: Json) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _check_messages(value: Json) -> None:
+def _check_messages(value: Any) -> None:
     if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
         raise ValueError("`messages` must be a list of objects with `role` and `content`")
-    if not all(isinstance(message.get("role"), str) for message in cast("list[dict[str, Json]]", value)):
+    if not all(isinstance(message.get("role"), str) for message in value):
         raise ValueError("every message needs a `role`")
 
 
-def record(entry: Entry, answer: Finished | Refused | None) -> dict[str, Json]:
-    """The output line of one entry: its answer, or its error with the number of its line."""
-    head: dict[str, Json] = {"id": entry.id, "index": entry.index}
-    if isinstance(answer, Finished):
-        return {
-            **head,
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            **_tokens(answer),
-        }
-    return {**head, "error": f"line {entry.line}: {entry.error if answer is None else answer.error}"}
+class Output:
+    """OUT.jsonl while it is being made: until all lines are done, the journal `OUT.jsonl.partial`.
+
+    The journal holds one record per finished line of the input, failed ones included, in the order in which they
+    finished. `OUT.jsonl.partial.json` says which input and engine the journal belongs to, so that only the same work
+    is resumed. Raises UsageError if a file is in the way, with the option that clears it.
+    """
+
+    def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool, overwrite: bool) -> None:
+        self._path = path
+        self.partial = path.with_name(f"{path.name}.partial")
+        self._note = path.with_name(f"{path.name}.partial.json")
+        self._origin = {"origin": origin, "input_sha256": hashlib.sha256(data).hexdigest()}
+        self._offsets: dict[int, int] = {}  # where the record of each finished line starts in the journal
+        self._end = 0
+        self.place = f"are in `{self.partial}`; the same command resumes there"
+        """Where the finished lines are, to end a sentence."""
+        self.errors: dict[int, str] = {}
+        """The lines that failed, by index."""
+        if path.exists() and not overwrite:
+            raise UsageError(
+                f"`{path}` exists already", hint="`--overwrite` replaces it once the new one is complete"
+            )
+        with contextlib.ExitStack() as undo:
+            try:
+                self._file = undo.enter_context(self.partial.open("ab", buffering=0))
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._resume(data if resume else None)
+            except BlockingIOError:
+                raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
+            except OSError as error:
+                raise FactError(f"cannot write `{self.partial}`: {error.strerror}") from error
+            undo.pop_all()
+
+    @property
+    def done(self) -> AbstractSet[int]:
+        """The indices of the finished lines."""
+        return self._offsets.keys()
+
+    @property
+    def written(self) -> int:
+        """How many finished lines the journal holds."""
+        return len(self._offsets)
+
+    def _resume(self, data: bytes | None) -> None:
+        """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
+        if data is None or not self.partial.stat().st_size:
+            self._file.truncate(0)
+            self._note.write_text(json.dumps({"version": 2, **self._origin}) + "\n")
+            return
+        self._check_origin()
+        lines = sum(1 for line in data.split(b"\n") if line.strip())
+        with self.partial.open("rb") as journal:
+            for raw in journal:
+                if not raw.endswith(b"\n"):
+                    break
+                with contextlib.suppress(ValueError, TypeError, LookupError):
+                    body = json.loads(raw)
+                    if type(body["index"]) is int and 0 <= body["index"] < lines:
+                        self._remember(body)
+                self._end += len(raw)
+        self._file.truncate(self._end)
+
+    def _check_origin(self) -> None:
+        """Raise UsageError unless the journal was made from this input by this engine."""
+        try:
+            note = json.loads(self._note.read_bytes())
+            changed = [key for key, value in self._origin.items() if note.get(key) != value]
+        except (FileNotFoundError, ValueError, AttributeError):
+            changed = list(self._origin)
+        if changed:
+            what = "another input" if changed == ["input_sha256"] else "another profile or other options"
+            raise UsageError(
+                f"`{self.partial}` was made from {what}",
+                hint="`--no-resume` drops it and starts over; another `-o` keeps it",
+            )
+
+    def _remember(self, body: Record) -> None:
+        """Note the record that starts at the end of the journal."""
+        self._offsets[body["index"]] = self._end
+        if "error" in body:
+            self.errors[body["index"]] = str(body["error"])
+
+    def write(self, body: Record) -> None:
+        """Append the record of one finished line. Raises FactError if the disk is full."""
+        line = _encoded(body)
+        try:
+            if self._file.write(line) != len(line):
+                self._file.truncate(self._end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._remember(body)
+        self._end += len(line)
+
+    def complete(self) -> None:
+        """Write OUT.jsonl in the order of the input, then remove the journal."""
+        ordered = self._path.with_name(f"{self._path.name}.partial.ordered")
+        try:
+            with self.partial.open("rb") as journal, ordered.open("wb") as file:
+                for index in sorted(self._offsets):
+                    journal.seek(self._offsets[index])
+                    file.write(journal.readline())
+                file.flush()
+                os.fsync(file.fileno())
+            ordered.replace(self._path)
+        except OSError as error:
+            ordered.unlink(missing_ok=True)
+            raise self._unwritable(error) from error
+        self.partial.unlink()
+        self._note.unlink(missing_ok=True)
+
+    def _unwritable(self, error: OSError) -> FactError:
+        return FactError(
+            f"cannot write `{self._path}`: {error.strerror}", hint=f"finished lines {self.place}"
+        )
+
+    def close(self) -> None:
+        """Close the journal; the next run resumes it unless it is complete."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file.fileno())
+        self._file.close()
 
 
-def _tokens(answer: Finished) -> dict[str, Json]:
-    if answer.logprobs is None:
-        return {}
-    named = ("prompt_token_ids", answer.prompt_token_ids), ("token_ids", answer.token_ids)
-    return cast("dict[str, Json]", {**dict(named), "logprobs": answer.logprobs})
+class Stdout:
+    """The same for stdout: each answer as soon as everything before it is known."""
+
+    done: AbstractSet[int] = frozenset()
+    place = "were written"
+
+    def __init__(self) -> None:
+        self.errors: dict[int, str] = {}
+        self.written = 0
+        self._waiting: dict[int, bytes] = {}
+
+    def write(self, body: Record) -> None:
+        """Write the record of one finished line, and those that waited for it."""
+        self._waiting[body["index"]] = _encoded(body)
+        if "error" in body:
+            self.errors[body["index"]] = str(body["error"])
+        while self.written in self._waiting:
+            sys.stdout.buffer.write(self._waiting.pop(self.written))
+            sys.stdout.buffer.flush()
+            self.written += 1
+
+    def complete(self) -> None:
+        """Everything is written already."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _encoded(body: Record) -> bytes:
+    """One JSON line. ASCII only: no reader splits it at U+2028, no terminal takes orders from it."""
+    return json.dumps(body).encode() + b"\n"
+
+
+def open_output(
+    plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool, overwrite: bool
+) -> Output | Stdout:
+    """The output of one run; see Output for what it refuses. `path` None: stdout."""
+    if path is None:
+        return Stdout()
+    # what the answers depend on besides the input
+    engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
+    origin = hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
+    return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
 
 
 class GenerateView(Protocol):
@@ -169,78 +330,41 @@ def run(
 
     Raises LaunchError if the engine fails, and Interrupted on a signal; what is written stays.
     """
-    done = frozenset(output.done)
-    total = sum(1 for _ in entries(data))
-    needs_engine = any(entry.request and entry.index not in done for entry in entries(data))
-    errors, tokens, began_s = dict(output.errors), 0, time.monotonic()
-    with ExitStack() as stack:
-        stop = stack.enter_context(stop_on_signals())
+    lines = list(entries(data))
+    todo = {entry.index: entry for entry in lines if entry.index not in output.done}
+    asked = [{"index": index, **entry.request} for index, entry in todo.items() if entry.request is not None]
+    tokens, took_s, acceptance = 0, None, None
+    with stop_on_signals() as stop:
 
         def tick() -> None:
-            _refuse_stop(stop, output, total=total)
+            """Ends the run between two answers if a signal came, never inside a write or a start of a process."""
+            if stop.count:
+                message = f"stopped: {output.written} of {len(lines)} lines {output.place}"
+                raise Interrupted(message, signal_number=stop.signal or signal.SIGTERM)
             progress.tick()
 
-        engine = None
-        try:
-            if needs_engine:
-                log_path = default_log(f"{plan.name}-generate")
-                say(f"starting the engine, log: {log_path}")
-                engine = stack.enter_context(OfflineEngine(plan, log_path=log_path, on_tick=tick))
-                version = engine.start()
-                say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
-                began_s = time.monotonic()
-            for entry, answer in answered(engine, (e for e in entries(data) if e.index not in done)):
-                body = record(entry, answer)
-                output.write(body)
-                new_tokens = answer.completion_tokens if isinstance(answer, Finished) else 0
-                tokens += new_tokens
-                progress.advance(new_tokens)
-                if "error" in body:
-                    errors[entry.index] = str(body["error"])
-                _refuse_stop(stop, output, total=total)
-            output.complete()
-            took_s = time.monotonic() - began_s
-        except LaunchError:
-            if isinstance(output, Output):
-                say(f"{output.written} of {total} lines {output.place}")
-            raise
-    failed = tuple(errors[index] for index in sorted(errors))
-    if engine is None:
-        return Generated(failed)
-    return Generated(failed, tokens, took_s, engine.acceptance)
-
-
-def _refuse_stop(stop: StopRequest, output: Output | Stdout, *, total: int) -> None:
-    """Raises Interrupted if a signal came: between two answers, never inside a write or a start of a process."""
-    if stop.count:
-        message = f"stopped: {output.written} of {total} lines {output.place}"
-        raise Interrupted(message, signal_number=stop.signal or signal.SIGTERM)
-
-
-def answered(
-    engine: OfflineEngine | None, todo: Iterable[Entry]
-) -> Iterator[tuple[Entry, Finished | Refused | None]]:
-    """Every entry once, as soon as its answer is known; the answer is None if the line is not a request.
-
-    `engine` None: none of them is a request.
-    """
-    waiting: dict[int, Entry] = {}
-    bad: list[Entry] = []
-
-    def requests() -> Iterator[OfflineRequest]:
-        for entry in todo:
+        for entry in todo.values():
             if entry.request is None:
-                bad.append(entry)
-            else:
-                waiting[entry.index] = entry
-                yield entry.request
-
-    if engine is None:
-        bad.extend(todo)
-    else:
-        for answer in engine.run(requests()):
-            yield waiting.pop(answer.index), answer
-            while bad:
-                yield bad.pop(), None
-    while bad:
-        yield bad.pop(), None
+                output.write(entry.record({"error": entry.error}))
+                progress.advance(0)
+        if asked:
+            log_path = default_log(f"{plan.name}-generate")
+            say(f"starting the engine, log: {log_path}")
+            try:
+                with OfflineEngine(plan, log_path=log_path, on_tick=tick) as engine:
+                    version = engine.start()
+                    say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
+                    began_s = time.monotonic()
+                    for answer in engine.answers(asked):
+                        output.write(todo[answer["index"]].record(answer))
+                        tokens += answer.get("completion_tokens", 0)
+                        progress.advance(answer.get("completion_tokens", 0))
+                        tick()
+                    took_s, acceptance = time.monotonic() - began_s, engine.acceptance
+            except LaunchError:
+                say(f"{output.written} of {len(lines)} lines {output.place}")
+                raise
+    output.complete()
+    return Generated(
+        tuple(output.errors[index] for index in sorted(output.errors)), tokens, took_s, acceptance
+    )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.profile.secrets import redacted
 from specserve.serve.logs import LogLine, Phase, is_disk_full, read_end, without_requests
+from specserve.serve.process import Group, count_oom_kills
+from specserve.serve.signals import signal_name
 from specserve.serve.tracebacks import TRACEBACK, root_exception
 
 # Tried in this order: what ends a start at once stands before what may also be an echo.
@@ -274,88 +274,60 @@ def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
     return Cause("killed", f"{who} was killed by SIGKILL{by_whom}", _KILLED_HINT)
 
 
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 99` for one that this host does not know."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _shorten(text: str, limit: int = 400) -> str:
     text = text.strip()
     return text if len(text) <= limit else f"{text[:limit]} …"
-
-
-_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
-
-
-def count_oom_kills() -> int:
-    """How often the out-of-memory killer has struck, here and in this container; 0 if the kernel does not say."""
-    total = 0
-    for path in _COUNTERS:
-        with contextlib.suppress(OSError, ValueError):
-            lines = path.read_text(encoding="ascii").splitlines()
-            total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return total
 
 
 # a log of days is full of other people's errors
 _SERVING_LOG_BYTES, _STARTING_LOG_BYTES = 256 << 10, 4 << 20
 
 
-def died(
-    phase: str,
-    *,
-    exit_code: int | None,
-    after_s: float | None,
-    log_path: Path,
-    oom_kills: int,
-    said: str | None = None,
-) -> LaunchError:
-    """vLLM ended and nobody here had asked for it. `oom_kills`: the kernel's count when it was started.
-
-    `said`: what it reported itself, which counts if its log tells no cause.
-    """
-    if exit_code is None:
+def died(group: Group, phase: str, *, after_s: float | None = None, said: str | None = None) -> LaunchError:
+    """vLLM ended and nobody here had asked for it. `said`: its own report, which counts if its log tells no cause."""
+    code = group.exit_code
+    if code is None:
         how = "is gone, and how it ended is not known"
-    elif exit_code < 0:
-        how = f"was killed by {signal_name(-exit_code)}"
+    elif code < 0:
+        how = f"was killed by {signal_name(-code)}"
     else:
-        how = f"exited with code {exit_code}"
+        how = f"exited with code {code}"
     after = f" after {duration(after_s)}" if after_s is not None else ""
-    limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
-    lines = read_end(log_path, limit_bytes=limit_bytes)
-    cause = find_cause(lines, exit_code=exit_code, out_of_memory=count_oom_kills() > oom_kills)
-    if said and not cause.is_known:
-        cause = replace(cause, message=said)
-    return _error(f"vLLM {how}{after}, while {phase}", phase, cause, lines, log_path=log_path)
+    return _error(f"vLLM {how}{after}, while {phase}", phase, group, exit_code=code, said=said)
 
 
-def stalled(phase: str, *, limit_s: float, log_path: Path, oom_kills: int) -> LaunchError:
+def stalled(group: Group, phase: str, *, limit_s: float) -> LaunchError:
     """Nothing moved for too long, so it was stopped."""
-    lines = read_end(log_path, limit_bytes=_STARTING_LOG_BYTES)
-    cause = find_cause(lines, exit_code=None, out_of_memory=count_oom_kills() > oom_kills)
-    if not cause.is_known:
-        hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
-        cause = replace(cause, hint=hint)
     message = f"vLLM made no progress for {duration(limit_s)} while {phase}: it was stopped"
-    return _error(message, phase, cause, lines, log_path=log_path)
+    hint = "no log line, nothing read and no CPU time used; `server.stall_timeout_s` is the limit"
+    return _error(message, phase, group, exit_code=None, hint=hint)
 
 
 def _error(
-    message: str, phase: str, cause: Cause, lines: Sequence[LogLine], *, log_path: Path
+    message: str,
+    phase: str,
+    group: Group,
+    *,
+    exit_code: int | None,
+    said: str | None = None,
+    hint: str | None = None,
 ) -> LaunchError:
-    if not cause.is_known and is_disk_full(log_path):
+    """`said` and `hint` count if the log tells no cause."""
+    limit_bytes = _SERVING_LOG_BYTES if phase == Phase.SERVING else _STARTING_LOG_BYTES
+    lines = read_end(group.log_path, limit_bytes=limit_bytes)
+    cause = find_cause(lines, exit_code=exit_code, out_of_memory=count_oom_kills() > group.oom_kills)
+    if not cause.is_known and is_disk_full(group.log_path):
         cause = Cause(
             "log-disk-full",
             "the disk of the log is full, and vLLM ends or hangs if it cannot write",
-            f"make room in {log_path.parent}, or name another folder in SPECSERVE_STATE_DIR",
+            f"make room in {group.log_path.parent}, or name another folder in SPECSERVE_STATE_DIR",
         )
+    elif not cause.is_known:
+        cause = replace(cause, message=said or cause.message, hint=hint or cause.hint)
     return LaunchError(
         message,
         phase=str(phase),
-        log_path=str(log_path),
+        log_path=str(group.log_path),
         # if the cause is known, the end of the log is its echo
         log_tail=() if cause.is_known else tuple(redacted(line.text) for line in lines[-5:]),
         causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ _HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
 )
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
-_MOST_BYTES = 1 << 28
+_SHORT: Any = {"timeout": 2 * _CONNECT_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,45 +155,30 @@ class Client:
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What the server says about its models, by name."""
         with self._failures():
-            response = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
-        if response.status_code != 200:
-            raise requests.of_status(self._endpoint, response.status_code, response.text)
-        try:
-            return {str(model["id"]): dict(model) for model in response.json()["data"]}
-        except (ValueError, LookupError, TypeError):
-            raise requests.no_api(self._endpoint) from None
+            answer: Any = self._openai.get("/models", cast_to=object, options=_SHORT)
+            try:
+                return {str(model["id"]): dict(model) for model in answer["data"]}
+            except (ValueError, LookupError, TypeError):
+                raise requests.no_api(self._endpoint) from None
 
     def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
 
-        Raises requests.Refused if the server does not take the request, else TrafficError.
+        Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
         with self._failures(model=model):
-            with self._http.stream("POST", f"{self._endpoint.api}/{path}", json=dict(body)) as response:
-                data = bytearray()
-                for piece in response.iter_bytes():
-                    data += piece
-                    if len(data) > _MOST_BYTES:
-                        raise requests.no_api(self._endpoint)
-            if response.status_code != 200:
-                text = requests.message_in(data.decode(errors="replace"))
-                raise requests.of_status(self._endpoint, response.status_code, text, model=model)
-            try:
-                answer = json.loads(data)
-            except RecursionError:
-                answer = None
-        if not isinstance(answer, dict):
-            raise requests.no_api(self._endpoint)
-        return answer
+            answer: Any = self._openai.post(f"/{path}", cast_to=object, body=dict(body))
+            if not isinstance(answer, dict):
+                raise requests.no_api(self._endpoint)
+            return answer
 
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
         """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
         # what is not a JSON object with a count is a server that cannot count
         with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
-            answer = self._http.post(
-                f"{self._endpoint.root}/tokenize", json=dict(body), timeout=2 * _CONNECT_S
-            )
-            count = answer.json()["count"] if answer.status_code == 200 else None
+            url = f"{self._endpoint.root}/tokenize"
+            answer: Any = self._openai.post(url, cast_to=object, body=dict(body), options=_SHORT)
+            count = answer["count"]
             return count if isinstance(count, int) and count >= 0 else None
         return None
 

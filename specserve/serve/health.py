@@ -16,7 +16,7 @@ from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.events import Hangs
-from specserve.serve.requests import fetch
+from specserve.serve.requests import Response, fetch, message_in
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
@@ -24,43 +24,48 @@ _IDLE_CPU_SHARE = 0.01
 
 def get(
     url: str, *, timeout_s: float | None, key: str | None = None, body: str | None = None
-) -> tuple[int, str] | None:
-    """Status and body of a GET, or of a POST of the JSON body; None if nobody answers in time.
+) -> Response | None:
+    """The answer to a GET, or to a POST of the JSON body; None if nobody answers in time.
 
     A certificate is not checked: this asks our own child on our own host.
     """
     # ValueError: an address from a file that somebody changed
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-        response = fetch(url, timeout_s=timeout_s, key=key, body=body, verify=False)
-        return response.status, response.text
+        return fetch(url, timeout_s=timeout_s, key=key, body=body, verify=False)
     return None
+
+
+def _text(url: str, *, timeout_s: float, key: str | None = None) -> str | None:
+    """What a GET returns with status 200."""
+    answer = get(url, timeout_s=timeout_s, key=key)
+    return answer.text if answer is not None and answer.status == 200 else None
 
 
 def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
     """Whether GET /health says 200."""
-    answer = get(f"{url}/health", timeout_s=timeout_s)
-    return answer is not None and answer[0] == 200
+    return _text(f"{url}/health", timeout_s=timeout_s) is not None
+
+
+def metrics_text(url: str, *, timeout_s: float = 2.0) -> str:
+    """What GET /metrics says; empty if it says nothing."""
+    return _text(f"{url}/metrics", timeout_s=timeout_s) or ""
 
 
 def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
-    """What GET /metrics says; None if it says nothing that can be read."""
-    answer = get(f"{url}/metrics", timeout_s=timeout_s)
-    if answer is None or answer[0] != 200:
-        return None
+    """The figures of GET /metrics; None if it says nothing that can be read."""
     from specserve.metrics.prometheus import read
 
-    with contextlib.suppress(FactError):
-        return read(answer[1])
+    if text := metrics_text(url, timeout_s=timeout_s):
+        with contextlib.suppress(FactError):
+            return read(text)
     return None
 
 
 def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
     """The model names that a server there offers; none if it is not such a server."""
-    answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
-    if answer is None or answer[0] != 200:
-        return ()
+    text = _text(f"{url}/v1/models", timeout_s=timeout_s, key=key)
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        return tuple(str(model["id"]) for model in json.loads(answer[1])["data"])
+        return tuple(str(model["id"]) for model in json.loads(text or "")["data"])
     return ()
 
 
@@ -78,12 +83,10 @@ def activity(processes: Sequence[psutil.Process], *, log_bytes: int) -> Activity
     io_bytes, cpu_s = 0, 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError, AttributeError):
-            times = process.cpu_times()
+            times, io = process.cpu_times(), process.io_counters()
             cpu_s += times.user + times.system
-            io = process.io_counters()
-            io_bytes += (
-                io.read_chars + io.write_chars + io.read_bytes
-            )  # mapped files count in read_bytes only
+            # mapped files count in read_bytes only
+            io_bytes += io.read_chars + io.write_chars + io.read_bytes
     return Activity(log_bytes, io_bytes, cpu_s)
 
 
@@ -175,11 +178,9 @@ class Links:
         rank, nodes = self._plan.node_rank, self._plan.engine_kwargs["nnodes"]
         where = f"{self._plan.engine_kwargs.get('master_addr')}:{self._port}"
         who = f"node 0 ({where}) is" if rank else "another node is"
+        message = f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, so this node was stopped"
         return LaunchError(
-            (
-                f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, so this node was "
-                "stopped"
-            ),
+            message,
             causes=("vLLM there ended, or its host went down: the log there shows why",),
             hint="the ranks of one model can only run together: restart all nodes",
         )
@@ -207,11 +208,6 @@ def why_no_completion(plan: LaunchPlan) -> str | None:
     answer = get(f"{plan.url}/v1/completions", timeout_s=None, key=key, body=json.dumps(body))
     if answer is None:
         return "the connection ended"
-    status, text = answer
-    if status == 200:
+    if answer.status == 200:
         return None
-    try:
-        message = str(json.loads(text)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        message = ""
-    return f"HTTP {status}{f': {message}' if message else ''}"
+    return ": ".join(filter(None, [f"HTTP {answer.status}", message_in(answer.text)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import operator
@@ -68,24 +69,22 @@ def _json_record(piece: str) -> list[LogLine]:
         record = json.loads(piece)
     except (ValueError, RecursionError):
         return []
-    if not isinstance(record, dict):
-        return []
     text = record.get("message", record.get("msg"))
     if not isinstance(text, str):
         return []
     process = record.get("vllm_process_name") or record.get("processName") or ""
     level = record.get("levelname") or record.get("level") or ""
-    trace = record.get("exc_info") or ""
-    body = f"{text}\n{trace}" if isinstance(trace, str) and trace else text
+    trace = record.get("exc_info")
+    body = f"{text}\n{trace}" if isinstance(trace, str) else text
     return [LogLine(_COLOUR.sub("", line), str(process), str(level).upper()) for line in body.splitlines()]
 
 
 class LogTail:
     """Reads what a growing log file has gained since the last look; an unfinished line waits for its end."""
 
-    def __init__(self, path: Path, *, start: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self.offset = start
+        self.offset = 0
         """How many bytes were read so far."""
         self.rest = b""
         """The beginning of an unfinished line."""
@@ -97,14 +96,12 @@ class LogTail:
 
     def read_raw(self) -> list[bytes]:
         """New complete lines as they are. A very long one comes in pieces; a log that shrank is read from its start."""
-        try:
-            with open_regular(self._path) as file:
-                if file.seek(0, 2) < self.offset:
-                    self.offset, self.rest = 0, b""
-                file.seek(self.offset)
-                data = file.read(_CHUNK_BYTES)
-        except OSError:
-            return []
+        data = b""
+        with contextlib.suppress(OSError), open_regular(self._path) as file:
+            if file.seek(0, 2) < self.offset:
+                self.offset, self.rest = 0, b""
+            file.seek(self.offset)
+            data = file.read(_CHUNK_BYTES)
         self.offset += len(data)
         data = self.rest + data
         # a progress bar ends its line with \r; what is printed may hold it
@@ -115,28 +112,19 @@ class LogTail:
         return data[:end].removesuffix(b"\n").split(b"\n") if end else []
 
 
-def start_of_last_lines(path: Path, count: int) -> int:
-    """A place at or before the last `count` lines, found without reading a log of days. Raises OSError."""
-    with open_regular(path) as file:
-        start, found = file.seek(0, 2), 0
-        furthest = start - count * _LONGEST_LINE
-        while start > max(0, furthest) and found <= count:
-            step = min(_CHUNK_BYTES, start)
-            start -= step
-            file.seek(start)
-            found += file.read(step).count(b"\n")
-        return start
-
-
-def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
-    """The last part of a log, from `start` at the earliest; nothing if it cannot be read."""
+def end_of_log(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> str:
+    """The last part of a log; nothing if it cannot be read."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(start, size - limit_bytes))
-            return parse(file.read(limit_bytes).decode(errors="replace"))
+            file.seek(max(0, file.seek(0, 2) - limit_bytes))
+            return file.read(limit_bytes).decode(errors="replace")
     except OSError:
-        return []
+        return ""
+
+
+def read_end(path: Path, *, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
+    """The lines of the last part of a log."""
+    return parse(end_of_log(path, limit_bytes=limit_bytes))
 
 
 _LEAST_FREE_BYTES = 4096
@@ -278,25 +266,20 @@ def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
     from specserve.metrics.prometheus import cache_config
 
     labels = cache_config(metrics_text)
-    tokens = _number(labels.get("kv_cache_size_tokens"))
-    blocks, block_size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
-    if tokens is None and blocks is not None and block_size is not None:
-        tokens = blocks * block_size
-    memory = _number(labels.get("kv_cache_memory_bytes"))
-    concurrency = _number(labels.get("kv_cache_max_concurrency"))
+
+    def number(name: str) -> float:
+        try:
+            return float(labels.get(name, 0))
+        except ValueError:
+            return 0.0  # vLLM exports "None" for what is not set
+
+    tokens = number("kv_cache_size_tokens") or number("num_gpu_blocks") * number("block_size")
     return replace(
         figures,
-        kv_cache_tokens=figures.kv_cache_tokens or (int(tokens) if tokens else None),
-        max_concurrency=figures.max_concurrency or concurrency,
-        kv_cache_gib=figures.kv_cache_gib or (memory / GIB if memory else None),
+        kv_cache_tokens=figures.kv_cache_tokens or int(tokens) or None,
+        max_concurrency=figures.max_concurrency or number("kv_cache_max_concurrency") or None,
+        kv_cache_gib=figures.kv_cache_gib or number("kv_cache_memory_bytes") / GIB or None,
     )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None  # vLLM exports "None" for what is not set
 
 
 # uvicorn puts this before the stack of a request that its application did not answer.

@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import LaunchError
 from specserve.metrics.counters import Acceptance
-from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.serve.causes import count_oom_kills, died, stalled
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve.causes import died, stalled
 from specserve.serve.health import StallClock, activity
-from specserve.serve.process import Child, clear, resolve_env
+from specserve.serve.process import JsonChild, resolve_env
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
 _LOOK_S = 2.0
-_LAST_WORDS_S = 3.0
-"""How long a failed engine gets to complete its log and its messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineRequest:
-    """One request: `prompt` (text or token ids) or `messages`, and sampling parameters by vLLM's names."""
-
-    index: int
-    prompt: str | list[int] | None
-    messages: list[dict[str, Json]] | None
-    params: Mapping[str, Json]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """One text, with vLLM's finish reason and token counts; its tokens only if the line asks for `logprobs`."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_token_ids: Sequence[int] | None = None
-    token_ids: Sequence[int] | None = None
-    logprobs: Sequence[Sequence[tuple[int, float]]] | None = None
-    """At each position, the token that came and the likeliest ones, with log-probabilities (nats, at temperature 1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A request that vLLM did not take, in vLLM's words."""
-
-    index: int
-    error: str
-
-
-def _do_nothing() -> None:
-    pass
 
 
 class OfflineEngine:
@@ -77,26 +33,18 @@ class OfflineEngine:
         plan: LaunchPlan,
         *,
         log_path: Path,
-        on_tick: Callable[[], None] = _do_nothing,
+        on_tick: Callable[[], None] = lambda: None,
         command: Sequence[str] | None = None,
     ) -> None:
         self._plan = plan
-        self._log_path = log_path
         self._on_tick = on_tick
         self._phase = "starting the engine"
-        self._oom_kills = count_oom_kills()
-        self._clock: StallClock | None = StallClock(plan.stall_timeout_s)
+        self._clock = StallClock(plan.stall_timeout_s)
         self._look_at = 0.0
-        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None if the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
-        self._child = Child(command or CHILD, env=resolve_env(env), log_path=log_path, has_pipes=True)
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # an engine that hangs does not read: only a thread may wait for that
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
-        for thread in self._threads:
-            thread.start()
+        self._child = JsonChild(command or CHILD, env=resolve_env(env), log_path=log_path)
 
     def __enter__(self) -> OfflineEngine:
         return self
@@ -106,115 +54,48 @@ class OfflineEngine:
 
     def start(self) -> str:
         """Load the model; returns vLLM's version. Only a time without progress is limited, not the whole."""
-        self._send({"engine_kwargs": dict(self._plan.engine_kwargs)})
-        ready = self._expect("ready")
-        # Enough that the scheduler never runs dry, few enough that a huge input is not held by the engine.
-        self._window = 2 * int(ready["max_num_seqs"])
-        self._phase, self._clock = "generating", None
+        self._child.tell({"engine_kwargs": dict(self._plan.engine_kwargs)})
+        ready = self._next()
+        self._phase = "generating"
         self._child.note_traces()
         return str(ready["vllm"])
 
-    def run(self, requests: Iterable[OfflineRequest]) -> Iterator[Finished | Refused]:
-        """Answers in the order in which they are known; requests must come in the order of their indices."""
-        source = iter(requests)
-        outstanding: dict[int, None] = {}
-        upcoming = next(source, None)
-        while upcoming is not None or outstanding:
-            # The oldest unanswered request also bounds how far ahead the others may run.
-            while upcoming is not None and (
-                len(outstanding) < self._window
-                and upcoming.index - next(iter(outstanding), upcoming.index) < 8 * self._window
-            ):
-                outstanding[upcoming.index] = None
-                self._send(_as_message(upcoming))
-                upcoming = next(source, None)
-            answer = _answer(self._next())
-            del outstanding[answer.index]
-            yield answer
-        self._send({"end": True})
-        counts = self._expect("done")["acceptance"]
-        if counts is not None:
-            self.acceptance = Acceptance(
-                counts["drafts"],
-                counts["draft_tokens"],
-                counts["accepted_tokens"],
-                tuple(counts["accepted_per_position"]),
-            )
+    def answers(self, requests: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """An answer to each request with its `index`, in the order in which they are known: a text or an `error`."""
+        for request in requests:
+            self._child.tell(request)
+        self._child.tell({"end": True})
+        while (message := self._next()).pop("event") != "done":
+            yield message
+        if (counts := message["acceptance"]) is not None:
+            positions = tuple(counts.pop("accepted_per_position"))
+            self.acceptance = Acceptance(**counts, accepted_per_position=positions)
 
     def close(self) -> None:
         """End the engine at once: it holds nothing that is not written, and vLLM's own end takes seconds."""
-        clear(self._child)
-        self._outbox.put(None)
-        for thread in self._threads:
-            thread.join(_LAST_WORDS_S)
-
-    def _read(self) -> None:
-        with self._child.output as stream:
-            for line in stream:
-                with contextlib.suppress(ValueError):  # a line cut off by the engine's death
-                    self._messages.put(json.loads(line))
-        self._messages.put(None)
-
-    def _write(self) -> None:
-        with contextlib.suppress(BrokenPipeError), self._child.input as stream:
-            for line in iter(self._outbox.get, None):
-                stream.write(line)
-                stream.flush()
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        self._outbox.put(json.dumps(message).encode() + b"\n")
-
-    def _expect(self, event: str) -> dict[str, Any]:
-        message = self._next()
-        assert message["event"] == event, message
-        return message
+        self._child.close()
 
     def _next(self) -> dict[str, Any]:
         """The next message of the engine, or LaunchError if there will be none."""
         while True:
             try:
-                message = self._messages.get(timeout=_TICK_S)
+                message = self._child.receive(_TICK_S)
             except queue.Empty:
                 self._on_tick()
-                if not self._child.is_running():
-                    self._threads[0].join(_LAST_WORDS_S)  # its last words may still be in the pipe
-                    if self._messages.empty():
-                        raise self._death(None) from None
                 self._check_progress()
                 continue
             if message is None or message["event"] == "failed":
-                raise self._death(message)
+                self._child.wait()  # the log is complete once the process is gone
+                said = str(message["error"]) if message is not None else None
+                raise died(self._child, self._phase, after_s=self._child.elapsed_s, said=said)
             return message
 
     def _check_progress(self) -> None:
         """While the model loads, now and then: does anything move? Once it is ready, silence may be long."""
         now, limit_s = time.monotonic(), self._plan.stall_timeout_s
-        if self._clock is None or now < self._look_at:
+        if self._phase == "generating" or now < self._look_at:
             return
         self._look_at = now + min(_LOOK_S, limit_s / 4)
-        log_bytes = self._log_path.stat().st_size
+        log_bytes = self._child.log_path.stat().st_size
         if self._clock.is_stalled(activity(self._child.members(), log_bytes=log_bytes), at_s=now):
-            raise stalled(self._phase, limit_s=limit_s, log_path=self._log_path, oom_kills=self._oom_kills)
-
-    def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
-        self._child.wait(_LAST_WORDS_S)  # the log is complete once the process is gone
-        return died(
-            self._phase,
-            exit_code=self._child.exit_code,
-            after_s=self._child.elapsed_s,
-            log_path=self._log_path,
-            oom_kills=self._oom_kills,
-            said=str(message["error"]) if message is not None else None,
-        )
-
-
-def _as_message(request: OfflineRequest) -> dict[str, Any]:
-    message: dict[str, Any] = {"index": request.index, "params": dict(request.params)}
-    if request.messages is not None:
-        return {**message, "messages": request.messages}
-    return {**message, "prompt": request.prompt}
-
-
-def _answer(message: Mapping[str, Any]) -> Finished | Refused:
-    fields = {key: value for key, value in message.items() if key != "event"}
-    return Refused(**fields) if message["event"] == "refused" else Finished(**fields)
+            raise stalled(self._child, self._phase, limit_s=limit_s)

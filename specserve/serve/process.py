@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import queue
 import signal
 import subprocess
 import threading
@@ -12,19 +14,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import psutil
 
 from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import events, files
-from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
-from specserve.serve.files import append_own, private
-from specserve.serve.signals import StopRequest
+from specserve.serve.signals import StopRequest, signal_name
 
 _TRACKER_PATIENCE_S = 3.0
+_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+
+
+def count_oom_kills() -> int:
+    """How often the out-of-memory killer has struck, here and in this container; 0 if the kernel does not say."""
+    total = 0
+    for path in _COUNTERS:
+        with contextlib.suppress(OSError, ValueError):
+            lines = path.read_text(encoding="ascii").splitlines()
+            total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return total
 
 
 class Group(ABC):
@@ -36,7 +47,8 @@ class Group(ABC):
     """Shared memory that its processes held when they were last looked at."""
     scratch: Path | None = None
     """Its temporary folder, which ends with it."""
-
+    oom_kills = 0
+    """How often the kernel had killed for memory when it was launched."""
     began_s = 0.0
     """When it was launched, on the monotonic clock."""
 
@@ -72,24 +84,33 @@ class Group(ABC):
         """Remember what the living processes hold: a killed process cannot remove it."""
         self.traces |= files.traces(process.pid for process in self.members())
 
-    def send(self, number: int, *, to_all: bool = False) -> None:
-        """A signal to the first process alone, if it is still that one, or to every member."""
-        if to_all:
-            _send(self.members(), number)
-        elif self.is_running():
+    def send(self, number: int) -> None:
+        """A signal to the first process alone, if it is still that one."""
+        if self.is_running():
             with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
-    def kill(self, *, patience_s: float = 10.0) -> bool:
-        """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible).
+    def send_all(self, number: int, *, spares_trackers: bool = True) -> int:
+        """A signal to every member; returns how many got it.
 
-        Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
+        Python's resource trackers are spared: with nobody left they unlink what leaked, and end by themselves.
         """
-        began = time.monotonic()
-        while members := self.members():
-            victims = [process for process in members if not _is_tracker(process)]
-            waited_s = time.monotonic() - began
-            _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
+        sent = 0
+        for process in self.members():
+            with contextlib.suppress(psutil.Error):
+                if not (
+                    spares_trackers and "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+                ):
+                    process.send_signal(number)
+                    sent += 1
+        return sent
+
+    def kill(self, *, patience_s: float = 10.0) -> bool:
+        """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible)."""
+        began_s = time.monotonic()
+        while self.members():
+            waited_s = time.monotonic() - began_s
+            self.send_all(signal.SIGKILL, spares_trackers=waited_s < _TRACKER_PATIENCE_S)
             self.is_running()  # reaps it, if it is our child
             if waited_s > patience_s:
                 return False
@@ -98,33 +119,17 @@ class Group(ABC):
         return True
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-    return False
-
-
-def _send(processes: Sequence[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            process.send_signal(number)
-
-
 def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
     """Memory of all of them, pages they share counted once; None if the kernel does not tell."""
-    total = 0
-    for process in processes:
-        try:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-            total += 1024 * next(
-                int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
-            )
-        except (OSError, StopIteration, ValueError):
-            return None
-    return total or None
+    try:
+        return sum(process.memory_full_info().pss for process in processes) or None
+    except (psutil.Error, OSError, AttributeError):
+        return None
 
 
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 3.0
+"""How long a process that ended gets to complete its log and its messages."""
 
 
 def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
@@ -147,19 +152,17 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
 class Child(Group):
     """A command started by us, which ends with us. Must be killed or waited for by the owner."""
 
-    def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path, has_pipes: bool = False
-    ) -> None:
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         """Start it in its own session, so that a terminal's Ctrl-C reaches specserve only.
 
-        `has_pipes`: its standard input and output are `input` and `output`, and its log is stderr alone. Raises
-        LaunchError if the program cannot be started or the log not written.
+        Raises LaunchError if the program cannot be started or the log not written.
         """
         self.log_path = log_path
         self.began_s = time.monotonic()
+        self.oom_kills = count_oom_kills()
         try:
-            private(log_path.parent)
-            log = append_own(log_path)
+            files.private(log_path.parent)
+            log = files.append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
         self.scratch = files.make_scratch(env)
@@ -167,13 +170,10 @@ class Child(Group):
             # no handler of a signal may raise meanwhile (StopRequest): the child would be unknown
             self._popen = subprocess.Popen(
                 list(argv),
-                stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if has_pipes else log,
-                stderr=log,
                 env=files.within(env, self.scratch),
+                stderr=log,
                 start_new_session=True,
-                # a child with pipes notices the end of its input
-                preexec_fn=None if has_pipes else _die_with_parent(),  # noqa: PLW1509  # one system call
+                **self._streams(log),
             )
         except OSError as error:
             files.remove_scratch(self.scratch)
@@ -185,19 +185,11 @@ class Child(Group):
             os.close(log)
         self.pid = self._popen.pid
 
-    @property
-    def input(self) -> IO[bytes]:
-        """Its standard input; only for a child with pipes."""
-        assert self._popen.stdin is not None
-        return self._popen.stdin
+    def _streams(self, log: int) -> dict[str, Any]:
+        """What its standard input and output are, and how it learns that we are gone."""
+        return {"stdin": subprocess.DEVNULL, "stdout": log, "preexec_fn": _die_with_parent()}
 
-    @property
-    def output(self) -> IO[bytes]:
-        """Its standard output; only for a child with pipes."""
-        assert self._popen.stdout is not None
-        return self._popen.stdout
-
-    def wait(self, limit_s: float) -> None:
+    def wait(self, limit_s: float = _LAST_WORDS_S) -> None:
         """Wait until the first process has ended, or the time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(limit_s)
@@ -227,10 +219,64 @@ def _die_with_parent() -> Callable[[], None] | None:
     if threading.current_thread() is not threading.main_thread():
         return None
     try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl = ctypes.CDLL(None).prctl
     except (OSError, AttributeError):
         return None
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
+
+
+class JsonChild(Child):
+    """A child that is spoken to in lines of JSON on its standard streams; threads do the reading and the writing.
+
+    A child that hangs does not read, and one that we left alone notices the end of its input.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+        super().__init__(argv, env=env, log_path=log_path)
+        self._inbox: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    def _streams(self, log: int) -> dict[str, Any]:
+        return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line cut off by the child's death
+                    self._inbox.put(json.loads(line))
+        self._inbox.put(None)
+
+    def _write(self) -> None:
+        assert self._popen.stdin is not None
+        with contextlib.suppress(OSError), self._popen.stdin as stream:
+            for message in iter(self._outbox.get, None):
+                stream.write(json.dumps(message).encode() + b"\n")
+                stream.flush()
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message as soon as the child reads."""
+        self._outbox.put(message)
+
+    def receive(self, limit_s: float) -> dict[str, Any] | None:
+        """The next message; None if there will be none. Raises queue.Empty if the child says nothing so long."""
+        try:
+            return self._inbox.get(timeout=limit_s)
+        except queue.Empty:
+            if self.is_running():
+                raise
+            self._threads[0].join(_LAST_WORDS_S)  # its last words may still be in the pipe
+            return None if self._inbox.empty() else self._inbox.get()
+
+    def close(self) -> None:
+        """End it at once, with all that it started."""
+        clear(self)
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join(_LAST_WORDS_S)
 
 
 _BEFORE_READY_GRACE_S = 5.0
@@ -263,9 +309,11 @@ def _ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopReq
     grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
     emit(events.Stopping(signal_name(number), grace_s))
     deadline = time.monotonic() + grace_s
-    group.send(
-        number, to_all=not is_serving
-    )  # vLLM drains its requests only if its workers do not get it too
+    # vLLM drains its requests only if its workers do not get it too
+    if is_serving:
+        group.send(number)
+    else:
+        group.send_all(number, spares_trackers=False)
     has_leader = True
     while time.monotonic() < deadline and group.members():
         if has_leader and not group.is_running():
@@ -282,11 +330,8 @@ def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
     The traces are read once everything stands still: an orphan that still starts must not make more meanwhile.
     """
     try:
-        victims = [process for process in group.members() if not _is_tracker(process)]
-        _send(victims, signal.SIGSTOP)
+        is_left = group.send_all(signal.SIGSTOP) > 0
         group.note_traces()
+    finally:  # an interruption must not leave frozen processes behind
         is_gone = group.kill()
-    except BaseException:  # an interruption must not leave frozen processes behind
-        group.kill()
-        raise
-    return bool(victims), files.remove(group.traces) if is_gone else ()
+    return is_left, files.remove(group.traces) if is_gone else ()

@@ -111,7 +111,7 @@ def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> 
         )
     if type(error).__module__.startswith("httpx"):  # httpx or httpx2, as the client library's version has it
         return _of_transport(endpoint, error)
-    if isinstance(error, ValueError | openai.OpenAIError):
+    if isinstance(error, ValueError | RecursionError | openai.OpenAIError):
         return TrafficError(
             f"the server at {endpoint.root} sent an invalid answer: {_said(endpoint, str(error))}"
         )

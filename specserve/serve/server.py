@@ -15,12 +15,11 @@ from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import Holder, holder
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import causes, events, health, logs
-from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
 from specserve.serve.health import Links, ProgressWatch, StallClock
 from specserve.serve.logs import LogTail, MemoryFigures, Phase, default_log, is_disk_full, next_phase
 from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
-from specserve.serve.signals import StopRequest, notify, stop_on_signals
+from specserve.serve.signals import StopRequest, notify, signal_name, stop_on_signals
 
 _TICK_S = 0.1
 _NEWS_S = 0.5
@@ -54,7 +53,6 @@ class RunningServer:
         self._emit = _never_failing(emit)
         self._tail = LogTail(child.log_path)
         self._phase_began_s = 0.0
-        self._oom_kills = causes.count_oom_kills()
         self._links = Links(plan) if plan.node_rank is not None else None
 
     @property
@@ -123,9 +121,7 @@ class RunningServer:
         log_bytes = 0 if self.phase is Phase.WARM_UP else self._tail.offset
         done = health.activity(self.child.members(), log_bytes=log_bytes)
         if clock.is_stalled(done, at_s=now_s, limit_s=limit_s):
-            raise causes.stalled(
-                self.phase, limit_s=limit_s, log_path=self.log_path, oom_kills=self._oom_kills
-            )
+            raise causes.stalled(self.child, self.phase, limit_s=limit_s)
 
     def _read_log(self) -> None:
         for line in self._tail.read():
@@ -146,10 +142,9 @@ class RunningServer:
         """The last lines of the start, and from the metrics what a quiet log left out."""
         self._read_log()
         self._end_phase()
-        answer = health.get(f"{self.url}/metrics", timeout_s=2.0) if self.plan.answers else None
-        if answer is not None and answer[0] == 200:
+        if self.plan.answers:
             with contextlib.suppress(ValueError):
-                self.figures = logs.add_metrics(self.figures, answer[1])
+                self.figures = logs.add_metrics(self.figures, health.metrics_text(self.url))
 
     def _warm_up(self) -> None:
         """Send one short completion and wait for it; a server that refuses it is ready all the same."""
@@ -202,13 +197,7 @@ class RunningServer:
         if self.child.is_running():
             return
         self.child.note_traces()
-        raise causes.died(
-            self.phase,
-            exit_code=self.child.exit_code,
-            after_s=self.child.elapsed_s,
-            log_path=self.log_path,
-            oom_kills=self._oom_kills,
-        )
+        raise causes.died(self.child, self.phase, after_s=self.child.elapsed_s)
 
     def check_soon(self) -> None:
         """As `check`; a server that answers no more is waited for, since its processes end after its port."""

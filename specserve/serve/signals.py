@@ -14,6 +14,14 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for one that this host does not know."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class StopRequest:
     """Set once or more, from a signal handler or a thread. (threading.Event may deadlock in a handler.)"""
 

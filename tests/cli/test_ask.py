@@ -61,6 +61,11 @@ def test_a_completion_instead_of_a_chat_is_said() -> None:
     assert b"`demo` has no chat template, so the text was continued instead (`--completion`)" in done.stderr
 
 
+def test_without_an_address_the_server_that_is_asked_is_named(tmp_path: Path) -> None:
+    done = ask("hi", env={"SPECSERVE_STATE_DIR": str(tmp_path)})
+    assert done.stderr.decode().splitlines()[0] == "asking the server at http://127.0.0.1:8000"
+
+
 def test_the_prompt_may_come_from_stdin_byte_for_byte() -> None:
     script = Script()
     with serving(script) as url:

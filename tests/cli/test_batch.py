@@ -62,7 +62,7 @@ send(event="done", acceptance=counts)
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
     monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
     return LaunchPlan(
         name="demo",
@@ -88,7 +88,7 @@ SHUFFLING = """
 import json, os, random, select, sys
 def send(**message):
     print(json.dumps(message), flush=True)
-held, unread, limit = [], b"", int(os.environ["LIMIT"])
+held, unread, limit, is_ended = [], b"", int(os.environ["LIMIT"]), False
 while True:
     if select.select([0], [], [], 0.002)[0]:
         read = os.read(0, 1 << 16)
@@ -97,7 +97,7 @@ while True:
             if "engine_kwargs" in message:
                 send(event="ready", vllm="0.32.0", max_num_seqs=8, defaults={})
             elif "end" in message:
-                send(event="done", acceptance=None)
+                is_ended = True
             else:
                 held.append(message["index"])
                 with open(os.environ["ASKED"], "a") as asked:
@@ -108,6 +108,9 @@ while True:
         limit -= 1
         send(event="finished", index=(index := held.pop(random.randrange(len(held)))), text=f"text {index}",
              finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+    elif is_ended and not held:
+        send(event="done", acceptance=None)
+        is_ended = False
 """
 """An engine that finishes its requests in any order, and stops after LIMIT of them."""
 

@@ -12,7 +12,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import prometheus, stat, timeseries
 from grafana_foundation_sdk.models.dashboard import Dashboard, Panel
 
-from specserve.deploy.dashboard import dashboard
+from specserve.deploy.monitoring import dashboard
 
 
 @pytest.fixture

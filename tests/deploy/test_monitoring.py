@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.deploy.dashboard import dashboard, queries
-from specserve.deploy.monitoring import alert_rules, canary_alerts
+from specserve.deploy.monitoring import alert_rules, canary_alerts, dashboard
 from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +30,11 @@ expect:
   - {workload: code, concurrency: 4, min_mean_acceptance_length: 3.0, min_acceptance_rate: 0.5, max_ttft_p99_ms: 300}
 """
 MakeProfile = Callable[[str], Profile]
+
+
+def queries() -> list[str]:
+    """Every PromQL expression of the dashboard."""
+    return [target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]]
 
 
 def rules(text: str) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ import yaml
 
 from specserve.cli.commands import run
 from specserve.deploy.deployment import Deployment
-from specserve.deploy.pools import canary_share, crossover
+from specserve.deploy.kubernetes import crossover
+from specserve.deploy.targets import with_canary
 from specserve.errors import SpecserveError, UsageError
 from specserve.hardware.host import free_port
 from tests.deploy.conftest import ROOT, files_of, made_of, objects_of
@@ -121,9 +122,11 @@ def test_pools_of_one_host_have_accelerators_and_ports_of_their_own(pools: Deplo
 
 @pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])
 def test_a_share_that_is_none_is_refused(text: str) -> None:
+    made = made_of(LLAMA)
     with pytest.raises(UsageError, match="must be the name of an alternative and its share"):
-        canary_share(text)
-    assert canary_share("a=b=7%") == ("a=b", 7)
+        with_canary(made, text, lambda _: made)
+    canary = with_canary(made, "a=b=7%", lambda _: made).canary
+    assert canary is not None and (canary.alternative, canary.percent) == ("a=b", 7)
 
 
 @pytest.mark.parametrize(

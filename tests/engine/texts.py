@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.metrics.prometheus import read
-from specserve.serve.health import get
+from specserve.serve.health import metrics_text
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
@@ -102,9 +102,7 @@ def near_ties(texts: Sequence[Text], references: Sequence[Text]) -> int:
 
 def acceptance(up: Up) -> Acceptance:
     """What the server's counters hold since its start."""
-    answer = get(f"{up.url}/metrics", timeout_s=5.0)
-    assert answer is not None
-    return total_acceptance(read(answer[1]).acceptance.values())
+    return total_acceptance(read(metrics_text(up.url, timeout_s=5.0)).acceptance.values())
 
 
 def logprobs(up: Up, text: Text) -> list[float]:

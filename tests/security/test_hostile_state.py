@@ -20,7 +20,7 @@ from specserve.cli.app import _run as run
 from specserve.errors import FactError, UsageError
 from specserve.serve import health
 from specserve.serve.detached import registry
-from specserve.serve.detached.processes import MARK, Detached, Marked, boot_id, exit_file, marked, place
+from specserve.serve.detached.processes import MARK, Detached, Marked, boot_id, exit_file, mark, marked
 from specserve.serve.detached.registry import Record, to_json
 from specserve.serve.files import private, ticks
 
@@ -274,7 +274,7 @@ def test_a_process_cannot_put_a_name_of_its_choice_onto_the_screen(
     private(state / "servers")
     names = ["\x1b[2Jx", "../x", "ok"]
     children = [
-        subprocess.Popen(["sleep", "60"], env={MARK: f"{place()}:{name}:r"}, start_new_session=True)
+        subprocess.Popen(["sleep", "60"], env={MARK: mark(name, "r")}, start_new_session=True)
         for name in names
     ]
     try:
@@ -292,7 +292,7 @@ def test_a_process_cannot_put_a_name_of_its_choice_onto_the_screen(
 def test_root_believes_no_mark_of_another_user(state: Path) -> None:
     private(state / "servers")
     child = subprocess.Popen(
-        ["sleep", "60"], env={MARK: f"{place()}:demo:r"}, start_new_session=True, user=65534, cwd="/"
+        ["sleep", "60"], env={MARK: mark("demo", "r")}, start_new_session=True, user=65534, cwd="/"
     )
     try:
         assert settled(child) not in marked("demo")

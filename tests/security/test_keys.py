@@ -25,6 +25,7 @@ from specserve.serve.detached.registry import Record
 from specserve.serve.logs import Phase
 from specserve.serve.requests import Endpoint, endpoint
 from specserve.serve.server import refuse_taken_port
+from tests.serve.conftest import Ended
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-7f3a/never+anywhere=19c2"
@@ -218,7 +219,7 @@ def test_nor_does_a_transport_or_a_parser_that_quotes_it() -> None:
 def test_a_log_that_quotes_a_token_is_neither_quoted_nor_kept_with_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"RuntimeError: {SECRETS['HF_TOKEN']} at https://me:pass-word-9@hub/x\n" * 9)
-    error = causes.died(Phase.ENGINE, exit_code=1, after_s=1.0, log_path=log, oom_kills=0)
+    error = causes.died(Ended(log, exit_code=1), Phase.ENGINE, after_s=1.0)
     assert leaks(repr((error.message, error.causes, error.log_tail, error.hint))) == []
     assert leaks(failure(error)) == []
 

@@ -10,9 +10,24 @@ import pytest
 
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve.process import Group
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 FakePlan = Callable[..., LaunchPlan]
+
+
+class Ended(Group):
+    """A server that is gone."""
+
+    pid = 0
+    exit_code = None
+    oom_kills = 10**9
+
+    def __init__(self, log_path: Path, *, exit_code: int | None) -> None:
+        self.log_path, self.exit_code = log_path, exit_code
+
+    def is_running(self) -> bool:
+        return False
 
 
 @pytest.fixture

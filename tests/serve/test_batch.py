@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
-from operator import itemgetter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.batch import Entry, answered, entries, record
-from specserve.serve.journal import Stdout
-from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
+from specserve.serve.batch import Entry, Stdout, entries
 
 
 def only(raw: bytes) -> Entry:
@@ -25,20 +21,16 @@ def only(raw: bytes) -> Entry:
 def test_a_line_is_a_prompt_and_sampling_parameters() -> None:
     entry = only(b'{"id": "a", "prompt": "def f(", "max_tokens": 9, "temperature": 0}')
     assert (entry.id, entry.index, entry.line, entry.error) == ("a", 0, 1, None)
-    assert entry.request == OfflineRequest(0, "def f(", None, {"max_tokens": 9, "temperature": 0})
+    assert entry.request == {"prompt": "def f(", "params": {"max_tokens": 9, "temperature": 0}}
 
 
 def test_a_prompt_may_be_token_ids() -> None:
-    request = only(b'{"prompt": [1, 2, 3]}').request
-    assert request is not None
-    assert request.prompt == [1, 2, 3]
+    assert only(b'{"prompt": [1, 2, 3]}').request == {"prompt": [1, 2, 3], "params": {}}
 
 
 def test_a_line_may_be_a_chat() -> None:
     request = only(b'{"messages": [{"role": "user", "content": "hi"}]}').request
-    assert request is not None
-    assert request.messages == [{"role": "user", "content": "hi"}]
-    assert request.prompt is None
+    assert request == {"messages": [{"role": "user", "content": "hi"}], "params": {}}
 
 
 def test_blank_lines_count_as_lines_of_the_file_but_not_as_requests() -> None:
@@ -85,7 +77,8 @@ def test_a_bad_line_says_what_is_wrong_with_it(raw: bytes, reason: str) -> None:
 
 
 def test_a_bad_line_keeps_its_id_where_it_has_one() -> None:
-    assert record(only(b'\n{"id": 7}'), None) == {
+    entry = only(b'\n{"id": 7}')
+    assert entry.record({"error": entry.error}) == {
         "id": 7,
         "index": 0,
         "error": "line 2: one of `prompt` and `messages` is needed",
@@ -105,8 +98,7 @@ def test_every_json_object_with_a_prompt_is_read_back_as_it_was_written(
 ) -> None:
     params = {key: value for key, value in params.items() if key not in {"id", "prompt", "messages"}}
     request = only(json.dumps({**params, "prompt": prompt}).encode()).request
-    assert request is not None
-    assert (request.prompt, request.params) == (prompt, params)
+    assert request == {"prompt": prompt, "params": params}
 
 
 def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obeys_it(
@@ -117,55 +109,6 @@ def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obe
     assert raw.isascii()
     assert b"\x1b" not in raw
     assert len(raw.decode().splitlines()) == 1
-
-
-class Backwards(OfflineEngine):
-    """An engine that takes everything first and answers the last request first; it starts nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def run(self, requests: Iterable[OfflineRequest]) -> Iterator[Finished | Refused]:
-        for request in reversed(list(requests)):
-            if request.prompt == "too long":
-                yield Refused(request.index, "the prompt is too long")
-            else:
-                yield Finished(request.index, str(request.prompt).upper(), "stop", 1, 2)
-
-
-def test_answers_come_back_in_the_order_of_the_input_with_bad_lines_in_their_places() -> None:
-    data = b'{"prompt":"a"}\n{oops}\n{"prompt":"too long"}\n{"prompt":"b"}\n[]\n'
-    answers = [record(entry, answer) for entry, answer in answered(Backwards(), entries(data))]
-    assert sorted(answers, key=itemgetter("index")) == [
-        {
-            "id": None,
-            "index": 0,
-            "text": "A",
-            "finish_reason": "stop",
-            "prompt_tokens": 1,
-            "completion_tokens": 2,
-        },
-        {
-            "id": None,
-            "index": 1,
-            "error": "line 2: invalid JSON at column 2: expecting property name enclosed in double quotes",
-        },
-        {"id": None, "index": 2, "error": "line 3: the prompt is too long"},
-        {
-            "id": None,
-            "index": 3,
-            "text": "B",
-            "finish_reason": "stop",
-            "prompt_tokens": 1,
-            "completion_tokens": 2,
-        },
-        {"id": None, "index": 4, "error": "line 5: not a JSON object"},
-    ]
-
-
-def test_input_without_a_single_request_needs_no_engine() -> None:
-    answers = list(answered(None, entries(b"[]\n{}\n")))
-    assert sorted(entry.index for entry, _ in answers) == [0, 1]
 
 
 @given(st.permutations(range(6)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve import causes
+from specserve.serve import process
 from specserve.serve.logs import default_log
 
 
@@ -33,5 +33,7 @@ def test_kills_for_memory_are_summed_over_host_and_container(
 ) -> None:
     (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 2\n")
     (tmp_path / "events").write_text("low 0\noom 9\noom_kill 1\noom_group_kill 5\n")
-    monkeypatch.setattr(causes, "_COUNTERS", (tmp_path / "vmstat", tmp_path / "events", tmp_path / "missing"))
-    assert causes.count_oom_kills() == 3
+    monkeypatch.setattr(
+        process, "_COUNTERS", (tmp_path / "vmstat", tmp_path / "events", tmp_path / "missing")
+    )
+    assert process.count_oom_kills() == 3

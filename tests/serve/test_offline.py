@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from specserve.errors import LaunchError, UsageError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.offline import Finished, OfflineEngine, OfflineRequest, Refused
+from specserve.serve.offline import OfflineEngine
 
 SPEAKER = """
 import json, os, signal, sys, time
@@ -64,8 +65,22 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def requests(count: int) -> Iterator[OfflineRequest]:
-    return (OfflineRequest(index, f"prompt {index}", None, {"max_tokens": 4}) for index in range(count))
+def requests(count: int) -> Iterator[dict[str, Any]]:
+    return (
+        {"index": index, "prompt": f"prompt {index}", "params": {"max_tokens": 4}} for index in range(count)
+    )
+
+
+def text(
+    index: int, text: str, finish_reason: str, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "finish_reason": finish_reason,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+    }
 
 
 WORKS = """
@@ -87,11 +102,11 @@ send(event="done", acceptance=counts)
 def test_requests_are_answered_and_the_acceptance_is_known_at_the_end(log: Path) -> None:
     with engine(WORKS, log) as child:
         assert child.start() == "0.32.0"
-        answers = list(child.run(requests(3)))
+        answers = list(child.answers(requests(3)))
     assert answers == [
-        Finished(0, "prompt 0", "stop", 2, 4),
-        Refused(1, "too long"),
-        Finished(2, "prompt 2", "stop", 2, 4),
+        text(0, "prompt 0", "stop", 2, 4),
+        {"index": 1, "error": "too long"},
+        text(2, "prompt 2", "stop", 2, 4),
     ]
     assert child.acceptance == Acceptance(2, 8, 4, (2, 2))
 
@@ -100,43 +115,8 @@ def test_an_engine_without_speculation_has_no_acceptance(log: Path) -> None:
     script = 'send(event="ready", vllm="0.33.0", max_num_seqs=1, defaults={})\nnext(inbox)\n'
     with engine(script + 'send(event="done", acceptance=None)', log) as child:
         child.start()
-        assert list(child.run([])) == []
+        assert list(child.answers([])) == []
     assert child.acceptance is None
-
-
-def test_the_engine_never_holds_more_than_its_window(log: Path) -> None:
-    script = """
-    send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
-    held = []
-    for message in inbox:
-        if "end" in message:
-            break
-        held.append(message["index"])
-        if len(held) == 4:  # twice max_num_seqs: only now may more come
-            index = held.pop(0)
-            send(event="finished", index=index, text=str(max(held)), finish_reason="stop",
-                 prompt_tokens=1, completion_tokens=1)
-            if index == 6:
-                for rest in held:
-                    send(event="finished", index=rest, text="9", finish_reason="stop",
-                         prompt_tokens=1, completion_tokens=1)
-    send(event="done", acceptance=None)
-    """
-    with engine(script, log) as child:
-        child.start()
-        answers = list(child.run(requests(10)))
-    assert [int(answer.text) for answer in answers if isinstance(answer, Finished)] == [
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        9,
-        9,
-        9,
-    ]
 
 
 def test_environment_of_the_plan_reaches_the_engine(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +174,7 @@ def test_a_killed_engine_is_an_error_and_no_wait(log: Path) -> None:
     with engine(script, log) as child:
         child.start()
         with pytest.raises(LaunchError, match=r"killed by SIGKILL after .*, while generating"):
-            list(child.run(requests(3)))
+            list(child.answers(requests(3)))
 
 
 def test_an_engine_that_says_why_it_failed_is_quoted_if_its_log_says_nothing(log: Path) -> None:
@@ -220,7 +200,7 @@ def test_an_engine_that_does_not_read_keeps_nobody_from_leaving(log: Path) -> No
     ):
         child.start()
         is_ready = True
-        list(child.run([OfflineRequest(0, "x" * (1 << 20), None, {})]))  # more than a pipe holds
+        list(child.answers([{"index": 0, "prompt": "x" * (1 << 20), "params": {}}]))  # more than a pipe holds
 
 
 def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> None:
@@ -231,14 +211,14 @@ def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> Non
     """
     with engine(script, log) as child:
         child.start()
-        answers = child.run(requests(3))
-        assert next(answers) == Finished(0, "kept", "stop", 1, 1)
+        answers = child.answers(requests(3))
+        assert next(answers) == text(0, "kept", "stop", 1, 1)
         with pytest.raises(LaunchError):
             next(answers)
 
 
 def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
     with (
         engine("time.sleep(600)", log, stall_timeout_s=0.5) as child,
         pytest.raises(LaunchError, match=r"no progress for 0\.5s") as error,
@@ -250,7 +230,7 @@ def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pyte
 def test_leaving_ends_an_engine_that_ignores_everything_and_what_it_started(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("specserve.serve.process._LAST_WORDS_S", 0.5)
     script = """
     import subprocess
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError, UsageError
-from specserve.serve.journal import Output
+from specserve.serve.batch import Output
 
 DATA = b"".join(b'{"id": "r%d", "prompt": "p"}\n' % index for index in range(4))
 
@@ -125,7 +125,7 @@ def test_a_failed_line_counts_as_finished(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_keeps_the_journal_whole(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     code = (
-        "import resource, signal; from pathlib import Path; from specserve.serve.journal import Output\n"
+        "import resource, signal; from pathlib import Path; from specserve.serve.batch import Output\n"
         "from specserve.errors import FactError\n"
         f"path, data = Path({str(path)!r}), {DATA!r}\n"
         "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
@@ -204,7 +204,7 @@ def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     code = (
-        "import os; from pathlib import Path; from specserve.serve.journal import Output\n"
+        "import os; from pathlib import Path; from specserve.serve.batch import Output\n"
         f"path, data = Path({str(tmp_path / 'out.jsonl')!r}), {DATA!r}\n"
         "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
         "o.write({'id': 'r0', 'index': 0}); os.kill(os.getpid(), 9)\n"

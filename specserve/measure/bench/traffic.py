@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import queue
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.arms import Arm
@@ -27,7 +24,7 @@ from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
 from specserve.serve.logs import read_end
-from specserve.serve.process import Child
+from specserve.serve.process import JsonChild
 from specserve.serve.requests import RequestRefused, endpoint
 
 
@@ -58,7 +55,6 @@ CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
 _START_LIMIT_S = 300.0
-_LAST_WORDS_S = 3.0
 _REST_S = 1.1
 """So long after its last step a server's workers still spin, and take their cores from whoever is next.
 
@@ -89,15 +85,12 @@ class Driver:
         """`on_tick` is called a few times a second while we wait; it may raise, to break off."""
         self._on_tick = on_tick
         self._log_path = log_path
-        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._count = 0
         self._last_url = ""
         self._last_end_s = 0.0
         self.vllm = ""
         """Its version, once it is ready."""
-        self._child = Child(command, env=_environment(key_variables), log_path=log_path, has_pipes=True)
-        self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
-        self._reader.start()
+        self._child = JsonChild(command, env=_environment(key_variables), log_path=log_path)
 
     def __enter__(self) -> Driver:
         return self
@@ -126,10 +119,7 @@ class Driver:
                 self._on_tick()
                 time.sleep(min(left_s, _TICK_S))
         self._count += 1
-        line = json.dumps({"pass": str(self._count), "url": url, **traffic}).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
-            self._child.input.write(line)
-            self._child.input.flush()
+        self._child.tell({"pass": str(self._count), "url": url, **traffic})
         requests = []
         while (message := self._next())["event"] == "request":
             requests.append(_read_request(message))
@@ -140,23 +130,13 @@ class Driver:
 
     def close(self) -> None:
         """End it at once: its requests are aborted by that, and its servers idle again."""
-        self._child.kill()
-        with contextlib.suppress(OSError):
-            self._child.input.close()
-        self._reader.join(_LAST_WORDS_S)
-
-    def _read(self, stream: IO[bytes]) -> None:
-        with stream:
-            for line in stream:
-                with contextlib.suppress(ValueError):
-                    self._messages.put(json.loads(line))
-        self._messages.put(None)
+        self._child.close()
 
     def _next(self) -> dict[str, Any]:
         while True:
             self._on_tick()
             try:
-                message = self._messages.get(timeout=_TICK_S)
+                message = self._child.receive(_TICK_S)
             except queue.Empty:
                 continue
             if message is None or (message["event"] == "failed" and message["pass"] is None):
@@ -164,7 +144,7 @@ class Driver:
             return message
 
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
-        self._child.wait(_LAST_WORDS_S)
+        self._child.wait()
         lines = tuple(line.text for line in read_end(self._log_path)[-20:])
         why = message["error"] if message is not None else (lines[-1] if lines else "it printed nothing")
         missing = "No module named" in why and "vllm" in why

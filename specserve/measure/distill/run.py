@@ -18,10 +18,9 @@ from specserve.measure.distill.result import Distilled, Gain, Outcome, gain_of
 from specserve.measure.distill.training import ask_child
 from specserve.measure.run import Outlet
 from specserve.measure.statistics import PromptAcceptance
-from specserve.serve.batch import GenerateView, entries
+from specserve.serve.batch import GenerateView, entries, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.files import read_own, write_anew
-from specserve.serve.journal import open_output
 from specserve.serve.signals import stop_on_signals
 
 ANSWERS, TRAINED, SIMULATED = "answers.jsonl", "trained.json", "simulated.json"

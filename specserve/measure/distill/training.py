@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import Interrupted, LaunchError, UsageError
-from specserve.serve.causes import count_oom_kills, died
-from specserve.serve.process import Child, clear
+from specserve.errors import Interrupted, UsageError
+from specserve.serve.causes import died
+from specserve.serve.process import JsonChild
 from specserve.serve.signals import StopRequest
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.distilling")
@@ -44,15 +41,10 @@ def ask_child(
 
     Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
     """
-    oom_kills = count_oom_kills()
-    child = Child(_command(python), env={}, log_path=log_path, has_pipes=True)
-    messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(child, messages), daemon=True)
-    reader.start()
+    child = JsonChild(_command(python), env={}, log_path=log_path)
     asked_at: float | None = None
     try:
-        child.input.write(json.dumps(request).encode() + b"\n")
-        child.input.flush()
+        child.tell(request)
         while True:
             if stop.count and asked_at is None:
                 asked_at = time.monotonic()
@@ -60,7 +52,7 @@ def ask_child(
             if asked_at is not None and (stop.count > 1 or time.monotonic() - asked_at > _SAVE_S):
                 raise _interrupted(stop)
             try:
-                message = messages.get(timeout=_TICK_S)
+                message = child.receive(_TICK_S)
             except queue.Empty:
                 continue
             if asked_at is not None and (message is None or message["event"] != "done"):
@@ -68,25 +60,14 @@ def ask_child(
                     raise _interrupted(stop)
                 continue
             if message is None or message["event"] == "failed":
-                child.wait(3.0)
-                raise died(
-                    str(request["work"]),
-                    exit_code=child.exit_code,
-                    after_s=child.elapsed_s,
-                    log_path=log_path,
-                    oom_kills=oom_kills,
-                    said=str(message["error"]) if message is not None else None,
-                )
+                child.wait()
+                said = str(message["error"]) if message is not None else None
+                raise died(child, str(request["work"]), after_s=child.elapsed_s, said=said)
             if message["event"] == "done":
                 return message
             on_event(message)
-    except BrokenPipeError:
-        raise LaunchError(f"the {request['work']} process ended at once", hint=f"see {log_path}") from None
     finally:
-        clear(child)
-        with contextlib.suppress(OSError):  # what the child did not read cannot be flushed
-            child.input.close()
-        reader.join(3.0)
+        child.close()
 
 
 def has_speculators(python: str | None) -> bool:
@@ -105,16 +86,6 @@ def _command(python: str | None) -> tuple[str, ...]:
     if python is None:
         return CHILD
     return (python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[3]))
-
-
-def _read(child: Child, messages: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    with child.output as stream:
-        for line in stream:
-            try:
-                messages.put(json.loads(line))
-            except ValueError:  # a line cut off by the child's death
-                continue
-    messages.put(None)
 
 
 def _interrupted(stop: StopRequest) -> Interrupted:

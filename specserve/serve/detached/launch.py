@@ -1,4 +1,4 @@
-"""Start a server that outlives this command, and wait until it answers. Does not know what is served."""
+"""Start a server that outlives this command, and wait until it answers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from typing import Any
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
-from specserve.serve.causes import count_oom_kills
 from specserve.serve.detached import processes, registry, watcher
-from specserve.serve.detached.observe import DeviceRoom
 from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
 from specserve.serve.detached.registry import LaunchedArm, Record
+from specserve.serve.detached.room import DeviceRoom
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
 from specserve.serve.logs import default_log
-from specserve.serve.process import resolve_env
+from specserve.serve.process import count_oom_kills, resolve_env
 from specserve.serve.server import Gate, RunningServer, refuse_taken_port
 from specserve.serve.signals import StopRequest, stop_on_signals
-
-_NOTHING = DeviceRoom((), None, None)
 
 
 def launch(
@@ -55,20 +52,22 @@ def launch(
     with contextlib.ExitStack() as stack:
         # no handler of a signal raises from here on: an exception while a process starts would leave it behind
         stop = stop or stack.enter_context(stop_on_signals())
-        record = _new_record(
-            plan, name, profile, arm or LaunchedArm(), room or _NOTHING, log_path or default_log(name)
-        )
+        record = _new_record(plan, name, profile, arm, room, log_path or default_log(name))
         _claim(record, plan)
         undo = stack.enter_context(contextlib.ExitStack())
         undo.callback(registry.remove, name, run=record.run)
         scratch = make_scratch(env, outlives_us=True)
         undo.callback(remove_scratch, scratch)
-        record = dataclasses.replace(record, scratch=str(scratch) if scratch else None)
-        record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})
-        group = Detached(record)
+        env = {**within(env, scratch), MARK: mark(name, record.run)}
+        leader, its_watcher = _spawn(record, plan, env=env)
+        changes: dict[str, Any] = {
+            "leader": leader,
+            "watcher": its_watcher,
+            "scratch": str(scratch) if scratch else None,
+        }
+        group = Detached(dataclasses.replace(record, **changes))
         server = RunningServer(plan, group, stop=stop, emit=on_event, warms_up=warms_up)
         undo.callback(server.end)
-        changes = {"leader": record.leader, "watcher": record.watcher, "scratch": record.scratch}
         _refuse_stopped(record, registry.change(record, **changes))
 
         def keep_ready(server: RunningServer) -> None:
@@ -95,10 +94,25 @@ def _refuse_stopped(record: Record, now: Record | None, *, cause: LaunchError | 
 
 
 def _new_record(
-    plan: LaunchPlan, name: str, profile: str, arm: LaunchedArm, room: DeviceRoom, log_path: Path
+    plan: LaunchPlan,
+    name: str,
+    profile: str,
+    arm: LaunchedArm | None,
+    room: DeviceRoom | None,
+    log_path: Path,
 ) -> Record:
     speculation = plan.speculation or {}
     count = speculation.get("num_speculative_tokens")
+    taken_over = (
+        "fingerprint",
+        "vllm",
+        "url",
+        "host",
+        "port",
+        "model",
+        "shutdown_timeout_s",
+        "stall_timeout_s",
+    )
     return Record(
         name=name,
         run=uuid.uuid4().hex,
@@ -106,23 +120,16 @@ def _new_record(
         started_at_s=time.time(),
         log_path=str(log_path),
         profile=profile,
-        fingerprint=plan.fingerprint,
-        vllm=plan.vllm,
-        url=plan.url,
-        host=plan.host,
-        port=plan.port,
-        model=plan.model,
         method=str(speculation["method"]) if "method" in speculation else None,
         num_speculative_tokens=count if isinstance(count, int) else None,
-        devices=room.devices,
-        device_share=room.share,
-        device_bytes=room.least_bytes,
-        shutdown_timeout_s=plan.shutdown_timeout_s,
-        stall_timeout_s=plan.stall_timeout_s,
+        devices=room.devices if room else (),
+        device_share=room.share if room else None,
+        device_bytes=room.least_bytes if room else None,
         api_key_env=plan.api_key_env,
         launcher=identity(os.getpid()),
         oom_kills=count_oom_kills(),
-        arm=arm,
+        arm=arm or LaunchedArm(),
+        **{key: getattr(plan, key) for key in taken_over},
     )
 
 
@@ -143,8 +150,10 @@ def _claim(record: Record, plan: LaunchPlan) -> None:
         registry.write(record)
 
 
-def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record:
-    """vLLM and its watcher run. The environment goes through a pipe: it may hold a key."""
+def _spawn(
+    record: Record, plan: LaunchPlan, *, env: dict[str, str]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Start vLLM and its watcher; returns both. The environment goes through a pipe: it may hold a key."""
     request = {
         "argv": list(plan.argv),
         "env": env,
@@ -168,6 +177,4 @@ def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record
     if "error" in answer:
         message = f"cannot start `{plan.argv[0]}`, or write its log `{record.log_path}`: {answer['error']}"
         raise LaunchError(message)
-    return dataclasses.replace(
-        record, leader=identity(int(answer["pid"])), watcher=identity(int(answer["watcher"]))
-    )
+    return identity(int(answer["pid"])), identity(int(answer["watcher"]))

@@ -1,10 +1,9 @@
-"""How a detached server is right now, by its processes, its answers and its log; and what it takes of each device."""
+"""How a detached server is right now, by its processes, its answers and its log."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -14,17 +13,13 @@ from typing import Literal
 
 import psutil
 
-from specserve.diagnostics import Notices
-from specserve.errors import FactError, LaunchError, SpecserveError
+from specserve.errors import FactError, SpecserveError
 from specserve.metrics import prometheus
-from specserve.plan.host import kv_cache_bytes
-from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.schema import Profile
 from specserve.serve import health
 from specserve.serve.detached import registry
 from specserve.serve.detached.processes import Detached, boot_id, is_cared_for, is_running, marked, tidy
 from specserve.serve.detached.registry import Record
-from specserve.serve.files import open_regular
+from specserve.serve.logs import end_of_log
 
 _END_BYTES = 256 << 10
 # vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
@@ -57,12 +52,7 @@ class Recent:
 
 def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
     """Read the end of a server's log."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, 2) - _END_BYTES))
-            lines = file.read(_END_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return Recent()
+    lines = end_of_log(path, limit_bytes=_END_BYTES).splitlines()
     return of_lines(lines, now_s=now_s, span_s=span_s)
 
 
@@ -140,9 +130,7 @@ def observe(name: str) -> Seen | None:
         record = registry.read(name)
     except FactError as error:
         found = tuple(marked(name))
-        if found:
-            return _lost(name, pids=found, why=error.message)
-        return Seen(name, "dead", error.message)
+        return _lost(name, pids=found, why=error.message) if found else Seen(name, "dead", error.message)
     return _judge(record) if record is not None else None
 
 
@@ -153,9 +141,7 @@ def _lost(name: str, *, pids: tuple[int, ...], why: str) -> Seen:
 def _judge(record: Record) -> Seen:
     if record.boot_id != boot_id():
         return Seen(record.name, "gone", "the host was restarted since", record)
-    if record.ended is None and not Detached(record).is_running():
-        if is_cared_for(record):
-            return Seen(record.name, "stopping" if is_running(record.stopper) else "starting", "", record)
+    if record.ended is None and not Detached(record).is_running() and not is_cared_for(record):
         record = _ended(record)
     if record.ended is not None:
         return Seen(record.name, "dead", f"{record.ended.message}: {record.ended.cause}", record)
@@ -209,87 +195,3 @@ def _troubled(
         waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
         return "hung", f"no token for {still_s:.0f}s {waits}"
     return "ready", ""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRoom:
-    """Devices, and of each a share of its memory (`gpu_memory_utilization`) or bytes at least."""
-
-    devices: tuple[str, ...]
-    share: float | None
-    least_bytes: int | None
-
-
-def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> DeviceRoom:
-    """What the launch declares to take. Warns about detached servers on the same devices.
-
-    Raises LaunchError if all together declare more than a device has. `name`: of this one, if it is to be left.
-    """
-    room, totals = _declared_room(profile, plan), _device_totals(plan)
-    others = [record for record in _running_records() if record.name != name]
-    for device in room.devices:
-        beside = [record for record in others if device in record.devices]
-        if not beside:
-            continue
-        rooms = [room, *(DeviceRoom(each.devices, each.device_share, each.device_bytes) for each in beside)]
-        declared = sum(_share(each, totals.get(device)) for each in rooms)
-        what = "the CPU" if device == "cpu" else f"device {device}"
-        names = " and ".join(f"`{record.name}`" for record in beside)
-        if declared > 1.0:
-            raise LaunchError(
-                f"{what} has no room for this server next to {names}: "
-                f"together they would reserve {declared:.0%} of its memory",
-                hint=(
-                    "lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), choose other devices with "
-                    f"`--devices`, or run `specserve down {beside[0].name}`; `--no-check` starts it anyway"
-                ),
-            )
-        share = f": together they reserve {declared:.0%} of its memory" if declared else ""
-        notices.warn(f"{what} is shared with {names}{share}")
-    return room
-
-
-def _share(room: DeviceRoom, total_bytes: int | None) -> float:
-    if room.share is not None:
-        return room.share
-    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
-
-
-def _declared_room(profile: Profile, plan: LaunchPlan) -> DeviceRoom:
-    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
-
-    least_bytes = kv_cache_bytes(plan.engine_kwargs, plan.env if plan.platform == "cpu" else {})
-    utilization = plan.engine_kwargs.get("gpu_memory_utilization")
-    share = float(utilization) if isinstance(utilization, int | float) else GPU_MEMORY_UTILIZATION
-    return DeviceRoom(_launch_devices(profile, plan), share if least_bytes is None else None, least_bytes)
-
-
-def _launch_devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
-    """As CUDA counts them: the first ones of what it may see, as many as there are ranks."""
-    if plan.platform == "cpu":
-        return ("cpu",)
-    from specserve.hardware.accelerators import gpus, selected
-    from specserve.profile.schema import world_size
-
-    visible = plan.env.get("CUDA_VISIBLE_DEVICES")
-    listed = visible.split(",") if isinstance(visible, str) else None
-    found = selected(gpus(), devices=listed, environ=os.environ)
-    return tuple(gpu.uuid for gpu in found[: world_size(profile)])
-
-
-def _device_totals(plan: LaunchPlan) -> dict[str, int]:
-    if plan.platform == "cpu":
-        from specserve.hardware.accelerators import this_cpu
-
-        return {"cpu": this_cpu().accelerator.total_bytes}
-    from specserve.hardware.accelerators import gpus
-
-    return {gpu.uuid: gpu.total_bytes for gpu in gpus()}
-
-
-def _running_records() -> Iterator[Record]:
-    for name in registry.names():
-        with contextlib.suppress(FactError):
-            record = registry.read(name)
-            if record is not None and Detached(record).members():
-                yield record

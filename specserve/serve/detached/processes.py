@@ -48,26 +48,35 @@ def boot_id() -> str:
         return ""
 
 
-def place() -> str:
-    """A short name of the state folder: servers of another one are not ours."""
-    return hashlib.sha256(os.fsencode(os.path.realpath(state_folder()))).hexdigest()[:8]
+def mark(name: str, run: str = "") -> str:
+    """What the processes of a server carry in their environment; without a run, how it begins for every launch."""
+    place = os.fsencode(os.path.realpath(state_folder()))  # servers of another state folder are not ours
+    return f"{hashlib.sha256(place).hexdigest()[:8]}:{name}:{run}"
 
 
-def mark_of(pid: int) -> str | None:
-    """What a process's environment says of its launch; None if it says nothing, or not to us.
+def mark_of(pid: int) -> str:
+    """What a process's environment says of its launch; empty if it says nothing, or not to us.
 
     vLLM's engine processes write their title over their environment, so silence proves nothing.
     """
-    try:
-        with Path(f"/proc/{pid}/environ").open("rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.geteuid():
-                return None  # root may read it, and must not believe it
-            variables = file.read().split(b"\0")
-    except OSError:
-        return None
-    start = f"{MARK}=".encode()
-    found = next((item for item in variables if item.startswith(start)), None)
-    return found.removeprefix(start).decode(errors="replace") if found else None
+    with contextlib.suppress(OSError), Path(f"/proc/{pid}/environ").open("rb") as file:
+        start = f"{MARK}=".encode()
+        if (
+            os.fstat(file.fileno()).st_uid == os.geteuid()
+        ):  # root may read it of others, and must not believe it
+            found = (item for item in file.read().split(b"\0") if item.startswith(start))
+            return next(found, b"").removeprefix(start).decode(errors="replace")
+    return ""
+
+
+def marked(name: str | None = None) -> dict[int, str]:
+    """Processes of this user that say that they belong to a detached server (of this name), with its name."""
+    found, ours = {}, mark("").partition(":")[0]
+    for pid in psutil.pids():
+        place, its_name, _ = [*mark_of(pid).split(":", 2), "", ""][:3]
+        if place == ours and name in (None, its_name) and NAME.fullmatch(its_name):
+            found[pid] = its_name
+    return found
 
 
 _EXIT_IS_WRITTEN_WITHIN_S = 2.0
@@ -89,6 +98,7 @@ class Detached(Group):
         self.pid = self._leader[0] if self._leader else 0
         self.began_s = time.monotonic() - max(0.0, time.time() - record.started_at_s)
         self.log_path = Path(record.log_path)
+        self.oom_kills = record.oom_kills
         self.traces = frozenset(map(Path, record.traces))
         self.scratch = Path(record.scratch) if record.scratch else None
 
@@ -102,11 +112,9 @@ class Detached(Group):
         if self.is_running():
             return None
         deadline = time.monotonic() + _EXIT_IS_WRITTEN_WITHIN_S
-        while (
-            (code := self._written_code()) is None
-            and is_running(self._record.watcher)
-            and time.monotonic() < deadline
-        ):
+        while (code := self._written_code()) is None and time.monotonic() < deadline:
+            if not is_running(self._record.watcher):
+                return self._written_code()
             time.sleep(0.02)
         return code
 
@@ -125,7 +133,7 @@ class Detached(Group):
             return super()._has(pid)
         if identity(pid) in self._record.members:
             return True
-        return super()._has(pid) and mark_of(pid) == mark(self._record)
+        return super()._has(pid) and mark_of(pid) == mark(self._record.name, self._record.run)
 
     def keep_ready(self) -> Record | None:
         """Write down since when it is ready, its processes and what they hold; None as `registry.change`."""
@@ -145,8 +153,11 @@ class Marked(Group):
     exit_code = None
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._sessions = {pid for pid in marked(name) if _leads(pid)}
+        self._mark = mark(name)
+        self._sessions = set()
+        for pid in marked(name):
+            with contextlib.suppress(OSError):
+                self._sessions |= {pid} & {os.getsid(pid)}
         self._leader = identity(min(self._sessions)) if self._sessions else None
         self.pid = self._leader[0] if self._leader else 0
 
@@ -155,37 +166,9 @@ class Marked(Group):
         return is_running(self._leader)
 
     def _has(self, pid: int) -> bool:
-        text = mark_of(pid)
-        if text is not None:
-            return _parts(text)[:2] == (place(), self._name)
+        if text := mark_of(pid):
+            return text.startswith(self._mark)
         return os.getsid(pid) in self._sessions and self.is_running()
-
-
-def marked(name: str | None = None) -> dict[int, str]:
-    """Processes of this user that say that they belong to a detached server (of this name), with its name."""
-    found, here = {}, place()
-    for pid in psutil.pids():
-        its_place, its_name, _ = _parts(mark_of(pid))
-        if its_place == here and name in (None, its_name) and NAME.fullmatch(its_name):
-            found[pid] = its_name
-    return found
-
-
-def mark(record: Record) -> str:
-    """What the processes of a server carry in their environment."""
-    return f"{place()}:{record.name}:{record.run}"
-
-
-def _parts(text: str | None) -> tuple[str, str, str]:
-    its_place, its_name, run = [*(text or "").split(":", 2), "", ""][:3]
-    return its_place, its_name, run
-
-
-def _leads(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except OSError:
-        return False
 
 
 _UNKNOWN_DRAIN_S = 30.0
@@ -201,19 +184,15 @@ def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
         now = registry.read(record.name)
         if now is None or now.run != record.run:
             return
-        other = now.stopper if is_running(now.stopper) else None
-        if other is None:
+        if not is_running(now.stopper):
             with contextlib.suppress(FactError):  # a full disk must not keep it from being stopped
                 registry.write(dataclasses.replace(now, stopper=identity(os.getpid())))
-    if other is not None and _is_gone(record, stopper=other, stop=stop):
-        return
-    end(
-        Detached(now),
-        is_serving=now.ready_at_s is not None,
-        drain_s=now.shutdown_timeout_s,
-        stop=stop,
-        emit=emit,
-    )
+    while is_running(now.stopper):
+        left = registry.read(record.name)
+        if left is None or left.run != record.run or stop.wait(0.1):
+            return
+    is_serving = now.ready_at_s is not None
+    end(Detached(now), is_serving=is_serving, drain_s=now.shutdown_timeout_s, stop=stop, emit=emit)
     registry.remove(now.name, run=now.run)
 
 
@@ -226,27 +205,12 @@ def stop_marked(name: str, *, stop: StopRequest, emit: OnEvent) -> bool:
     return True
 
 
-def _is_gone(record: Record, *, stopper: tuple[int, int], stop: StopRequest) -> bool:
-    """Wait for the other command. False if that ended, and the server is still there."""
-    while is_running(stopper):
-        now = registry.read(record.name)
-        if now is None or now.run != record.run or stop.wait(0.1):
-            return True
-    return False
-
-
 def tidy(record: Record) -> Record:
     """The same server with how it ended, on disk too. Call it only if its first process is gone."""
     group = Detached(record)
     _, removed = clear(group)
     # last: whatever the log holds, no process may be left
-    error = died(
-        Phase.ENGINE if record.ready_at_s is None else Phase.SERVING,
-        exit_code=group.exit_code,
-        after_s=None,
-        log_path=group.log_path,
-        oom_kills=record.oom_kills,
-    )
+    error = died(group, Phase.ENGINE if record.ready_at_s is None else Phase.SERVING)
     ended = Ended(time.time(), group.exit_code, error.message, error.causes[0], error.hint, removed)
     with contextlib.suppress(SpecserveError):  # a full disk: the next command reports it
         return registry.change(record, ended=ended) or record
@@ -256,6 +220,17 @@ def tidy(record: Record) -> Record:
 def is_cared_for(record: Record) -> bool:
     """Whether another command sees to its end: the one that stops it, or that still waits for its start."""
     return is_running(record.stopper) or (record.ready_at_s is None and is_running(record.launcher))
+
+
+def running_command(name: str) -> list[str] | None:
+    """The command of a detached server as its process has it; None if none has that name."""
+    if name not in registry.names():
+        return None
+    record = registry.read(name)
+    if record is None or not Detached(record).is_running() or record.leader is None:
+        raise UsageError(f"the server `{name}` is not running", hint="`specserve ps` lists the servers")
+    words = psutil.Process(record.leader[0]).cmdline()
+    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter
 
 
 def main(name: str, run: str) -> None:
@@ -268,14 +243,3 @@ def main(name: str, run: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:3])
-
-
-def running_command(name: str) -> list[str] | None:
-    """The command of a detached server as its process has it; None if none has that name."""
-    if name not in registry.names():
-        return None
-    record = registry.read(name)
-    if record is None or not Detached(record).is_running() or record.leader is None:
-        raise UsageError(f"the server `{name}` is not running", hint="`specserve ps` lists the servers")
-    words = psutil.Process(record.leader[0]).cmdline()
-    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter

@@ -140,29 +140,25 @@ def from_json(text: str) -> Record:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BrokenRecord("the file is truncated, or does not hold a state") from error
     processes = (record.launcher, record.leader, record.watcher, record.stopper, *record.members)
-    pids = [process[0] for process in processes if process is not None]
     # signals are sent to what it names, and 1 is init
-    if not 0 <= record.port <= _MOST_PORT or not all(1 < pid < _MOST_PID for pid in pids):
+    if not 0 <= record.port <= _MOST_PORT or not all(1 < each[0] < _MOST_PID for each in processes if each):
         raise BrokenRecord("its values are out of range")
     return record
 
 
 def _typed(kind: Any, value: Any) -> Any:
     """What a JSON value is as a declared type: a class, a union, or a tuple of such. Raises TypeError, KeyError."""
+    parts = get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
         return kind(**{name: _typed(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
-    if isinstance(kind, UnionType):
-        if value is None and type(None) in get_args(kind):
-            return None
-        return _typed(get_args(kind)[0], value)
+    if isinstance(kind, UnionType):  # `X | None`
+        return None if value is None else _typed(parts[0], value)
     if get_origin(kind) is tuple and isinstance(value, list):
-        parts = get_args(kind)
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         return tuple(_typed(part, item) for part, item in zip(kinds, value, strict=True))
-    is_number = (
-        type(value) in (int, float) and abs(value) < _FARTHEST
-    )  # neither NaN nor more than a float holds
+    # neither NaN nor more than a float holds
+    is_number = type(value) in (int, float) and abs(value) < _FARTHEST
     if is_number if kind is float else type(value) is kind:
         return value
     raise TypeError(f"{value!r} is not {kind}")
@@ -213,17 +209,25 @@ def read(name: str) -> Record | None:
 def write(record: Record) -> None:
     """Put it on disk, whole. Raises FactError if that fails."""
     folder = folder_of(record.name)
-    try:
+    temporary = folder / f".state-{os.getpid()}"
+    with _writing(record.name):
         private(folder)
-        temporary = folder / f".state-{os.getpid()}"
         try:
             write_anew(temporary, to_json(record).encode())
             temporary.replace(folder / "state.json")
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
+
+
+@contextlib.contextmanager
+def _writing(name: str) -> Iterator[None]:
+    """Raises FactError if the state cannot be written."""
+    try:
+        yield
     except OSError as error:
-        raise FactError(f"the state of `{record.name}` cannot be written: {folder}: {_why(error)}") from error
+        raise FactError(
+            f"the state of `{name}` cannot be written: {folder_of(name)}: {_why(error)}"
+        ) from error
 
 
 def change(record: Record, **changes: Any) -> Record | None:
@@ -237,48 +241,41 @@ def change(record: Record, **changes: Any) -> Record | None:
         return now
 
 
-def remove(name: str, *, run: str | None = None) -> bool:
-    """Forget a server, or only this launch of it. False if it was another's by now."""
+def remove(name: str, *, run: str | None = None) -> None:
+    """Forget a server, or only this launch of it: the name may be another's by now."""
     with held(name):
-        if run is not None:
-            now = read(name)
-            if now is None or now.run != run:
-                return False
-        folder = folder_of(name)
-        if folder.is_symlink():
-            folder.unlink(missing_ok=True)  # what it leads to is not ours
-        shutil.rmtree(folder, ignore_errors=True)
-        return True
+        now = read(name) if run is not None else None
+        if run is None or (now is not None and now.run == run):
+            folder = folder_of(name)
+            if folder.is_symlink():
+                folder.unlink(missing_ok=True)  # what it leads to is not ours
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def held(name: str) -> Iterator[None]:
     """For a moment, nobody else changes this server's state. Raises FactError if that cannot be had."""
-    path = state_folder() / "servers" / f".{name}.lock"
-    folder_of(name)
+    folder = folder_of(name).parent
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with _writing(name):
+        descriptor = os.open(private(folder) / f".{name}.lock", flags, 0o600)
     try:
-        private(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise FactError(f"the state of `{name}` cannot be written: {path.parent}: {_why(error)}") from error
-    try:
-        _wait_for(descriptor, name)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not _is_locked(descriptor):
+            if time.monotonic() > deadline:
+                raise FactError(f"another command has locked the state of `{name}`")
+            time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)  # releases it
 
 
-def _wait_for(descriptor: int, name: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise FactError(f"another command has locked the state of `{name}`") from None
-            time.sleep(0.05)
-        else:
-            return
+def _is_locked(descriptor: int) -> bool:
+    """Whether the lock is ours now."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _why(error: Exception) -> str:

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Rendered by `specserve render --to sglang` from `llama33-70b-eagle3`
 # for SGLang 0.5.23, fingerprint 1bccd07712049d33.
-# Change the profile and render again. specserve has never started SGLang: measure before you rely
-# on it.
+# Do not edit: change the profile and render again, which overwrites this file.
+# specserve has never started SGLang: measure before you rely on it.
 # - K = 6 is --speculative-num-steps 6 --speculative-eagle-topk 1 --speculative-num-draft-tokens 7;
 #   its draft tokens count the last verified token too
 # - --speculative-use-rejection-sampling: SGLang cannot sample the drafts of a head with a reduced
