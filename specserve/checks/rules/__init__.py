@@ -19,7 +19,7 @@ RETIRED = {
     "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD134": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD160": "vLLM refuses such a launch itself, at its start",
-    "SD168": "only vLLM 0.31 was concerned",
+    "SD168": "it concerned a single vLLM version",
     "SD206": "mapping two equal vocabularies harms nothing",
     "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
     "SD254": "vLLM refuses such settings itself, in the first seconds of a start",
