@@ -13,8 +13,8 @@ from specserve.checks.rules import all_rules, memory, tokenizers
 from specserve.checks.run import Examined, context_of, examined_in, identity, rules_for, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.profile.validate import UnreadableValue
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -106,7 +106,7 @@ def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> Gath
 def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, str]:
     """The context with the launch on this host; or why the rules about the host do not apply."""
     from specserve.checks.oraclechild import installed_table
-    from specserve.plan.host import localize, seen_from, this_host
+    from specserve.plan.host import localize, seen_from, this_host, with_taken_port
     from specserve.plan.launch import launch
     from specserve.vllm.versions import contains, installed
 
@@ -125,7 +125,7 @@ def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, st
         plan = launch(profile, table=installed_table(found), platform=found.platform, version=found.version)
         host = this_host()
         plan = localize(plan, installed=found, host=host)
-        host = seen_from(host, plan)
+        host = with_taken_port(seen_from(host, plan), plan)
     except SpecserveError as error:
         return context, f"no launch can be planned: {error.message}"
     if plan.port in host.taken_ports and plan.port in wanted.servers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from specserve.checks.config import Config, head_config, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 from specserve.vllm.context import Length, context_length
 from specserve.vllm.fact import Fact, minor
 from specserve.vllm.registry import registry
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.arguments import ArgumentProblem
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
+    from specserve.vllm.arguments import ArgumentProblem
 
 ERROR, WARNING, INFO = Severity
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]

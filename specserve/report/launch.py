@@ -13,7 +13,7 @@ from specserve.report.numbers import count
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
-    from specserve.convert.given import EngineStart
+    from specserve.convert.invocation import EngineStart
     from specserve.deploy.deployment import Artifact
     from specserve.diagnostics import Finding
     from specserve.plan.launchplan import LaunchPlan

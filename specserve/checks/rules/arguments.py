@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
-from specserve.plan.arguments import ArgumentProblem, problems
+from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
-from specserve.vllm.arguments import Section
+from specserve.vllm.arguments import ArgumentProblem, Section
 from specserve.vllm.versions import table, versions_with
 
 
@@ -42,7 +42,7 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
         known = table(version)
         found = list(problems(ctx.profile, known))
         if ctx.profile.file == COMMAND:
-            from specserve.convert.options import refused_spellings
+            from specserve.convert.arguments import refused_spellings
 
             found += refused_spellings(ctx.profile, known)
         ctx.argument_problems[version] = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
 from specserve.vllm.runner import SWITCH
 from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async, schedule_is_followed

@@ -7,7 +7,7 @@ import re
 from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.checks.rules.revisions import is_hub_id
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")

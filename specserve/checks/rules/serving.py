@@ -8,7 +8,7 @@ from typing import Any
 
 from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
-from specserve.profile.codes import did_you_mean
+from specserve.errors import did_you_mean
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.source import COMMAND

@@ -137,12 +137,14 @@ def _question(identity: str, prompt: Prompt, *, max_tokens: int) -> dict[str, An
 def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool = True) -> DistillPlan:
     """Profile, draft and traffic. Raises ProfileError, CheckFailed, UsageError, FactError."""
     from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
 
     if request.profile == "-":
         raise UsageError("`distill` cannot read a profile from stdin because it could not be resumed")
     new = read_split(Path(request.traffic))
     old = read_old(Path(request.mix)) if request.mix else None
-    profile, launch = cleared(request.profile, baseline=True, starts=starts, check=starts, notices=notices)
+    options = LaunchOptions(baseline=True, starts=starts, check=starts)
+    profile, launch = cleared(request.profile, options, notices=notices)
     block = _block(request.profile)
     is_head = block.method != "draft_model"
     folder = target = None

@@ -218,6 +218,7 @@ def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices
     """
     from specserve.checks.prepare import preflight
     from specserve.checks.run import examined
+    from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
 
     keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
@@ -230,7 +231,7 @@ def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices
             if each.severity is Severity.ERROR and not each.span.path.startswith("alternatives.")
         ]
         if not errors and starts and not idea.is_own:
-            preflight(asked.profile, settings=settings, notices=notices)
+            preflight(asked.profile, LaunchOptions(settings=settings), notices=notices)
     except CheckFailed as error:
         errors = list(error.findings)[:1]
         if not errors:
@@ -242,6 +243,6 @@ def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices
 
 def _as_setting(keys: Mapping[str, Any]) -> str:
     """A block as `--set` takes it."""
-    from specserve.profile.fingerprint import jsonable
+    from specserve.vllm.arguments import jsonable
 
     return f"speculation={json.dumps(jsonable(keys))}"

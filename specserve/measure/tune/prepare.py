@@ -102,9 +102,11 @@ def prepared(asked: TuneRequest, *, starts: bool, notices: Notices) -> Prepared:
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
     """The profile as it is written, and its plan; checked if it is to start."""
     from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
 
-    _, plan = cleared(asked.profile, settings=asked.settings, port=0, starts=starts, notices=notices)
+    options = LaunchOptions(settings=asked.settings, port=0, starts=starts)
+    _, plan = cleared(asked.profile, options, notices=notices)
     _refuse_old(plan.vllm)
     return load_profile(asked.profile, settings=asked.settings), plan
 
