@@ -17,8 +17,8 @@ from specserve.errors import FactError, UsageError
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune import roofline
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
-from specserve.measure.tune.estimated import DEFAULT_CONTEXT, DEFAULT_TOKENS, rates_of
-from specserve.measure.tune.walk import geometric_rate
+from specserve.measure.tune.estimate import DEFAULT_CONTEXT, DEFAULT_TOKENS
+from specserve.measure.tune.roofline import geometric_rate, rates_of
 from specserve.memory.estimate import assess
 from specserve.memory.situation import situation
 from specserve.models.drafts import Draft, Source, assumed_head, drafts_for
@@ -296,7 +296,7 @@ def _weighed(
         memory = assess(s)
         if s.speculative.unknown:
             return replace(judged, memory=memory)
-        pair = roofline.pair(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
+        pair = roofline.pair_of(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
         speedups = _speedups(judged.draft, pair, machine)
     except (FactError, UsageError):
         return judged
