@@ -38,6 +38,7 @@ from bench_blocks import (
 
 from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
+from specserve.plan.launch import LaunchOptions
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices, failure
 from specserve.serve.logs import default_log
@@ -124,7 +125,9 @@ def two_servers(args: argparse.Namespace) -> Iterator[tuple[RunningServer, Runni
         servers = []
         for baseline in (True, False):
             _, plan = prepare(
-                args.profile, settings=args.set, port=0, baseline=baseline, notices=StderrNotices()
+                args.profile,
+                LaunchOptions(settings=tuple(args.set), port=0, baseline=baseline),
+                notices=StderrNotices(),
             )
             say(f"starting the server {'without' if baseline else 'with'} speculation")
             servers.append(stack.enter_context(running(plan, log_path=default_log(plan.name))))

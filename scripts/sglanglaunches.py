@@ -26,9 +26,9 @@ from specserve.convert.convert import converted
 from specserve.convert.reading import read
 from specserve.profile.source import parse as parse_yaml
 from specserve.profile.validate import read_profile
-from specserve.profile.values import human_int
 from specserve.sglang.launch import SglangLaunch, launch_sglang
 from specserve.sglang.mapping import ARGUMENTS
+from specserve.vllm.arguments import human_int
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "sglang_launches.yaml"
 TABLE = Path(__file__).resolve().parents[1] / "specserve" / "sglang" / "arguments.json"

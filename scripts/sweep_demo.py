@@ -39,6 +39,7 @@ from specserve.measure.bench.rundir import News, Noted, Pass, Passed, RunDirecto
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt
+from specserve.plan.launch import LaunchOptions
 from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve.signals import stop_on_signals
@@ -223,11 +224,7 @@ def _arm(profile: Path, tokens: int | None) -> Arm:
         settings.append(f"speculation.num_speculative_tokens={tokens}")
     loaded, plan = prepare(
         str(profile),
-        settings=settings,
-        port=0,
-        baseline=tokens is None,
-        check=False,
-        use_lock=False,
+        LaunchOptions(settings=tuple(settings), port=0, baseline=tokens is None, check=False, use_lock=False),
         notices=StderrNotices(),
     )
     name = BASELINE if tokens is None else arm_name(tokens)

@@ -1,8 +1,9 @@
-"""One family of exceptions, each with a hint on the way out. Knows nothing about how they are printed."""
+"""One family of exceptions, each with a hint on the way out, and the words that messages and hints are made of."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from specserve.diagnostics import Finding
 
@@ -17,6 +18,28 @@ def without_user(text: str) -> str:
 def system_reason(error: Exception) -> str:
     """Why the system refused, in lower case; of an error that is not from the system, its own words."""
     return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+_LONGEST_WORD = 60
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""The characters that could steer a terminal or break a line."""
+
+
+def quoted(text: str) -> str:
+    """Text of a file as it may stand in a message: in backticks, short, and harmless to a terminal."""
+    short = text if len(text) <= _LONGEST_WORD else text[:_LONGEST_WORD] + "…"
+    return f"`{CONTROL.sub(lambda match: match[0].encode('unicode_escape').decode('ascii'), short)}`"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is nearest to this one, if any is near enough."""
+    if len(word) > _LONGEST_WORD:
+        return None
+    from difflib import get_close_matches  # a profile without a misspelt key needs none
+
+    lowered = {name.lower(): name for name in known}
+    found = get_close_matches(word.lower().replace("-", "_"), lowered, n=1, cutoff=0.7)
+    return lowered[found[0]] if found else None
 
 
 class SpecserveError(Exception):

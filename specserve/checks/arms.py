@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from specserve.profile.schema import Profile, Speculation
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 from specserve.vllm.context import only_sizes_cache
 from specserve.vllm.registry import ModelClass, Registry
 from specserve.vllm.runner import SWITCH, RunnerChoice, env_switch, which_runner

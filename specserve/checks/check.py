@@ -14,8 +14,8 @@ from specserve.checks.run import context_of, examined_in, identity, rules_for, v
 from specserve.checks.vllmanswer import Judged
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.profile.validate import UnreadableValue
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -144,7 +144,7 @@ def _on_this_machine(
 ) -> tuple[LaunchPlan | None, Host | None, str]:
     """The plan and the host; or neither, and why the rules about the host do not apply."""
     from specserve.checks.oraclechild import installed_table
-    from specserve.plan.host import localize, seen_from, this_host
+    from specserve.plan.host import localize, seen_from, this_host, with_taken_port
     from specserve.plan.launch import launch
     from specserve.vllm.versions import contains, installed
 
@@ -162,7 +162,7 @@ def _on_this_machine(
         plan = launch(profile, table=installed_table(found), platform=found.platform, version=found.version)
         host = this_host()
         plan = localize(plan, installed=found, host=host)
-        return plan, seen_from(host, plan), ""
+        return plan, with_taken_port(seen_from(host, plan), plan), ""
     except SpecserveError as error:
         return None, None, f"no launch can be planned: {error.message}"
 

@@ -12,7 +12,7 @@ from specserve.checks.oracle import vllm_to_ask
 from specserve.checks.vllmanswer import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.convert.invocation import is_command
-from specserve.errors import FactError, ProfileError, UsageError
+from specserve.errors import FactError, ProfileError, UsageError, quoted
 from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
@@ -20,7 +20,6 @@ from specserve.models.lock import Lock, read_lock
 from specserve.plan.compare import Difference, LaunchComparison, Side, Written, compare, differences
 from specserve.plan.launch import launch
 from specserve.plan.locking import locked
-from specserve.profile.codes import quoted
 from specserve.profile.find import at_revision, load_at
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile

@@ -13,8 +13,8 @@ from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses, tokenizer_use
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
-from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:

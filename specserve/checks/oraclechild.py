@@ -20,8 +20,9 @@ from typing import Any
 from specserve import __version__
 from specserve.errors import FactError
 from specserve.models.hubcache import fact_cache
+from specserve.vllm import versions
 from specserve.vllm.arguments import VllmTable, loads
-from specserve.vllm.versions import Installed, is_newer, table
+from specserve.vllm.versions import Installed, Vllm, is_newer, table
 
 
 class OracleChild:
@@ -131,6 +132,12 @@ def installed_table(found: Installed) -> VllmTable:
     """
     asked = ask_installed(found, command=_CHILD) if is_newer(found.version) else None
     return asked or table(found.version)
+
+
+def installed_vllm() -> Vllm | None:
+    """The vLLM of this Python, with what it accepts; None where there is none."""
+    found = versions.installed()
+    return Vllm(installed_table(found), found.version, found.platform, found) if found else None
 
 
 def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmTable | None:

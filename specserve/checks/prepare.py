@@ -1,280 +1,114 @@
-"""A launch that the rules have cleared: the profile, the plan, and what stands in the way."""
+"""A launch that the rules have cleared: the profile, its plan, and what stands in the way."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from specserve.convert.command import remember, remembered
 from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
-from specserve.errors import CheckFailed, FactError, SpecserveError, UsageError
-from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.codes import quoted
-from specserve.profile.schema import Hardware, Profile
-from specserve.vllm.arguments import VllmTable
+from specserve.errors import CheckFailed, SpecserveError, quoted
+from specserve.plan.launch import LaunchOptions, plan_launch
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.hardware.accelerators import Machine
-    from specserve.plan.host import Host
-    from specserve.plan.nodes import LaunchNode
-    from specserve.vllm.versions import Installed
-
+    from specserve.plan.launchplan import LaunchPlan
 
 _UNHEARD = NoNotices()
-
-
-class LaunchOptions(TypedDict, total=False):
-    """The options of a command that launches: the keywords of `prepare` that such commands share."""
-
-    port: int | None
-    devices: str | None
-    alternative: str | None
-    baseline: bool
-    check: bool
-    starts: bool
-    use_lock: bool
-    locked: bool
-    passed: Collection[str]
-    node: LaunchNode | None
+_AS_WRITTEN = LaunchOptions()
+_CHILD = "from specserve.checks.prepare import child; child()"
+_FOR_CHILD = ("settings", "alternative", "baseline", "devices", "use_lock")
 
 
 def prepare(
-    path: str,
-    *,
-    settings: Iterable[str] = (),
-    port: int | None = None,
-    devices: str | None = None,
-    alternative: str | None = None,
-    baseline: bool = False,
-    check: bool = True,
-    vllm: str | None = None,
-    starts: bool = True,
-    use_lock: bool = True,
-    locked: bool = False,
-    passed: Collection[str] = (),
-    node: LaunchNode | None = None,
-    whole: bool = False,
-    machine: Machine | None = None,
-    notices: Notices = _UNHEARD,
+    path: str, options: LaunchOptions = _AS_WRITTEN, *, notices: Notices = _UNHEARD
 ) -> tuple[Profile, LaunchPlan]:
-    """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
+    """The profile and the plan of its launch. `notices` hears the warnings.
 
-    `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one. `use_lock`: the
-    models are those of the lock beside the profile; `locked`: it must be there, and so must all that it names.
-    `passed`: codes of errors that do not stop it. `node`: which of several this is. `whole`: if none
-    is named, the plan of all without the flags of nodes; else that is an error. `machine`: what the plan is for,
-    instead of the profile's `hardware`. A plan that is not to be run here, and whose machine has another kind of
-    accelerator than the installed vLLM, is the one of that machine. `notices`: hears the warnings.
     Raises ProfileError for a bad profile, CheckFailed if a rule finds an error, UsageError and FactError.
     """
-    from specserve.plan.launch import launch, with_port
-    from specserve.plan.locking import at_lock, without_hub
-    from specserve.profile.load import load_profile, with_alternative
+    from specserve.checks.oraclechild import installed_vllm
 
-    profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=baseline)
-    if devices is not None:
-        profile = on_devices(profile, devices)
-    written, host = for_machine(profile, machine), None
+    profile = loaded(path, options)
     try:
-        profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
-        meant = for_machine(profile, machine)
-        found = None if vllm else _installed(meant, needed=starts)
-        table, version, platform = _vllm_of(meant, found, vllm)
-        plan = launch(profile, table=table, platform=platform, version=version, port=port)
-        plan = _on_node(plan, meant, table, node, whole=whole)
-        if found is not None:
-            from specserve.plan.host import localize, seen_from, this_host
-
-            host = this_host()
-            plan = localize(plan, installed=found, host=host)
-            plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
-            # the port is looked at when it is about to be taken
-            host = replace(seen_from(host, plan), taken_ports={}) if check and starts else None
+        planned = plan_launch(profile, options, here=None if options.vllm else installed_vllm())
     except SpecserveError:
-        if check:  # the rules say more than the first thing that cannot be planned
-            _run_rules(written, None, None, starts=starts, passed=passed, notices=notices)
+        if options.check:  # the rules say more than the first thing that cannot be planned
+            _run_rules(profile, options, notices)
         raise
-    if check:
-        _run_rules(written, plan if host else None, host, starts=starts, passed=passed, notices=notices)
-    if devices is not None and plan.platform == "cpu":
+    plan = planned.plan
+    if options.check:
+        here = {"plan": plan, "host": planned.host} if planned.host and options.starts else {}
+        _run_rules(planned.written, options, notices, **here)
+    if options.devices is not None and plan.platform == "cpu":
         notices.warn("`--devices` has no effect: this launch runs on the CPU")
-    if starts and plan.port == 0:
-        from specserve.hardware.host import free_port
-
-        plan = with_port(plan, free_port(plan.host))
-    return meant, plan
-
-
-def _on_node(
-    plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
-) -> LaunchPlan:
-    """The share of one node. Raises UsageError if there are several and none is named, or the other way round."""
-    if node is None and (profile.hardware is None or profile.hardware.nodes == 1):
-        return plan
-    from specserve.plan.nodes import node_count, on_node, unnamed
-
-    if node is not None:
-        addr, port = node.master_addr, node.master_port
-        return on_node(plan, node.rank, profile=profile, table=table, master_addr=addr, master_port=port)
-    if not whole and node_count(profile) > 1:
-        raise unnamed(profile)
-    return plan
-
-
-def _run_rules(
-    profile: Profile,
-    plan: LaunchPlan | None,
-    host: Host | None,
-    *,
-    starts: bool,
-    passed: Collection[str],
-    notices: Notices,
-) -> None:
-    """Run the rules about the profile, and with a plan those about this machine. Raises CheckFailed for errors."""
-    from specserve.checks.run import examined
-
-    found, _ = examined(profile, plan=plan, host=host, here=starts, needs=("nothing", "host"))
-    # an arm that is not launched cannot stop the launch
-    own = [
-        item for item in found if not item.span.path.startswith("alternatives.") and item.code not in passed
-    ]
-    refuse_errors(own, file=profile.file, starts=starts, notices=notices)
-
-
-def refuse_errors(findings: Sequence[Finding], *, file: str, starts: bool, notices: Notices) -> None:
-    """Raises CheckFailed if one of the findings is an error; else shows the warnings."""
-    from specserve.checks.run import can_be_passed
-
-    errors = sum(finding.severity is Severity.ERROR for finding in findings)
-    if errors:
-        message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
-        hint = "`--no-check` starts it anyway" if starts and can_be_passed(findings) else None
-        raise CheckFailed(message, findings=tuple(findings), hint=hint)
-    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
-    if warnings:
-        notices.show(warnings)
-
-
-def on_devices(profile: Profile, text: str) -> Profile:
-    """The profile with `--devices` over its `hardware.devices`. Raises UsageError."""
-    parts = filter(None, text.replace(" ", "").split(","))
-    devices = tuple(int(part) if part.isdigit() else part for part in parts)
-    if not devices:
-        raise UsageError("`--devices` lists no device", hint="write it like `--devices 0,1`")
-    return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
-
-
-def for_machine(profile: Profile, machine: Machine | None) -> Profile:
-    """The profile with an assumed machine as its `hardware`; None: as it is."""
-    if machine is None:
-        return profile
-    name, hardware = machine.accelerator.name, profile.hardware or Hardware()
-    hardware = replace(hardware, accelerator=name, count=machine.count, nodes=machine.nodes)
-    return replace(profile, hardware=hardware)
-
-
-def _installed(profile: Profile, *, needed: bool) -> Installed | None:
-    """The installed vLLM if this launch is for it, else None. Raises FactError if it is needed."""
-    from specserve.vllm.versions import contains, installed
-
-    found = installed()
-    if found is None:
-        if needed:
-            hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
-            raise FactError("vLLM is not installed in specserve's environment", hint=hint)
-        return None
-    if profile.vllm and not contains(profile.vllm, found.version):
-        if needed:
-            text = f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
-            raise FactError(
-                f"{profile.span('vllm')}: {text}",
-                hint="install a vLLM version in this range, or widen the range",
-            )
-        return None
-    # a plan to look at may be for another kind of accelerator
-    is_named = profile.hardware is not None and profile.hardware.accelerator is not None
-    is_elsewhere = is_named and _is_for_cpu(profile) != (found.platform == "cpu")
-    return None if is_elsewhere and not needed else found
-
-
-def _is_for_cpu(profile: Profile) -> bool:
-    named = profile.hardware.accelerator if profile.hardware else None
-    return named is not None and named.strip().lower() == "cpu"
-
-
-def _vllm_of(profile: Profile, found: Installed | None, vllm: str | None) -> tuple[VllmTable, str, str]:
-    """Table, version and platform of the plan: those of the installed vLLM, or of a named or the newest version."""
-    from specserve.checks.oraclechild import installed_table
-    from specserve.vllm.versions import in_range, known_versions, table
-
-    if found is not None:
-        return installed_table(found), found.version, found.platform
-    version = vllm or (in_range(profile.vllm or "") or known_versions())[-1]
-    cpu = "+cpu" in version or _is_for_cpu(profile)
-    return table(version), version, "cpu" if cpu else "cuda"
-
-
-_CHILD = "from specserve.checks.prepare import child; child()"
+    return planned.profile, plan
 
 
 def cleared(
-    path: str, *, settings: Iterable[str] = (), notices: Notices, **options: Unpack[LaunchOptions]
+    path: str, options: LaunchOptions = _AS_WRITTEN, *, notices: Notices
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; if it is to start and to be checked, models, memory and machine were judged too."""
-
-    settings = tuple(settings)
-    profile, plan = prepare(path, settings=settings, notices=notices, **options)
-    if options.get("check", True) and options.get("starts", True):
-        preflight(
-            path,
-            settings=settings,
-            alternative=options.get("alternative"),
-            baseline=options.get("baseline", False),
-            devices=options.get("devices"),
-            no_lock=not options.get("use_lock", True),
-            offline="HF_HUB_OFFLINE" in plan.env,
-            notices=notices,
-        )
+    profile, plan = prepare(path, options, notices=notices)
+    if options.check and options.starts:
+        preflight(path, options, offline="HF_HUB_OFFLINE" in plan.env, notices=notices)
     return profile, plan
 
 
+def loaded(path: str, options: LaunchOptions) -> Profile:
+    """The profile as the options choose it."""
+    chosen = {name: getattr(options, name) for name in ("settings", "alternative", "baseline", "devices")}
+    return load_profile(path, **chosen)
+
+
+def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **here: Any) -> None:
+    """Run the rules about the profile, and with plan and host those about this machine.
+
+    Raises CheckFailed for errors.
+    """
+    from specserve.checks.run import examined
+
+    found, _ = examined(profile, here=options.starts, needs=("nothing", "host"), **here)
+    # an arm that is not launched cannot stop the launch
+    own = (item for item in found if not item.span.path.startswith("alternatives."))
+    refuse_errors(own, profile.file, options, notices)
+
+
+def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions, notices: Notices) -> None:
+    """Raises CheckFailed if one of the findings is an error; else shows the warnings."""
+    from specserve.checks.run import can_be_passed
+
+    found = tuple(item for item in findings if item.code not in options.passed)
+    errors = sum(item.severity is Severity.ERROR for item in found)
+    if errors:
+        message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
+        hint = "`--no-check` starts it anyway" if options.starts and can_be_passed(found) else None
+        raise CheckFailed(message, findings=found, hint=hint)
+    if warnings := [item for item in found if item.severity is Severity.WARNING]:
+        notices.show(warnings)
+
+
 def preflight(
-    path: str,
-    *,
-    settings: Iterable[str] = (),
-    alternative: str | None = None,
-    baseline: bool = False,
-    devices: str | None = None,
-    no_lock: bool = False,
-    offline: bool = False,
-    notices: Notices,
+    path: str, options: LaunchOptions = _AS_WRITTEN, *, offline: bool = False, notices: Notices
 ) -> None:
-    """Check what is to be launched here. Raises CheckFailed; `notices` hears warnings and what was not checked."""
+    """Check what is to be launched here: models, memory and machine, in a child.
+
+    Raises CheckFailed; `notices` hears warnings and what was not checked.
+    """
     from specserve.profile.source import recall
 
     request = {
         "path": path,
         "command": remembered(path),
-        "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
-        "settings": list(settings),
-        "alternative": alternative,
-        "baseline": baseline,
-        "devices": devices,
-        "no_lock": no_lock,
+        "text": recall("-").decode("utf-8", "surrogateescape") if path == "-" else None,
+        "options": {name: getattr(options, name) for name in _FOR_CHILD},
         "offline": offline,
     }
-    answer = _ask(request, notices)
-    for reason in answer["missing"]:
-        notices.warn(f"not checked: {reason}")
-    refuse_errors([_finding(item) for item in answer["findings"]], file=path, starts=True, notices=notices)
-
-
-def _ask(request: dict[str, Any], notices: Notices) -> dict[str, Any]:
-    """Run the child, pass on what it is doing, return its answer."""
     answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
     command, pipe = [sys.executable, "-c", _CHILD], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8") as process:
@@ -288,7 +122,9 @@ def _ask(request: dict[str, Any], notices: Notices) -> dict[str, Any]:
             else:
                 answer = content
     notices.progress("")
-    return answer
+    for reason in answer["missing"]:
+        notices.warn(f"not checked: {reason}")
+    refuse_errors(map(_finding, answer["findings"]), path, options, notices)
 
 
 def _finding(content: dict[str, Any]) -> Finding:
@@ -313,23 +149,22 @@ def child() -> None:
 def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.gather import CheckOptions, gather
     from specserve.checks.run import examined_in
-    from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.source import keep
 
     if request["text"] is not None:
         keep("-", request["text"].encode("utf-8", "surrogateescape"))
     if request["command"] is not None:
         remember(request["command"])
-    profile = load_profile(request["path"], settings=request["settings"])
-    profile = with_alternative(profile, request["alternative"], baseline=request["baseline"])
+    options = LaunchOptions(**request["options"])
     # arms that are not launched cannot stop the launch
-    profile = replace(profile, alternatives={})
-    if request["devices"] is not None:
-        profile = on_devices(profile, request["devices"])
-    options = {"offline": request["offline"], "no_lock": request["no_lock"]}
-    known = gather(
-        profile, wanted=CheckOptions(launch=True, tell=lambda text: _write({"tell": text}), **options)
+    profile = replace(loaded(request["path"], options), alternatives={})
+    wanted = CheckOptions(
+        launch=True,
+        offline=request["offline"],
+        no_lock=not options.use_lock,
+        tell=lambda text: _write({"tell": text}),
     )
+    known = gather(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.arguments import ArgumentProblem
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
+    from specserve.vllm.arguments import ArgumentProblem
 
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 """What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the

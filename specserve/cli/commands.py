@@ -67,7 +67,7 @@ class LazyGroup(TyperGroup):
         """The command of these arguments; a misspelt one is answered with the nearest."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from specserve.profile.codes import did_you_mean, quoted
+            from specserve.errors import did_you_mean, quoted
 
             guess = did_you_mean(name, COMMANDS)
             hint = f"did you mean `specserve {guess}`?" if guess else "`specserve --help` lists the commands"
@@ -169,7 +169,7 @@ def _with_command(arguments: list[str]) -> list[str]:
         return arguments
     from specserve.convert.command import remember, write_behind_dashes
     from specserve.convert.invocation import is_command
-    from specserve.profile.codes import quoted
+    from specserve.errors import quoted
 
     at = arguments.index(_END)
     words = arguments[at + 1 :]

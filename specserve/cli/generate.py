@@ -59,6 +59,7 @@ def generate(
     cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
     from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
 
@@ -69,13 +70,15 @@ def generate(
         raise UsageError("the output would replace the input", hint="give another file to `-o`")
     loaded, plan = cleared(
         profile,
-        settings=settings or (),
-        devices=devices,
-        alternative=alternative,
-        baseline=baseline,
-        check=not no_check,
-        use_lock=not no_lock,
-        locked=locked,
+        LaunchOptions(
+            settings=tuple(settings or ()),
+            devices=devices,
+            alternative=alternative,
+            baseline=baseline,
+            check=not no_check,
+            use_lock=not no_lock,
+            locked=locked,
+        ),
         notices=StderrNotices(),
     )
     if loaded.frontend:

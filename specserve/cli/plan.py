@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +29,7 @@ from specserve.errors import UsageError
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
-    from specserve.checks.prepare import LaunchOptions
-    from specserve.hardware.accelerators import Machine
+    from specserve.plan.launch import LaunchOptions
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -83,70 +82,63 @@ def plan(
     specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
+    from specserve.checks.prepare import prepare
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import node_at, node_count
     from specserve.report.launch import print_plans
 
-    machine, as_json = machine_of(assume) if assume else None, format is PlanFormat.JSON
-    options: LaunchOptions = {"devices": devices, "alternative": alternative, "baseline": baseline}
-    options |= {"port": port, "use_lock": not no_lock, "starts": False}
+    options = LaunchOptions(
+        settings=tuple(settings or ()),
+        devices=devices,
+        alternative=alternative,
+        baseline=baseline,
+        port=port,
+        vllm=vllm,
+        machine=machine_of(assume) if assume else None,
+        use_lock=not no_lock,
+        starts=False,
+        whole=True,
+    )
+    as_json = format is PlanFormat.JSON
     if engine is Engine.SGLANG:
         if origin or effective or assume or node_rank is not None or master_addr:
             raise UsageError(f"`--engine sglang` cannot be combined with {_ABOUT_VLLM}")
-        moved = [*(settings or ()), *([] if port is None else [f"server.port={port}"])]
-        _print_sglang(profile, moved, vllm, options, as_json=as_json)
-        return
+        return _print_sglang(profile, options, as_json=as_json)
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         node = None if rank is None else node_at(rank, master_addr)
-        return _prepared(profile, settings or (), vllm, {**options, "node": node}, machine=machine)
+        return prepare(profile, replace(options, node=node), notices=StderrNotices())
 
     source, made = planned(node_rank)
     if effective:
-        _print_effective(source, machine, use_lock=not no_lock, as_json=as_json)
-        return
+        return _print_effective(source, options, as_json=as_json)
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    print_plans(plans, as_json=as_json, with_origins=origin)
+    return print_plans(plans, as_json=as_json, with_origins=origin)
 
 
-def _prepared(
-    profile: str,
-    settings: Iterable[str],
-    vllm: str | None,
-    options: LaunchOptions,
-    *,
-    machine: Machine | None = None,
-) -> tuple[Profile, LaunchPlan]:
-    """The profile and its launch, once the rules have cleared it."""
-    from specserve.checks.prepare import prepare
-
-    notices = StderrNotices()
-    return prepare(
-        profile, settings=settings, vllm=vllm, whole=True, machine=machine, notices=notices, **options
-    )
-
-
-def _print_sglang(
-    profile: str, settings: list[str], vllm: str | None, options: LaunchOptions, *, as_json: bool
-) -> None:
+def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> None:
     """The command that serves a profile with SGLang, once the rules have cleared it. Raises UsageError."""
+    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile
     from specserve.report.launch import print_sglang
     from specserve.vllm.versions import newest_in
 
-    vllm = vllm or newest_in(load_profile(profile, settings=settings).vllm)
-    source, _ = _prepared(profile, settings, vllm, options)
+    if options.port is not None:
+        options = replace(options, settings=(*options.settings, f"server.port={options.port}"))
+    vllm = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
+    source, _ = prepare(profile, replace(options, vllm=vllm), notices=StderrNotices())
     print_sglang(source, as_json=as_json)
 
 
-def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
+def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
     from specserve.checks.compare import effective
     from specserve.report.console import out
     from specserve.report.effective import effective_json, effective_text
 
-    judged = effective(profile, machine=machine, use_lock=use_lock)
+    judged = effective(profile, machine=options.machine, use_lock=options.use_lock)
     out(
         json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
         if as_json

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Deployment
+    from specserve.plan.launch import LaunchOptions
 
 
 class RenderTarget(StrEnum):
@@ -89,28 +90,27 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     specserve render big.yaml --to kubernetes --canary eagle=10% -o deploy/big
     """
-    from dataclasses import replace
     from functools import partial
 
     from specserve.deploy import targets
-    from specserve.deploy.targets import with_canary
+    from specserve.plan.launch import LaunchOptions
     from specserve.report.console import say
     from specserve.report.launch import print_files, say_stale, say_written
 
     _refuse_contradictions(output, check=check, force=force, format=format)
-    made_of = partial(
-        _made,
-        profile,
+    options = LaunchOptions(
+        settings=tuple(settings or ()),
         vllm=vllm,
-        image=image,
-        settings=settings or (),
         baseline=baseline,
         check=not no_check,
+        starts=False,
+        whole=True,
         use_lock=not no_lock,
     )
+    made_of = partial(_made, profile, image, options)
     made = replace(made_of(alternative), has_plain_pool=plain_pool)
     if canary is not None:
-        made = with_canary(made, canary, made_of)
+        made = targets.with_canary(made, canary, made_of)
     folder = (output or Path(made.profile.file).parent).absolute()
     artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
@@ -127,37 +127,18 @@ def render(
         say(line)
 
 
-def _made(
-    profile: str,
-    alternative: str | None,
-    *,
-    vllm: str | None,
-    image: str | None,
-    settings: Sequence[str],
-    check: bool,
-    use_lock: bool,
-    **options: Any,
-) -> Deployment:
+def _made(profile: str, image: str | None, options: LaunchOptions, alternative: str | None) -> Deployment:
+    """The deployment of a profile or one of its alternatives, once the rules have cleared it."""
     from specserve.checks.prepare import prepare
     from specserve.deploy.deployment import deployment, locked_weights_bytes
     from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
     from specserve.vllm.versions import newest_in
 
-    version = vllm or newest_in(load_profile(profile, settings=settings).vllm)
-    source, plan = prepare(
-        profile,
-        alternative=alternative,
-        settings=settings,
-        vllm=version,
-        check=check,
-        starts=False,
-        whole=True,
-        use_lock=use_lock,
-        notices=StderrNotices(),
-        **options,
-    )
-    weights = locked_weights_bytes(source) if use_lock else None
+    version = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
+    asked = replace(options, alternative=alternative, vllm=version)
+    source, plan = prepare(profile, asked, notices=StderrNotices())
+    weights = locked_weights_bytes(source) if options.use_lock else None
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 
 

@@ -27,6 +27,7 @@ from specserve.cli.options import (
     text_option,
 )
 from specserve.errors import SpecserveError, UsageError
+from specserve.plan.launch import LaunchOptions
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.plan.nodes import LaunchNode, node_at
 from specserve.profile.schema import Profile
@@ -108,9 +109,8 @@ def up(
     shown = None if dry_run else format
     _refuse_contradictions(name=name, detach=detach, exec_=exec_, verify=verify, format=shown)
     node = _node(node_rank, master_addr, is_left=detach, is_verified=verify)
-    source, plan = cleared(
-        profile,
-        settings=settings or (),
+    options = LaunchOptions(
+        settings=tuple(settings or ()),
         port=port,
         devices=devices,
         alternative=alternative,
@@ -121,8 +121,8 @@ def up(
         locked=locked,
         passed=("SD108",) if insecure else (),
         node=node,
-        notices=(notices := StderrNotices()),
     )
+    source, plan = cleared(profile, options, notices=(notices := StderrNotices()))
     if dry_run:
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
@@ -135,12 +135,12 @@ def up(
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)
     if exec_:
         _become_vllm(plan)
-    options: dict[str, Any] = {"warms_up": not no_warm_up}
+    serving: dict[str, Any] = {"warms_up": not no_warm_up}
     if verify:
-        options["gate"] = _gate(source, plan, as_json=log_format is TextOrJson.JSON)
+        serving["gate"] = _gate(source, plan, as_json=log_format is TextOrJson.JSON)
     if detach:
-        options |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
-    start(plan, name=called, log_format=log_format, **options)
+        serving |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
+    start(plan, name=called, log_format=log_format, **serving)
 
 
 def _gate(profile: Profile, plan: LaunchPlan, *, as_json: bool) -> Gate:

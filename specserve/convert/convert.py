@@ -8,19 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.convert.given import EngineStart, Setting
-from specserve.convert.options import wrong_value
-from specserve.convert.profiletree import profile_tree
+from specserve.convert.arguments import Setting, wrong_value
+from specserve.convert.command import profile_tree
+from specserve.convert.invocation import EngineStart
 from specserve.convert.translate import translated
 from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
-from specserve.errors import UsageError
+from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.profile.codes import quoted
-from specserve.profile.schema import Profile, Server
+from specserve.profile.schema import ENV_NAME, Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
-from specserve.profile.sections import ENV_NAME
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
@@ -78,12 +76,17 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
         added = launch(profile, table=known, platform="cuda").added
         words = " and ".join(f"`{item.key}`" for item in added if item.key != "--host")
         head.append(f"A launch adds {words}: see `specserve plan`.")
-    comments = _comments(tree, notes)
+    comments = _comments(tree, [*notes, *map(_open_note, found)])
     head += [f"- {text}" for text in comments.pop("", [])]
     sections = tree.mapping or {}
     ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
     text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
     return Converted(text, tuple(notes), tuple(found))
+
+
+def _open_note(finding: Finding) -> Note:
+    """The comment in the place of what the source leaves open."""
+    return Note(finding.span.path, _harmless(f"{finding.message}; {finding.help}"))
 
 
 def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
@@ -169,7 +172,8 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
             message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
-            found.append(wrong_value(message, node.span, help="write its value"))
+            span = replace(node.span, path=path.partition("[")[0])
+            found.append(wrong_value(message, span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from specserve.convert.given import EngineStart
+from specserve.convert.arguments import Setting
 from specserve.convert.shell import script
 from specserve.convert.words import UNKNOWN, Note, Word, argv_words, readable, unknown
-from specserve.profile.codes import quoted
+from specserve.diagnostics import Finding, Span
+from specserve.errors import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(
@@ -36,6 +37,49 @@ _SWITCH = re.compile(
 _ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _MOST_NESTED = 4
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts only vLLM, without Dynamo"
+
+
+@dataclass(slots=True)
+class EngineStart:
+    """One start of an engine as it was written: its arguments, and what stands around it."""
+
+    engine: str
+    """`vllm` or `sglang`."""
+    start: Word
+    """The word that names the program, or `LLM(…)`."""
+    words: list[Word] = field(default_factory=list)
+    """The words after the program; none for a call in Python."""
+    settings: dict[str, Setting] = field(default_factory=dict)
+    env: dict[str, Word] = field(default_factory=dict)
+    devices: Word | None = None
+    """`--gpus` of a container."""
+    image: Word | None = None
+    """The container's image, its tag included."""
+    published: list[Word] = field(default_factory=list)
+    """Ports that a container opens to the host, as written: `9000:8000`."""
+    notes: list[Note] = field(default_factory=list)
+    unresolved: list[Finding] = field(default_factory=list)
+    """What the text does not say: `converted` refuses it."""
+
+    @property
+    def what(self) -> str:
+        """The program for a person: `vllm serve`, `LLM(…)`."""
+        if self.is_call:
+            return self.start.text
+        if self.engine == "sglang":
+            return "SGLang's launch_server"
+        program = "api_server" if self.start.text == "-m" else self.start.text
+        return "`vllm serve`" if program.endswith("vllm") else f"`{program}`"
+
+    @property
+    def place(self) -> Span:
+        """Where the program stands."""
+        return self.start.span
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is an engine in a Python program, which has no port."""
+        return self.start.text.endswith("(…)")
 
 
 def starts(words: Sequence[Word], around: EngineStart | None = None, *, nested: int = 0) -> list[EngineStart]:

@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from specserve.convert.given import EngineStart, Setting
-from specserve.convert.invocation import starts
+from specserve.convert.arguments import Setting
+from specserve.convert.invocation import EngineStart, starts
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError

@@ -13,15 +13,14 @@ from typing import Any
 import yaml
 
 from specserve.convert import translate
-from specserve.convert.given import LEFT_OVER, EngineStart, command_settings
-from specserve.convert.invocation import STARTS, around_notes, in_container, is_image, starts
-from specserve.convert.options import parse
+from specserve.convert.arguments import LEFT_OVER, command_settings
+from specserve.convert.invocation import STARTS, EngineStart, around_notes, in_container, is_image, starts
 from specserve.convert.python import ENGINES, PythonSource, calls, command_lists
 from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
-from specserve.errors import FactError, UsageError, system_reason
-from specserve.profile.codes import Stop, quoted
+from specserve.errors import FactError, UsageError, quoted, system_reason
+from specserve.profile.codes import Stop
 from specserve.profile.source import Builder
 from specserve.profile.values import Node
 from specserve.vllm.versions import newest, options
@@ -324,10 +323,11 @@ def _with_settings(given: EngineStart, *, folder: Path) -> EngineStart:
         return given
     sglangs = given.engine == "sglang"
     known = translate.options(newest()) if sglangs else options()
-    parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
     notes = list(dict.fromkeys(given.notes))
-    settings = command_settings(parsed, folder=folder, found=found, unresolved=given.unresolved)
+    settings = command_settings(
+        given.words, known, folder=folder, found=found, unresolved=given.unresolved, positional=not sglangs
+    )
     for finding in found:
         more = ", and is left out" if finding.message.endswith(LEFT_OVER) else ""
         notes.append(Note("", finding.message + more, finding.span.line))

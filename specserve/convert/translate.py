@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specserve.convert.given import EngineStart, Setting
-from specserve.convert.options import merged
-from specserve.convert.profiletree import inferred_method
+from specserve.convert.arguments import Setting, merged
+from specserve.convert.command import inferred_method
+from specserve.convert.invocation import EngineStart
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import mapping as sglang
@@ -216,6 +216,9 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
                     del kept[key]
             node = replace(setting.node, value=kept) if setting.node.mapping else setting.node
             made.settings[name] = replace(setting, node=node)
+            if setting.written.startswith("--disable-") and not name.startswith("disable_"):
+                section = "frontend" if name in table.frontend else "engine"
+                made.notes.append(Note(f"{section}.{name}", f"from `{setting.written}`", setting.place.line))
         else:
             kind = "vLLM has nothing of the kind" if made.foreign else "no vLLM that specserve knows has it"
             made.leave_out(setting, kind)

@@ -1,11 +1,15 @@
-"""The words of a command line, each with its place in one line of text."""
+"""The words of a command line, each with its place in one line of text, and JSON in a word."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from specserve.diagnostics import Span
 from specserve.profile.values import Node
@@ -14,6 +18,7 @@ OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
+MAX_DEPTH = 50
 _BRACKETS = "\u2039\u203a"
 """Around the name of a placeholder in its mark, where a shell must not see `<` and `>`."""
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
@@ -123,3 +128,45 @@ def starred(line: str, places: Iterable[Span]) -> str:
         start, end = span.column - 1, span.end_column - 1
         line = line[:start] + "*" * (end - start) + line[end:]
     return line
+
+
+class NotJson(ValueError):
+    """Why a text is not JSON; `position` counts its characters from 0."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.position = position
+
+
+def json_node(word: Word) -> Node:
+    """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
+    try:
+        json.loads(word.text)
+        # YAML tells the places
+        return _placed(word, yaml.compose(word.text.replace("\t", " "), Loader=yaml.SafeLoader), depth=0)
+    except json.JSONDecodeError as error:
+        raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
+    except RecursionError as error:
+        raise NotJson("it is nested too deeply", 0) from error
+    except yaml.YAMLError as error:
+        reason = "it has a character that no profile may have, or a key of over 1,024 characters"
+        raise NotJson(reason, 0) from error
+    except ValueError as error:  # more digits than Python converts
+        raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
+
+
+def _placed(word: Word, tree: Any, *, depth: int) -> Node:
+    """A part of a JSON text, by the characters where it begins and ends."""
+    start, end = tree.start_mark.index, tree.end_mark.index
+    if depth > MAX_DEPTH:
+        raise NotJson("it is nested too deeply", start)
+    part = word.part(start, end)
+    if isinstance(tree, yaml.SequenceNode):
+        return Node([_placed(word, item, depth=depth + 1) for item in tree.value], part.span)
+    if isinstance(tree, yaml.ScalarNode):
+        return Node(json.loads(part.text), part.span, raw=None if tree.style else part.text)
+    values: dict[str, Node] = {}
+    for key, value in tree.value:
+        name = _placed(word, key, depth=depth)
+        values[str(name.value)] = replace(_placed(word, value, depth=depth + 1), key=name.span)
+    return Node(values, part.span)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
-from specserve.plan.contained import Mount, contained
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.locking import lock_of
 from specserve.plan.nodes import node_count, on_node
-from specserve.plan.uses import model_uses
+from specserve.plan.uses import Mount, contained, model_uses
 from specserve.profile.schema import Profile, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.facts import READ

@@ -6,8 +6,8 @@ from typing import Any
 
 from specserve.deploy.deployment import MODELS, Artifact, Deployment
 from specserve.plan.launchplan import FromEnv
-from specserve.profile.fingerprint import jsonable
 from specserve.profile.writer import Commented, yaml_text
+from specserve.vllm.arguments import jsonable
 from specserve.vllm.facts import RAY_PIN
 
 _VERSION = f"Its nodes need ray[serve,llm] and this vLLM; {RAY_PIN}."

@@ -12,7 +12,7 @@ from specserve.models.config import language_part
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 from specserve.vllm.batch import CPU_DEFAULTS, batch_defaults
 from specserve.vllm.context import ASSUMED, Length, context_length
 from specserve.vllm.facts import READ, SHORTENS_TARGET

@@ -41,7 +41,10 @@ def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> b
 
 def open_regular(path: Path) -> int:
     """A descriptor of a regular file. Raises OSError; a pipe without a writer must not hang the program."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a NUL in the name
+        raise OSError(0, "not a valid name of a file") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(0, "not a regular file")

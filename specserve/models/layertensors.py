@@ -1,4 +1,8 @@
-"""What one decoder layer of each model type holds: recipes as data, and tensors with their names as published."""
+"""What a decoder layer, its encoder and its prediction layers hold: recipes by model type, tables of names and sizes.
+
+A row of a table is the name of a tensor and its sizes by name. A size of 0 leaves the row out: biases, norms and
+experts that a model does not have.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,16 @@ from specserve.models.shape import GATED_DELTA, Attention, Latent, Shape, State
 
 Flag = bool | str
 """True, False, or the key of config.json that says so."""
+Named = tuple[str, tuple[int, ...]]
+Table = Mapping[str, str]
+
+
+def rows(table: Table, sizes: Mapping[str, int], *, prefix: str = "") -> Iterator[Named]:
+    """The tensors of a table with these sizes; those with a size of 0 are left out."""
+    for name, dimensions in table.items():
+        shape = tuple(sizes[dimension] for dimension in dimensions.split())
+        if all(shape):
+            yield prefix + name, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +45,9 @@ class Recipe:
     learned_positions: int | None = None
     """Rows of a position table beyond max_position_embeddings."""
 
-    def has(self, flag: Flag, fields: Fields) -> bool:
-        """What a flag says for one config.json."""
-        return fields.flag(flag, default=False) if isinstance(flag, str) else flag
+
+def _has(flag: Flag, fields: Fields) -> bool:
+    return fields.flag(flag, default=False) if isinstance(flag, str) else flag
 
 
 _GEMMA_NORMS = (
@@ -90,214 +104,202 @@ RECIPES: Mapping[str, Recipe] = {
 }
 """By model type. Checked against vLLM's own figures by the tests."""
 
-
-Named = tuple[str, tuple[int, ...]]
-
-
-def attention_tensors(
-    fields: Fields, shape: Shape, recipe: Recipe, mixer: Attention | Latent
-) -> Iterator[Named]:
-    """Projections, their biases, norms of queries and keys, sinks."""
-    if isinstance(mixer, Latent):
-        yield from _latent(fields, shape, mixer)
-        return
-    hidden, queries, keys = shape.hidden_size, mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    has_gate = shape.model_type in GATED_DELTA and fields.flag("attn_output_gate", default=True)
-    rows = {"q_proj": queries * 2 if has_gate else queries}  # a gate beside each query
-    if not mixer.is_shared:  # Gemma 4's keys may be its values: vLLM holds both all the same
-        rows |= {"k_proj": keys, "v_proj": mixer.kv_heads * mixer.head_dim_v}
-    for name, size in rows.items():
-        yield f"self_attn.{name}.weight", (size, hidden)
-        if recipe.has(recipe.qkv_bias, fields):
-            yield f"self_attn.{name}.bias", (size,)
-    yield "self_attn.o_proj.weight", (hidden, mixer.heads * mixer.head_dim_v)
-    if recipe.has(recipe.out_bias, fields):
-        yield "self_attn.o_proj.bias", (hidden,)
-    if shape.model_type == "gpt_oss":
-        yield "self_attn.sinks", (mixer.heads,)
-    yield from _query_key_norms(fields, shape, recipe, mixer)
-
-
-def _query_key_norms(fields: Fields, shape: Shape, recipe: Recipe, mixer: Attention) -> Iterator[Named]:
-    wide = recipe.qk_norm
-    if shape.model_type == "glm4_moe" and fields.flag("use_qk_norm", default=False):
-        wide = "head"
-    if wide == "head":
-        names = ("q_norm",) if mixer.is_shared else ("q_norm", "k_norm")
-        yield from ((f"self_attn.{name}.weight", (mixer.head_dim,)) for name in names)
-    elif wide == "full":
-        yield "self_attn.q_norm.weight", (mixer.heads * mixer.head_dim,)
-        yield "self_attn.k_norm.weight", (mixer.kv_heads * mixer.head_dim,)
-
-
-def _latent(fields: Fields, shape: Shape, mixer: Latent) -> Iterator[Named]:
-    hidden, nope, value = shape.hidden_size, fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
-    queries = mixer.heads * (nope + mixer.rope_dim)
-    rank = fields.optional("q_lora_rank", least=0)
-    if rank:
-        yield "self_attn.q_a_proj.weight", (rank, hidden)
-        yield "self_attn.q_a_layernorm.weight", (rank,)
-        yield "self_attn.q_b_proj.weight", (queries, rank)
-    else:
-        yield "self_attn.q_proj.weight", (queries, hidden)
-    yield "self_attn.kv_a_proj_with_mqa.weight", (mixer.kv_lora_rank + mixer.rope_dim, hidden)
-    yield "self_attn.kv_a_layernorm.weight", (mixer.kv_lora_rank,)
-    yield "self_attn.kv_b_proj.weight", (mixer.heads * (nope + value), mixer.kv_lora_rank)
-    yield "self_attn.o_proj.weight", (hidden, mixer.heads * value)
-
-
-def state_tensors(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
-    """Projections, convolution and the few vectors of a recurrence."""
-    if shape.model_type in GATED_DELTA:
-        yield from _gated_delta(fields, shape, mixer)
-    elif shape.model_type in ("lfm2", "lfm2_moe"):
-        yield from _short_conv(fields, shape, mixer)
-    elif mixer.groups:
-        yield from _mamba2(fields, shape, mixer)
-
-
-def _gated_delta(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
-    heads, value_dim, _key_dim = mixer.recurrent
-    hidden, values = shape.hidden_size, heads * value_dim
-    if shape.model_type == "qwen3_next":
-        yield "linear_attn.in_proj_qkvz.weight", (mixer.conv_dim + values, hidden)
-        yield "linear_attn.in_proj_ba.weight", (2 * heads, hidden)
-    else:
-        yield "linear_attn.in_proj_qkv.weight", (mixer.conv_dim, hidden)
-        yield "linear_attn.in_proj_z.weight", (values, hidden)
-        yield from ((f"linear_attn.in_proj_{name}.weight", (heads, hidden)) for name in "ba")
-    yield "linear_attn.conv1d.weight", (mixer.conv_dim, 1, mixer.conv_kernel)
-    yield "linear_attn.A_log", (heads,)
-    yield "linear_attn.dt_bias", (heads,)
-    yield "linear_attn.norm.weight", (value_dim,)
-    yield "linear_attn.out_proj.weight", (hidden, values)
-
-
-def _short_conv(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
-    yield "conv.in_proj.weight", (3 * mixer.conv_dim, shape.hidden_size)
-    yield "conv.conv.weight", (mixer.conv_dim, 1, mixer.conv_kernel)
-    yield "conv.out_proj.weight", (shape.hidden_size, mixer.conv_dim)
-    if fields.flag("conv_bias", default=False):
-        yield "conv.in_proj.bias", (3 * mixer.conv_dim,)
-        yield "conv.conv.bias", (mixer.conv_dim,)
-        yield "conv.out_proj.bias", (shape.hidden_size,)
-
-
-def _mamba2(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
-    heads = mixer.recurrent[0]
-    channels = mixer.conv_dim + mixer.groups * mixer.group_dim
-    yield "mixer.in_proj.weight", (mixer.conv_dim + channels + heads, shape.hidden_size)
-    yield "mixer.conv1d.weight", (channels, 1, mixer.conv_kernel)
-    if fields.flag("use_conv_bias", default=fields.flag("mamba_conv_bias", default=True)):
-        yield "mixer.conv1d.bias", (channels,)
-    yield from ((f"mixer.{name}", (heads,)) for name in ("A_log", "D", "dt_bias"))
-    if fields.flag("mamba_rms_norm", default=True):
-        yield "mixer.norm.weight", (mixer.conv_dim,)
-    yield "mixer.out_proj.weight", (shape.hidden_size, mixer.conv_dim)
-
-
+_ATTENTION: Table = {
+    "q_proj.weight": "query hidden", "k_proj.weight": "key hidden", "v_proj.weight": "value hidden",
+    "q_proj.bias": "query_bias", "k_proj.bias": "key_bias", "v_proj.bias": "value_bias",
+    "o_proj.weight": "hidden out", "o_proj.bias": "out_bias",
+    "sinks": "sinks", "q_norm.weight": "query_norm", "k_norm.weight": "key_norm",
+}  # fmt: skip
+_LATENT: Table = {
+    "q_a_proj.weight": "query_rank hidden", "q_a_layernorm.weight": "query_rank",
+    "q_b_proj.weight": "query query_rank", "q_proj.weight": "direct_query hidden",
+    "kv_a_proj_with_mqa.weight": "latent hidden", "kv_a_layernorm.weight": "rank",
+    "kv_b_proj.weight": "expanded rank", "o_proj.weight": "hidden value",
+}  # fmt: skip
+_GATED_DELTA: Table = {
+    "in_proj_qkvz.weight": "fused hidden", "in_proj_ba.weight": "fused_gates hidden",
+    "in_proj_qkv.weight": "plain hidden", "in_proj_z.weight": "plain_value hidden",
+    "in_proj_b.weight": "plain_gates hidden", "in_proj_a.weight": "plain_gates hidden",
+    "conv1d.weight": "channels 1 kernel", "A_log": "heads", "dt_bias": "heads",
+    "norm.weight": "value_dim", "out_proj.weight": "hidden value",
+}  # fmt: skip
+_SHORT_CONV: Table = {
+    "in_proj.weight": "inner hidden", "conv.weight": "channels 1 kernel", "out_proj.weight": "hidden channels",
+    "in_proj.bias": "inner_bias", "conv.bias": "bias", "out_proj.bias": "bias",
+}  # fmt: skip
+_MAMBA_2: Table = {
+    "in_proj.weight": "inner hidden", "conv1d.weight": "convolved 1 kernel", "conv1d.bias": "bias",
+    "A_log": "heads", "D": "heads", "dt_bias": "heads", "norm.weight": "norm", "out_proj.weight": "hidden channels",
+}  # fmt: skip
+GATED: Table = {
+    "gate_proj.weight": "width hidden", "up_proj.weight": "width hidden", "down_proj.weight": "hidden width",
+}  # fmt: skip
+_MLP: Table = {
+    **GATED, "gate_proj.bias": "width_bias", "up_proj.bias": "width_bias", "down_proj.bias": "hidden_bias",
+}  # fmt: skip
+_PLAIN_MLP: Table = {
+    "fc1.weight": "width hidden", "fc2.weight": "hidden width", "fc1.bias": "width_bias", "fc2.bias": "hidden_bias",
+}  # fmt: skip
+_GRANITE_MLP: Table = {"input_linear.weight": "double hidden", "output_linear.weight": "hidden width"}
+_GPT_OSS: Table = {
+    "router.weight": "count hidden", "router.bias": "count",
+    "experts.gate_up_proj": "count hidden double", "experts.gate_up_proj_bias": "count double",
+    "experts.down_proj": "count width hidden", "experts.down_proj_bias": "count hidden",
+}  # fmt: skip
+_GEMMA_4: Table = {
+    **{f"mlp.{name}": dimensions for name, dimensions in GATED.items()},
+    "router.proj.weight": "experts hidden", "router.scale": "expert_norm", "router.per_expert_scale": "experts",
+    "experts.gate_up_proj": "experts double hidden", "experts.down_proj": "experts hidden inner",
+    "post_feedforward_layernorm_1.weight": "expert_norm", "post_feedforward_layernorm_2.weight": "expert_norm",
+    "pre_feedforward_layernorm_2.weight": "expert_norm",
+    "per_layer_input_gate.weight": "narrow hidden", "per_layer_projection.weight": "hidden narrow",
+    "post_per_layer_input_norm.weight": "narrow_norm",
+}  # fmt: skip
 _PER_LAYER = 256
-"""Width of the embeddings for each layer if config.json does not say it (transformers' Gemma4TextConfig)."""
-_ROWS = 262144
-"""Rows of them, likewise."""
-
-
-def gemma4_layer(fields: Fields, shape: Shape, *, index: int) -> Iterator[Named]:
-    """The MLP of one layer, its experts, and its part of the embeddings for each layer."""
-    hidden, width = shape.hidden_size, fields.integer("intermediate_size")
-    first_shared = len(shape.layers) - fields.integer("num_kv_shared_layers", default=0, least=0)
-    if fields.flag("use_double_wide_mlp", default=False) and index >= first_shared > 0:
-        width *= 2
-    yield from (("mlp.gate_proj.weight", (width, hidden)), ("mlp.up_proj.weight", (width, hidden)))
-    yield "mlp.down_proj.weight", (hidden, width)
-    experts = fields.optional("num_experts")
-    if experts is not None:
-        inner = fields.integer("moe_intermediate_size", "expert_intermediate_size")
-        yield from (("router.proj.weight", (experts, hidden)), ("router.scale", (hidden,)))
-        yield "router.per_expert_scale", (experts,)
-        yield "experts.gate_up_proj", (experts, 2 * inner, hidden)
-        yield "experts.down_proj", (experts, hidden, inner)
-        norms = (
-            "post_feedforward_layernorm_1",
-            "post_feedforward_layernorm_2",
-            "pre_feedforward_layernorm_2",
-        )
-        yield from ((f"{name}.weight", (hidden,)) for name in norms)
-    narrow = _per_layer(fields)
-    if narrow:
-        yield from (
-            ("per_layer_input_gate.weight", (narrow, hidden)),
-            ("per_layer_projection.weight", (hidden, narrow)),
-            ("post_per_layer_input_norm.weight", (hidden,)),
-        )
-
-
-def gemma4_tables(fields: Fields, shape: Shape) -> Iterator[Named]:
-    """The embeddings for each layer, outside of the layers."""
-    narrow = _per_layer(fields)
-    if narrow:
-        rows = fields.integer("vocab_size_per_layer_input", default=_ROWS)
-        yield "model.embed_tokens_per_layer.weight", (rows, narrow * len(shape.layers))
-        yield "model.per_layer_model_projection.weight", (narrow * len(shape.layers), shape.hidden_size)
-        yield "model.per_layer_projection_norm.weight", (narrow,)
-
-
-def assistant_tables(whole: Fields, shape: Shape) -> Iterator[Named]:
-    """What stands outside of the layers of an assistant model; vLLM drops its embeddings, not its output table."""
-    hidden, target = shape.hidden_size, whole.integer("backbone_hidden_size")
-    yield "norm.weight", (hidden,)
-    yield "pre_projection.weight", (hidden, 2 * target)
-    yield "post_projection.weight", (target, hidden)
-    yield "lm_head.weight", (shape.vocab_size, hidden)
-    if whole.flag("use_ordered_embeddings", default=False):
-        yield "masked_embedding.centroids.weight", (whole.integer("num_centroids", default=2048), hidden)
-
-
-def _per_layer(fields: Fields) -> int:
-    return fields.integer("hidden_size_per_layer_input", default=_PER_LAYER, least=0)
-
-
+"""Width of Gemma 4's embeddings for each layer if config.json does not say it (transformers' Gemma4TextConfig)."""
 _LIKE_DEEPSEEK = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite"})
 """A few dense layers first, then experts with shared ones."""
 _MOST_EXPERTS = 200_000
 """Of all layers together: what a hostile config.json may make us list."""
 
 
-def feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
+def layer_tensors(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
+    """One decoder layer, names without their prefix: norms, what mixes tokens, and what follows it."""
+    norms = recipe.norms
+    if shape.model_type == "falcon" and fields.flag("new_decoder_architecture", default=False):
+        norms = ("ln_attn", "ln_mlp")
+    for name in norms:
+        yield f"{name}.weight", (shape.hidden_size,)
+        if recipe.norm_bias:
+            yield f"{name}.bias", (shape.hidden_size,)
+    for mixer in shape.layers[index]:
+        if isinstance(mixer, Attention):
+            yield from _attention(fields, shape, recipe, mixer)
+        elif isinstance(mixer, Latent):
+            yield from _latent(fields, shape, mixer)
+        else:
+            yield from _state(fields, shape, mixer)
+    yield from _feed_forward(fields, shape, recipe, index=index)
+
+
+def _attention(fields: Fields, shape: Shape, recipe: Recipe, mixer: Attention) -> Iterator[Named]:
+    queries, norm = mixer.heads * mixer.head_dim, recipe.qk_norm
+    has_gate = shape.model_type in GATED_DELTA and fields.flag("attn_output_gate", default=True)
+    rows_of = {"query": queries * (2 if has_gate else 1), "key": 0, "value": 0}  # a gate beside each query
+    if not mixer.is_shared:  # Gemma 4's keys may be its values: vLLM holds both all the same
+        rows_of |= {"key": mixer.kv_heads * mixer.head_dim, "value": mixer.kv_heads * mixer.head_dim_v}
+    if shape.model_type == "glm4_moe" and fields.flag("use_qk_norm", default=False):
+        norm = "head"
+    query_norm, key_norm = {"head": (mixer.head_dim,) * 2, "full": (queries, rows_of["key"]), None: (0, 0)}[
+        norm
+    ]
+    has_bias = _has(recipe.qkv_bias, fields)
+    sizes = {
+        **rows_of,
+        **{f"{name}_bias": size * has_bias for name, size in rows_of.items()},
+        "hidden": shape.hidden_size,
+        "out": mixer.heads * mixer.head_dim_v,
+        "out_bias": shape.hidden_size * _has(recipe.out_bias, fields),
+        "sinks": mixer.heads * (shape.model_type == "gpt_oss"),
+        "query_norm": query_norm,
+        "key_norm": 0 if mixer.is_shared else key_norm,
+    }
+    yield from rows(_ATTENTION, sizes, prefix="self_attn.")
+
+
+def _latent(fields: Fields, shape: Shape, mixer: Latent) -> Iterator[Named]:
+    nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    queries, rank = mixer.heads * (nope + mixer.rope_dim), fields.optional("q_lora_rank", least=0) or 0
+    sizes = {
+        "hidden": shape.hidden_size,
+        "query": queries,
+        "query_rank": rank,
+        "direct_query": 0 if rank else queries,
+        "rank": mixer.kv_lora_rank,
+        "latent": mixer.kv_lora_rank + mixer.rope_dim,
+        "expanded": mixer.heads * (nope + value),
+        "value": mixer.heads * value,
+    }
+    yield from rows(_LATENT, sizes, prefix="self_attn.")
+
+
+def _state(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
+    """Projections, convolution and the few vectors of a recurrence."""
+    sizes = {"hidden": shape.hidden_size, "channels": mixer.conv_dim, "kernel": mixer.conv_kernel, "1": 1}
+    if shape.model_type in GATED_DELTA:
+        heads, value_dim, _key_dim = mixer.recurrent
+        value, is_fused = heads * value_dim, shape.model_type == "qwen3_next"
+        sizes |= {"heads": heads, "value_dim": value_dim, "value": value}
+        sizes |= {"fused": (mixer.conv_dim + value) * is_fused, "fused_gates": 2 * heads * is_fused}
+        sizes |= {"plain": mixer.conv_dim * (not is_fused), "plain_value": value * (not is_fused)}
+        sizes["plain_gates"] = heads * (not is_fused)
+        yield from rows(_GATED_DELTA, sizes, prefix="linear_attn.")
+    elif shape.model_type in ("lfm2", "lfm2_moe"):
+        has_bias = fields.flag("conv_bias", default=False)
+        sizes |= {"inner": 3 * mixer.conv_dim, "inner_bias": 3 * mixer.conv_dim * has_bias}
+        sizes["bias"] = mixer.conv_dim * has_bias
+        yield from rows(_SHORT_CONV, sizes, prefix="conv.")
+    elif mixer.groups:
+        heads, convolved = mixer.recurrent[0], mixer.conv_dim + mixer.groups * mixer.group_dim
+        has_bias = fields.flag("use_conv_bias", default=fields.flag("mamba_conv_bias", default=True))
+        sizes |= {"heads": heads, "convolved": convolved, "inner": mixer.conv_dim + convolved + heads}
+        sizes |= {"bias": convolved * has_bias}
+        sizes["norm"] = mixer.conv_dim * fields.flag("mamba_rms_norm", default=True)
+        yield from rows(_MAMBA_2, sizes, prefix="mixer.")
+
+
+def _feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
     """What a layer has beside its attention or state."""
-    if shape.model_type == "mamba2" or (shape.model_type == "nemotron_h" and shape.layers[index]):
+    hidden, kind = shape.hidden_size, shape.model_type
+    if kind == "mamba2" or (kind == "nemotron_h" and shape.layers[index]):
         return
-    if shape.model_type == "gemma4_text":
-        yield from gemma4_layer(fields, shape, index=index)
+    if kind == "gemma4_text":
+        yield from _gemma4(fields, shape, index=index)
         return
-    if shape.model_type == "granitemoehybrid":
+    if kind == "granitemoehybrid":
         width = fields.integer("shared_intermediate_size")
-        yield "shared_mlp.input_linear.weight", (2 * width, shape.hidden_size)
-        yield "shared_mlp.output_linear.weight", (shape.hidden_size, width)
-        if fields.integer("num_local_experts", default=0, least=0):
-            yield from _experts(fields, shape, index=index)
+        sizes = {"hidden": hidden, "width": width, "double": 2 * width}
+        yield from rows(_GRANITE_MLP, sizes, prefix="shared_mlp.")
+    count = experts_of(fields, shape, index=index)
+    if count:
+        yield from _experts(fields, shape, count=count)
+    if count or kind == "granitemoehybrid":
         return
-    if experts_of(fields, shape, index=index):
-        yield from _experts(fields, shape, index=index)
-        return
+    has_bias = _has(recipe.mlp_bias, fields)
     width = _width(fields, shape)
-    if recipe.mlp == "gated":
-        yield from gated("mlp.", hidden=shape.hidden_size, width=width)
-        names: tuple[str, ...] = ("gate_proj", "up_proj")
-    else:
-        yield "mlp.fc1.weight", (width, shape.hidden_size)
-        yield "mlp.fc2.weight", (shape.hidden_size, width)
-        names = ("fc1",)
-    if recipe.has(recipe.mlp_bias, fields):
-        yield from ((f"mlp.{name}.bias", (width,)) for name in names)
-        yield f"mlp.{'down_proj' if recipe.mlp == 'gated' else 'fc2'}.bias", (shape.hidden_size,)
+    sizes = {
+        "hidden": hidden,
+        "width": width,
+        "width_bias": width * has_bias,
+        "hidden_bias": hidden * has_bias,
+    }
+    yield from rows(_MLP if recipe.mlp == "gated" else _PLAIN_MLP, sizes, prefix="mlp.")
 
 
-def gated(prefix: str, *, hidden: int, width: int) -> Iterator[Named]:
-    """Gate, up and down."""
-    yield f"{prefix}gate_proj.weight", (width, hidden)
-    yield f"{prefix}up_proj.weight", (width, hidden)
-    yield f"{prefix}down_proj.weight", (hidden, width)
+def per_layer_width(fields: Fields) -> int:
+    """The width of Gemma 4's embeddings for each layer; 0 without them."""
+    return fields.integer("hidden_size_per_layer_input", default=_PER_LAYER, least=0)
+
+
+def _gemma4(fields: Fields, shape: Shape, *, index: int) -> Iterator[Named]:
+    """The MLP of one layer, its experts, and its part of the embeddings for each layer."""
+    hidden, width = shape.hidden_size, fields.integer("intermediate_size")
+    first_shared = len(shape.layers) - fields.integer("num_kv_shared_layers", default=0, least=0)
+    is_double = fields.flag("use_double_wide_mlp", default=False) and index >= first_shared > 0
+    experts, narrow, inner = fields.optional("num_experts") or 0, per_layer_width(fields), 0
+    if experts:
+        inner = fields.integer("moe_intermediate_size", "expert_intermediate_size")
+    sizes = {
+        "hidden": hidden,
+        "width": width * (2 if is_double else 1),
+        "experts": experts,
+        "inner": inner,
+        "double": 2 * inner,
+        "expert_norm": hidden * bool(experts),
+        "narrow": narrow,
+        "narrow_norm": hidden * bool(narrow),
+    }
+    yield from rows(_GEMMA_4, sizes)
 
 
 def _width(fields: Fields, shape: Shape) -> int:
@@ -328,13 +330,13 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
     """Experts of one layer; 0 for a layer with a plain MLP."""
     keys = ("num_local_experts", "n_routed_experts", "num_experts")
     count = fields.integer(*keys, default=0, least=0) if shape.model_type != "nemotron_h" else 0
-    if count == 0:
-        return 0
     if count * len(shape.layers) > _MOST_EXPERTS:
         raise FactError(
             f"config.json of `{fields.model}` has {count} experts in each of {len(shape.layers)} layers, "
             "which is too many"
         )
+    if count == 0 or shape.model_type == "granitemoehybrid":
+        return count
     if shape.model_type in _LIKE_DEEPSEEK:
         first = fields.integer("first_k_dense_replace", default=0, least=0)
         every = fields.integer("moe_layer_freq", default=1)
@@ -349,33 +351,24 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
     return count if (index + 1) % step == 0 and index not in dense else 0
 
 
-def _experts(fields: Fields, shape: Shape, *, index: int) -> Iterator[Named]:
-    hidden, count = shape.hidden_size, experts_of(fields, shape, index=index)
+def _experts(fields: Fields, shape: Shape, *, count: int) -> Iterator[Named]:
+    hidden, kind = shape.hidden_size, shape.model_type
     width = fields.integer("moe_intermediate_size", "intermediate_size")
-    if shape.model_type == "gpt_oss":
-        yield from _gpt_oss(hidden=hidden, count=count, width=width)
+    sizes = {"hidden": hidden, "width": width, "double": 2 * width, "count": count}
+    if kind == "gpt_oss":
+        yield from rows(_GPT_OSS, sizes, prefix="mlp.")
         return
     yield "mlp.gate.weight", (count, hidden)
-    is_corrected = shape.model_type in ("glm4_moe", "glm4_moe_lite", "minimax_m2")
+    is_corrected = kind in ("glm4_moe", "glm4_moe_lite", "minimax_m2")
     if is_corrected or fields.text("topk_method", default="") == "noaux_tc":
         yield "mlp.gate.e_score_correction_bias", (count,)
     for expert in range(count):
-        yield from gated(f"mlp.experts.{expert}.", hidden=hidden, width=width)
+        yield from rows(GATED, sizes, prefix=f"mlp.experts.{expert}.")
     shared = fields.integer("shared_expert_intermediate_size", default=0, least=0)
-    if shape.model_type in _LIKE_DEEPSEEK:
+    if kind in _LIKE_DEEPSEEK:
         shared = fields.integer("n_shared_experts", default=0, least=0) * width
-    elif shape.model_type == "llama4_text":
+    elif kind == "llama4_text":
         shared = width
-    if shared:
-        yield from gated("mlp.shared_expert.", hidden=hidden, width=shared)
-    if shape.model_type in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
+    yield from rows(GATED, {"hidden": hidden, "width": shared}, prefix="mlp.shared_expert.")
+    if kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         yield "mlp.shared_expert_gate.weight", (1, hidden)
-
-
-def _gpt_oss(*, hidden: int, count: int, width: int) -> Iterator[Named]:
-    yield "mlp.router.weight", (count, hidden)
-    yield "mlp.router.bias", (count,)
-    yield "mlp.experts.gate_up_proj", (count, hidden, 2 * width)
-    yield "mlp.experts.gate_up_proj_bias", (count, 2 * width)
-    yield "mlp.experts.down_proj", (count, width, hidden)
-    yield "mlp.experts.down_proj_bias", (count, hidden)

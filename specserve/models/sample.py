@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from specserve.models.vocabulary import LARGEST_ID, Vocabulary, spelled, step_kinds, written
+from specserve.models.vocabulary import LARGEST_ID, Vocabulary, spelled, written
 
 CORPUS = Path(__file__).with_name("corpus")
 ENCODER = Path(__file__).with_name("encode.py")
@@ -54,8 +54,8 @@ def can_occur(vocabulary: Vocabulary, ids: Collection[int]) -> bool:
 
     Byte-level tokens spell what stands in the text, byte for byte, if nothing rewrites it first.
     """
-    kinds = {name: step_kinds(vocabulary.pipeline.get(name)) for name in ("normalizer", "pre_tokenizer")}
-    if len(ids) > _FEW or "ByteLevel" not in kinds["pre_tokenizer"] or kinds["normalizer"] - {"NFC"}:
+    is_rewritten = vocabulary.steps("normalizer") - {"NFC"}
+    if len(ids) > _FEW or "ByteLevel" not in vocabulary.steps("pre_tokenizer") or is_rewritten:
         return True
     text = b" " + b" ".join(path.read_bytes() for path in texts())
     return any(_spelled(vocabulary, index) in text for index in ids if index in vocabulary.tokens)

@@ -9,20 +9,40 @@ from typing import Any
 from specserve.errors import FactError
 from specserve.models.architecture import read_mtp, read_shape
 from specserve.models.config import Fields, text_fields
-from specserve.models.layertensors import (
-    RECIPES,
-    Recipe,
-    assistant_tables,
-    attention_tensors,
-    feed_forward,
-    gemma4_tables,
-    state_tensors,
-)
-from specserve.models.shape import GATED_DELTA, Attention, Latent, Shape, State
+from specserve.models.layertensors import RECIPES, Named, Recipe, Table, layer_tensors, per_layer_width, rows
+from specserve.models.shape import GATED_DELTA, Shape
 
-Named = tuple[str, tuple[int, ...]]
 _MOST_LAYERS = 2000
 """What a hostile config.json may make us list."""
+
+
+_QWEN_ENCODER: Table = {
+    "patch_embed.proj.weight": "hidden channels frames patch patch", "patch_embed.proj.bias": "hidden",
+    "pos_embed.weight": "positions hidden", "merger.norm.weight": "hidden", "merger.norm.bias": "hidden",
+    "merger.linear_fc1.weight": "merged merged", "merger.linear_fc1.bias": "merged",
+    "merger.linear_fc2.weight": "out merged", "merger.linear_fc2.bias": "out",
+}  # fmt: skip
+_QWEN_BLOCK: Table = {
+    "attn.qkv.weight": "fused hidden", "attn.qkv.bias": "fused",
+    "attn.proj.weight": "hidden hidden", "attn.proj.bias": "hidden",
+    "mlp.linear_fc1.weight": "width hidden", "mlp.linear_fc1.bias": "width",
+    "mlp.linear_fc2.weight": "hidden width", "mlp.linear_fc2.bias": "hidden",
+    "norm1.weight": "hidden", "norm1.bias": "hidden", "norm2.weight": "hidden", "norm2.bias": "hidden",
+}  # fmt: skip
+_GEMMA_4_ENCODER: Table = {
+    "vision_tower.patch_embedder.input_proj.weight": "hidden patch",
+    "vision_tower.patch_embedder.position_embedding_table": "2 positions hidden",
+    "embed_vision.embedding_projection.weight": "outer hidden",
+}
+_GEMMA_4_BLOCK: Table = {
+    "self_attn.q_proj.linear.weight": "queries hidden", "self_attn.k_proj.linear.weight": "keys hidden",
+    "self_attn.v_proj.linear.weight": "keys hidden", "self_attn.o_proj.linear.weight": "hidden queries",
+    "mlp.gate_proj.linear.weight": "width hidden", "mlp.up_proj.linear.weight": "width hidden",
+    "mlp.down_proj.linear.weight": "hidden width",
+    "self_attn.q_norm.weight": "head", "self_attn.k_norm.weight": "head",
+    "input_layernorm.weight": "hidden", "post_attention_layernorm.weight": "hidden",
+    "pre_feedforward_layernorm.weight": "hidden", "post_feedforward_layernorm.weight": "hidden",
+}  # fmt: skip
 
 
 def encoder_tensors(encoder: Fields, *, model_type: str, hidden: int) -> Iterator[Named] | None:
@@ -32,35 +52,44 @@ def encoder_tensors(encoder: Fields, *, model_type: str, hidden: int) -> Iterato
     vllm/model_executor/models 0.32.
     """
     if model_type in ("qwen3_5_text", "qwen3_5_moe_text"):
-        return None if encoder.integers("deepstack_visual_indexes") else _qwen(encoder)
-    return _gemma4(encoder, hidden) if model_type == "gemma4_text" else None
+        return None if encoder.integers("deepstack_visual_indexes") else _qwen_encoder(encoder)
+    return _gemma4_encoder(encoder, hidden) if model_type == "gemma4_text" else None
 
 
-def _qwen(encoder: Fields) -> Iterator[Named]:
+def _qwen_encoder(encoder: Fields) -> Iterator[Named]:
     size = encoder.integer("hidden_size", default=1152)
-    inner = encoder.integer("intermediate_size", default=4304)
-    patch = encoder.integer("patch_size", default=16)
-    frames = encoder.integer("temporal_patch_size", default=2)
-    merged = size * encoder.integer("spatial_merge_size", default=2) ** 2
-    yield (
-        "visual.patch_embed.proj.weight",
-        (size, encoder.integer("in_channels", default=3), frames, patch, patch),
-    )
-    yield "visual.patch_embed.proj.bias", (size,)
-    yield "visual.pos_embed.weight", (encoder.integer("num_position_embeddings", default=2304), size)
+    sizes = {
+        "hidden": size,
+        "fused": 3 * size,
+        "width": encoder.integer("intermediate_size", default=4304),
+        "channels": encoder.integer("in_channels", default=3),
+        "frames": encoder.integer("temporal_patch_size", default=2),
+        "patch": encoder.integer("patch_size", default=16),
+        "positions": encoder.integer("num_position_embeddings", default=2304),
+        "merged": size * encoder.integer("spatial_merge_size", default=2) ** 2,
+        "out": encoder.integer("out_hidden_size", default=3584),
+    }
+    yield from rows(_QWEN_ENCODER, sizes, prefix="visual.")
     for index in range(_depth(encoder, "depth", default=27)):
-        block = f"visual.blocks.{index}."
-        yield from _with_bias(f"{block}attn.qkv", 3 * size, size)
-        yield from _with_bias(f"{block}attn.proj", size, size)
-        yield from _with_bias(f"{block}mlp.linear_fc1", inner, size)
-        yield from _with_bias(f"{block}mlp.linear_fc2", size, inner)
-        for norm in ("norm1", "norm2"):
-            yield from ((f"{block}{norm}.{part}", (size,)) for part in ("weight", "bias"))
-    yield from ((f"visual.merger.norm.{part}", (size,)) for part in ("weight", "bias"))
-    yield from _with_bias("visual.merger.linear_fc1", merged, merged)
-    yield from _with_bias(
-        "visual.merger.linear_fc2", encoder.integer("out_hidden_size", default=3584), merged
-    )
+        yield from rows(_QWEN_BLOCK, sizes, prefix=f"visual.blocks.{index}.")
+
+
+def _gemma4_encoder(encoder: Fields, hidden: int) -> Iterator[Named]:
+    head = encoder.integer("head_dim", default=64)
+    sizes = {
+        "2": 2,
+        "outer": hidden,
+        "hidden": encoder.integer("hidden_size", default=768),
+        "width": encoder.integer("intermediate_size", default=3072),
+        "head": head,
+        "queries": head * encoder.integer("num_attention_heads", default=12),
+        "keys": head * encoder.integer("num_key_value_heads", default=12),
+        "patch": 3 * encoder.integer("patch_size", default=16) ** 2,
+        "positions": encoder.integer("position_embedding_size", default=10240),
+    }
+    yield from rows(_GEMMA_4_ENCODER, sizes)
+    for index in range(_depth(encoder, "num_hidden_layers", default=16)):
+        yield from rows(_GEMMA_4_BLOCK, sizes, prefix=f"vision_tower.encoder.layers.{index}.")
 
 
 def _depth(encoder: Fields, key: str, *, default: int) -> int:
@@ -70,35 +99,6 @@ def _depth(encoder: Fields, key: str, *, default: int) -> int:
             f"`{encoder.where}{key}` in config.json of `{encoder.model}` is {depth}: more than {_MOST_LAYERS}"
         )
     return depth
-
-
-def _with_bias(name: str, rows: int, columns: int) -> Iterator[Named]:
-    yield f"{name}.weight", (rows, columns)
-    yield f"{name}.bias", (rows,)
-
-
-def _gemma4(encoder: Fields, hidden: int) -> Iterator[Named]:
-    size = encoder.integer("hidden_size", default=768)
-    inner = encoder.integer("intermediate_size", default=3072)
-    head_dim = encoder.integer("head_dim", default=64)
-    heads = encoder.integer("num_attention_heads", default=12)
-    keys = encoder.integer("num_key_value_heads", default=12)
-    patch = encoder.integer("patch_size", default=16)
-    yield "vision_tower.patch_embedder.input_proj.weight", (size, 3 * patch**2)
-    positions = encoder.integer("position_embedding_size", default=10240)
-    yield "vision_tower.patch_embedder.position_embedding_table", (2, positions, size)
-    for index in range(_depth(encoder, "num_hidden_layers", default=16)):
-        block = f"vision_tower.encoder.layers.{index}."
-        for name, rows, columns in (
-            ("self_attn.q_proj", heads * head_dim, size), ("self_attn.k_proj", keys * head_dim, size),
-            ("self_attn.v_proj", keys * head_dim, size), ("self_attn.o_proj", size, heads * head_dim),
-            ("mlp.gate_proj", inner, size), ("mlp.up_proj", inner, size), ("mlp.down_proj", size, inner),
-        ):  # fmt: skip
-            yield f"{block}{name}.linear.weight", (rows, columns)
-        yield from ((f"{block}self_attn.{name}.weight", (head_dim,)) for name in ("q_norm", "k_norm"))
-        norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        yield from ((f"{block}{name}_layernorm.weight", (size,)) for name in norms)
-    yield "embed_vision.embedding_projection.weight", (hidden, size)
 
 
 _TOWERS = ("audio_config", "vision_tower", "visual")
@@ -128,49 +128,41 @@ def expected_tensors(model: str, config: Mapping[str, Any]) -> dict[str, tuple[i
     return named
 
 
-def layer_tensors(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
-    """One decoder layer, names without their prefix."""
-    mixers = shape.layers[index]
-    for name in _norms(fields, shape, recipe):
-        yield f"{name}.weight", (shape.hidden_size,)
-        if recipe.norm_bias:
-            yield f"{name}.bias", (shape.hidden_size,)
-    for mixer in mixers:
-        if isinstance(mixer, State):
-            yield from state_tensors(fields, shape, mixer)
-        elif isinstance(mixer, Attention | Latent):
-            yield from attention_tensors(fields, shape, recipe, mixer)
-    yield from feed_forward(fields, shape, recipe, index=index)
-
-
-def _norms(fields: Fields, shape: Shape, recipe: Recipe) -> tuple[str, ...]:
-    if shape.model_type == "falcon" and fields.flag("new_decoder_architecture", default=False):
-        return ("ln_attn", "ln_mlp")
-    return recipe.norms
+_TABLES: Table = {
+    "model.embed_tokens.weight": "vocabulary hidden", "model.embed_positions.weight": "positions hidden",
+    "word_embeddings_layernorm.weight": "embedding_norm", "word_embeddings_layernorm.bias": "embedding_norm",
+    "model.embed_tokens_per_layer.weight": "narrow_rows all_narrow",
+    "model.per_layer_model_projection.weight": "all_narrow hidden",
+    "model.per_layer_projection_norm.weight": "narrow",
+    "model.norm.weight": "norm", "model.norm.bias": "norm_bias",
+    "lm_head.weight": "output hidden", "lm_head.bias": "output_bias",
+}  # fmt: skip
+"""What stands outside of the layers."""
+_GEMMA_4_ROWS = 262144
+"""Rows of Gemma 4's embeddings for each layer if config.json does not say it."""
 
 
 def _tables(fields: Fields, shape: Shape, recipe: Recipe) -> Iterator[Named]:
-    """What stands outside of the layers."""
-    hidden = shape.hidden_size
-    yield "model.embed_tokens.weight", (shape.vocab_size, hidden)
-    if recipe.learned_positions is not None:
-        rows = fields.integer("max_position_embeddings", "n_positions") + recipe.learned_positions
-        yield "model.embed_positions.weight", (rows, hidden)
-    if shape.model_type == "bloom":
-        yield from (
-            ("word_embeddings_layernorm.weight", (hidden,)),
-            ("word_embeddings_layernorm.bias", (hidden,)),
-        )
+    hidden, narrow, positions = shape.hidden_size, 0, 0
     if shape.model_type == "gemma4_text":
-        yield from gemma4_tables(fields, shape)
-    if recipe.final_norm:
-        yield "model.norm.weight", (hidden,)
-        if recipe.norm_bias:
-            yield "model.norm.bias", (hidden,)
-    if not shape.is_tied:
-        yield "lm_head.weight", (shape.vocab_size, hidden)
-        if recipe.head_bias:
-            yield "lm_head.bias", (shape.vocab_size,)
+        narrow = per_layer_width(fields)
+    if recipe.learned_positions is not None:
+        positions = fields.integer("max_position_embeddings", "n_positions") + recipe.learned_positions
+    output = 0 if shape.is_tied else shape.vocab_size
+    sizes = {
+        "hidden": hidden,
+        "vocabulary": shape.vocab_size,
+        "positions": positions,
+        "embedding_norm": hidden * (shape.model_type == "bloom"),
+        "narrow": narrow,
+        "all_narrow": narrow * len(shape.layers),
+        "narrow_rows": fields.integer("vocab_size_per_layer_input", default=_GEMMA_4_ROWS) if narrow else 0,
+        "norm": hidden * recipe.final_norm,
+        "norm_bias": hidden * (recipe.final_norm and recipe.norm_bias),
+        "output": output,
+        "output_bias": output * recipe.head_bias,
+    }
+    yield from rows(_TABLES, sizes)
 
 
 Sizes = dict[str, tuple[int, ...]]
@@ -196,7 +188,7 @@ def head_tensors(
         for name, size in layer_tensors(fields, shape, recipe, index=index):
             sizes[f"layers.{index}.{name}"] = _widened(name, size, method=method, index=index)
     if is_assistant:
-        return sizes | dict(assistant_tables(Fields(model, config), shape))
+        return sizes | dict(_around_assistant(Fields(model, config), shape))
     hidden = shape.hidden_size
     if method == "eagle":
         sizes.pop("layers.0.input_layernorm.weight", None)
@@ -216,6 +208,26 @@ def head_tensors(
     else:
         sizes["mask_embedding"] = (hidden,)
     return sizes
+
+
+_ASSISTANT: Table = {
+    "norm.weight": "hidden", "pre_projection.weight": "hidden double", "post_projection.weight": "target hidden",
+    "lm_head.weight": "vocabulary hidden", "masked_embedding.centroids.weight": "centroids hidden",
+}  # fmt: skip
+
+
+def _around_assistant(whole: Fields, shape: Shape) -> Iterator[Named]:
+    """What stands outside of the layers of an assistant model; vLLM drops its embeddings, not its output table."""
+    target = whole.integer("backbone_hidden_size")
+    has_centroids = whole.flag("use_ordered_embeddings", default=False)
+    sizes = {
+        "hidden": shape.hidden_size,
+        "vocabulary": shape.vocab_size,
+        "target": target,
+        "double": 2 * target,
+    }
+    sizes["centroids"] = whole.integer("num_centroids", default=2048) if has_centroids else 0
+    yield from rows(_ASSISTANT, sizes)
 
 
 def brings_embeddings(config: Mapping[str, Any]) -> bool:

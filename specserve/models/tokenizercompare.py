@@ -8,27 +8,23 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from specserve.errors import FactError
 from specserve.models import sample
-from specserve.models.facts import ModelFacts
-from specserve.models.tokenizerformats import (
-    PIPELINE,
-    added_texts,
-    additions,
-    read_vocabulary,
-    special_tokens,
-)
+from specserve.models.config import text_fields
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.files import read_regular
 from specserve.models.vocabulary import (
+    LARGEST_BYTES,
     LARGEST_ID,
     LARGEST_SMALL_BYTES,
-    Unreadable,
+    PIPELINE,
     Vocabulary,
-    content,
+    additions,
     needed,
     parsed,
-    same_bytes,
+    read_vocabulary,
     small_json,
-    step_kinds,
-    vocab_size,
+    special_tokens,
     vocabulary_file,
 )
 
@@ -100,14 +96,14 @@ def compare(
     vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
     """
     start = TokenizerComparison(
-        "not_checked", target_vocab_size=vocab_size(target), draft_vocab_size=vocab_size(draft)
+        "not_checked", target_vocab_size=_vocab_size(target), draft_vocab_size=_vocab_size(draft)
     )
     if "published" in ((tokenizer or target).origin, draft.origin):
         return replace(start, reasons=("only the configurations are known here, not the tokenizers",))
     try:
         return _compared(tokenizer or target, draft, start)
-    except Unreadable as error:
-        return replace(start, reasons=(str(error),))
+    except FactError as error:
+        return replace(start, reasons=(error.message,))
     except RecursionError:
         return replace(start, reasons=("a tokenizer file is nested too deeply",))
 
@@ -115,13 +111,13 @@ def compare(
 def _compared(target: ModelFacts, draft: ModelFacts, start: TokenizerComparison) -> TokenizerComparison:
     name, kind = vocabulary_file(target)
     other, other_kind = vocabulary_file(draft)
-    is_same_file = kind == other_kind and same_bytes(target.files[name], draft.files[other])
-    if is_same_file and _same_added(target, draft):
-        return _equal(start, template_difference(target, draft))
+    is_same_file = kind == other_kind and _same_bytes(target.files[name], draft.files[other])
+    if is_same_file and additions(target) == additions(draft):
+        return _equal(start, _template_difference(target, draft))
     wanted, offered = read_vocabulary(target), read_vocabulary(draft)
     differing = _differing(wanted, offered, start)
     if not differing:
-        return _equal(start, (*pipeline_differences(wanted, offered), *template_difference(target, draft)))
+        return _equal(start, (*_pipeline_differences(wanted, offered), *_template_difference(target, draft)))
     path = needed(target, name) if kind == "tokenizer.json" else None
     with sample.counting(wanted, path, wanted=differing) as counts:
         shared = shared_ids(
@@ -131,16 +127,27 @@ def _compared(target: ModelFacts, draft: ModelFacts, start: TokenizerComparison)
         return _graded(start, wanted, offered, differing, counts=counts(), shared=shared, named=named)
 
 
-def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:
-    """Whether the files beside equal vocabularies add the same to them."""
-    ours, theirs = additions(target), additions(draft)
-    if ours == theirs:
-        return True
-    name, kind = vocabulary_file(target)
-    path = target.files[name].path or draft.files[vocabulary_file(draft)[0]].path
-    if kind != "tokenizer.json" or path is None:
+def _vocab_size(facts: ModelFacts) -> int | None:
+    """The language model's vocabulary; None if config.json does not say it.
+
+    Source: vllm/transformers_utils/model_arch_config_convertor.py, `get_vocab_size`, 0.32.
+    """
+    try:
+        fields, _ = text_fields(facts.model, facts.config)
+        return fields.optional("vocab_size")
+    except FactError:
+        size = facts.config.get("vocab_size")
+        return size if type(size) is int and size > 0 and "text_config" not in facts.config else None
+
+
+def _same_bytes(left: ModelFile, right: ModelFile) -> bool:
+    """Whether two files are known to hold the same bytes. Raises FactError."""
+    if left.sha256 is not None and right.sha256 is not None:
+        return left.sha256 == right.sha256
+    if left.path is None or right.path is None or left.size_bytes != right.size_bytes:
         return False
-    return {*ours} ^ {*theirs} <= added_texts(content(path), source=name)
+    one, other = (read_regular(path, limit_bytes=LARGEST_BYTES) for path in (left.path, right.path))
+    return one == other
 
 
 def _differing(target: Vocabulary, draft: Vocabulary, sizes: TokenizerComparison) -> set[int]:
@@ -268,9 +275,7 @@ def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
 
 def _written_space(vocabulary: Vocabulary) -> str | None:
     """How a space is written before the model sees it; None if a second one is put before it."""
-    kinds = step_kinds(vocabulary.pipeline.get("normalizer")) | step_kinds(
-        vocabulary.pipeline.get("pre_tokenizer")
-    )
+    kinds = vocabulary.steps("normalizer", "pre_tokenizer")
     if "ByteLevel" in kinds:
         return BYTE_LEVEL_SPACE
     if "Prepend" in kinds or not kinds & {"Metaspace", "Replace"}:
@@ -283,9 +288,9 @@ _NAME = re.compile(r"\b(?:bos|eos|unk|pad|sep|cls)_token\b")
 
 
 def template(facts: ModelFacts) -> str | None:
-    """All chat templates of a model as one text; a file of its own wins. Raises Unreadable."""
+    """All chat templates of a model as one text; a file of its own wins. Raises FactError."""
     if FILE in facts.files:
-        data = content(needed(facts, FILE), most_bytes=LARGEST_SMALL_BYTES)
+        data = read_regular(needed(facts, FILE), limit_bytes=LARGEST_SMALL_BYTES)
         return data.decode("utf-8", errors="replace")
     for name in ("chat_template.json", "tokenizer_config.json"):
         text = _joined(small_json(facts, name).get("chat_template"))
@@ -295,7 +300,7 @@ def template(facts: ModelFacts) -> str | None:
 
 
 def template_ids(facts: ModelFacts, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The ids of the special tokens that the template writes, and of the end of the text. Raises Unreadable."""
+    """The ids of the special tokens that the template writes, and of the end of the text. Raises FactError."""
     text = template(facts) or ""
     named = special_tokens(facts)
     used = set(_NAME.findall(text)) | {"eos_token"}
@@ -324,7 +329,7 @@ def _joined(value: Any) -> str | None:
     return None
 
 
-def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ...]:
+def _pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ...]:
     """Reasons, one for all steps that differ; none if a file does not say them."""
     if not target.pipeline or not draft.pipeline:
         return ()
@@ -337,8 +342,8 @@ def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ..
     return (f"the ids are equal, but text is split differently: {differing} differ",)
 
 
-def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
-    """A reason if both have a chat template, and not the same one. Raises Unreadable."""
+def _template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
+    """A reason if both have a chat template, and not the same one. Raises FactError."""
     ours, theirs = template(target), template(draft)
     if ours is None or theirs is None or ours.split() == theirs.split():
         return ()
@@ -346,7 +351,7 @@ def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...
 
 
 def _merges(vocabulary: Vocabulary) -> object:
-    """The merges as pairs: older files write each as a text with a space. Raises Unreadable."""
+    """The merges as pairs: older files write each as a text with a space. Raises FactError."""
     merges = parsed(vocabulary.merges or b"[]", name=vocabulary.source)
     if not isinstance(merges, list):
         return merges

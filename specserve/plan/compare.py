@@ -10,8 +10,8 @@ from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.profile.fingerprint import jsonable
 from specserve.profile.schema import Hardware, Profile, keys_of
+from specserve.vllm.arguments import jsonable
 
 _BESIDES = ("vllm", "hardware", "expect", "alternatives")
 """Sections of a profile that a launch does not show."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan, Origin
-from specserve.profile.values import human_int
+from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan
+from specserve.vllm.arguments import human_int
 from specserve.vllm.versions import Installed
 
 PLUGIN = "specserve_vllm_cpu"
@@ -122,7 +122,7 @@ def _with_openmp(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     if host.openmp is None or "libiomp5" in before or " " in host.openmp:  # LD_PRELOAD knows no quotes
         return plan
     value = f"{host.openmp}:{before}" if before else host.openmp
-    return with_env(plan, "LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
+    return plan.with_env("LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
 
 
 def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
@@ -131,11 +131,11 @@ def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -
         return plan
     why = f"vLLM binds one rank to a NUMA node, and {ranks} ranks share {host.numa_nodes}"
     if len(host.cpus) < ranks:
-        return with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
+        return plan.with_env("VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
     share = len(host.cpus) // ranks
     parts = [host.cpus[rank * share : (rank + 1) * share] for rank in range(ranks)]
     value = "|".join(",".join(str(cpu) for cpu in part) for part in parts)
-    return with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", value, why)
+    return plan.with_env("VLLM_CPU_OMP_THREADS_BIND", value, why)
 
 
 def _ranks(plan: LaunchPlan) -> int:
@@ -155,7 +155,7 @@ def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     why = (
         "your allow-list would drop the cure for text corrupted at temperature > 0 (vllm-project/vllm#55005)"
     )
-    return with_env(plan, "VLLM_PLUGINS", value, why)
+    return plan.with_env("VLLM_PLUGINS", value, why)
 
 
 def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
@@ -165,13 +165,7 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     size = default_kv_bytes(host.capacity_bytes)
     why = "vLLM would claim 92 % of all memory; specserve plans a quarter of it, at most 4 GiB"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
-    return replace(
-        plan,
-        argv=(*plan.argv, "--kv-cache-memory-bytes", str(size)),
-        engine_kwargs=kwargs,
-        added=(*plan.added, Added("--kv-cache-memory-bytes", why)),
-        origins=(*plan.origins, Origin("--kv-cache-memory-bytes", str(size), None)),
-    )
+    return replace(plan.with_words("--kv-cache-memory-bytes", str(size), why), engine_kwargs=kwargs)
 
 
 def default_kv_bytes(capacity_bytes: int) -> int:
@@ -195,17 +189,6 @@ def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
     return "" if isinstance(value, FromEnv) else value
 
 
-def with_env(plan: LaunchPlan, name: str, value: str, why: str) -> LaunchPlan:
-    """The plan with a variable that this machine adds."""
-    origins = tuple(origin for origin in plan.origins if origin.key != name)
-    return replace(
-        plan,
-        env={**plan.env, name: value},
-        added=(*plan.added, Added(name, why)),
-        origins=(*origins, Origin(name, value, None)),
-    )
-
-
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 
 
@@ -213,7 +196,6 @@ def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.e
     """The host with what this launch would meet on it. `environ` is the environment that the server inherits."""
     return replace(
         host,
-        taken_ports=_taken(plan),
         shm_bytes=_size(_SHM),
         cache=_cache(
             {**environ, **{name: value for name, value in plan.env.items() if isinstance(value, str)}}
@@ -222,15 +204,14 @@ def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.e
     )
 
 
-def _taken(plan: LaunchPlan) -> Mapping[int, str]:
-    if not plan.port:
-        return {}
+def with_taken_port(host: Host, plan: LaunchPlan) -> Host:
+    """The host with who has the launch's port; a launch itself looks at it when it is about to take it."""
     from specserve.hardware.host import holder
 
     with suppress(OSError):  # an address that is not of this host
-        found = holder(plan.host, plan.port)
-        return {plan.port: str(found)} if found else {}
-    return {}
+        if plan.port and (found := holder(plan.host, plan.port)):
+            return replace(host, taken_ports={plan.port: str(found)})
+    return host
 
 
 def _size(folder: Path) -> int | None:

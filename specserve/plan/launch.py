@@ -3,23 +3,116 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.models.read import local_path
-from specserve.plan.arguments import keyword_value, problems, tokens
-from specserve.plan.host import with_env
+from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.fingerprint import fingerprint, jsonable
-from specserve.profile.schema import Profile, Target, keys_of
-from specserve.vllm.arguments import Argument, VllmTable
+from specserve.profile.fingerprint import fingerprint
+from specserve.profile.schema import Hardware, Profile, Target, keys_of
+from specserve.vllm.arguments import Argument, VllmTable, passed
+from specserve.vllm.versions import Vllm, vllm_for
+
+if TYPE_CHECKING:
+    from specserve.hardware.accelerators import Machine
+    from specserve.plan.host import Host
+    from specserve.plan.nodes import LaunchNode
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
 DRAIN_MARGIN_S = 5
 """vLLM's own drain ends this long before specserve kills the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What a command says about a launch beside the profile itself."""
+
+    settings: tuple[str, ...] = ()
+    """`--set`, as `key.path=value`."""
+    alternative: str | None = None
+    baseline: bool = False
+    devices: str | None = None
+    port: int | None = None
+    """Instead of the profile's."""
+    node: LaunchNode | None = None
+    """Which of several nodes this is."""
+    whole: bool = False
+    """Without a `node`, plan all of several nodes in one, without their flags; else that is an error."""
+    vllm: str | None = None
+    """Plan for this version, not for the installed one."""
+    machine: Machine | None = None
+    """Plan for this machine, not for the profile's `hardware`."""
+    starts: bool = True
+    """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
+    use_lock: bool = True
+    """Take the models of the lock beside the profile."""
+    locked: bool = False
+    """The lock must be there, and so must all that it names."""
+    check: bool = True
+    passed: Collection[str] = ()
+    """Codes of errors that do not stop the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A profile as it is launched, at its lock and for its machine, and the plan of that launch."""
+
+    profile: Profile
+    plan: LaunchPlan
+    written: Profile
+    """The profile for its machine, but not at its lock: what the rules judge."""
+    host: Host | None = None
+    """The machine, if the plan is for the vLLM that is installed on it."""
+
+
+def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) -> Planned:
+    """The launch of a profile by the vLLM that is installed `here`, or by the version that the options name.
+
+    A plan that is not to be run here is for the newest vLLM of the profile's range if the installed one is not in
+    it, or is for another kind of accelerator. Raises UsageError and FactError.
+    """
+    from specserve.plan.locking import at_lock, without_hub
+    from specserve.plan.nodes import share_of_node
+
+    written = _for_machine(profile, options.machine)
+    profile, lock = at_lock(profile, use_lock=options.use_lock, needed=options.locked)
+    meant = replace(profile, hardware=written.hardware)
+    kind = meant.hardware.accelerator if meant.hardware else None
+    vllm = vllm_for(
+        profile.vllm,
+        named=options.vllm,
+        is_cpu=None if kind is None else kind.strip().lower() == "cpu",
+        here=here,
+        starts=options.starts,
+        place=profile.spans.get("vllm"),
+    )
+    port = profile.server.port if options.port is None else options.port
+    if options.starts and port == 0:
+        from specserve.hardware.host import free_port
+
+        port = free_port(profile.server.host)
+    plan = launch(profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port)
+    plan = share_of_node(plan, meant, vllm.table, options.node, whole=options.whole)
+    if vllm.installed is None:
+        return Planned(meant, plan, written)
+    from specserve.plan.host import localize, seen_from, this_host
+
+    host = this_host()
+    plan = localize(plan, installed=vllm.installed, host=host)
+    plan = without_hub(plan, profile, lock, needed=options.locked and options.starts)
+    return Planned(meant, plan, written, seen_from(host, plan))
+
+
+def _for_machine(profile: Profile, machine: Machine | None) -> Profile:
+    """The profile with an assumed machine as its `hardware`; None: as it is."""
+    if machine is None:
+        return profile
+    name, hardware = machine.accelerator.name, profile.hardware or Hardware()
+    hardware = replace(hardware, accelerator=name, count=machine.count, nodes=machine.nodes)
+    return replace(profile, hardware=hardware)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +122,7 @@ class _Item:
     argument: Argument
     value: Any
     span: Span | None
-    offline: bool
+    offline: bool = False
     why: str | None = None
 
 
@@ -40,91 +133,85 @@ def launch(
 
     Raises UsageError for an argument that this version does not have.
     """
+    mark = fingerprint(profile)
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
             place = profile.span(problem.path)
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
-    items = list(_items(profile, table, port=profile.server.port if port is None else port))
+    port = profile.server.port if port is None else port
     argv = ["vllm", "serve", profile.target.model]
-    origins = [Origin("model", profile.target.model, profile.span("target.model"))]
-    for item in items:
-        words = tokens(item.argument, item.value)
+    kwargs: dict[str, Any] = {"model": profile.target.model}
+    origins = [Origin("model", profile.target.model, profile.spans.get("target.model"))]
+    added = []
+    for item in _items(profile, table, port=port):
+        words, keyword = passed(item.argument, item.value)
         argv += words
         if words:
             flag, _, rest = words[0].partition("=")
             origins.append(Origin(flag, " ".join(words[1:]) or rest, item.span))
+        if item.offline and item.value is not None and item.argument.name != PER_REQUEST_METRICS:
+            kwargs[item.argument.name] = keyword
+        if item.why:
+            added.append(Added(item.argument.flag or item.argument.name, item.why))
     env, env_origins = _environment(profile, platform=platform)
-    added = [Added(item.argument.flag or item.argument.name, item.why) for item in items if item.why]
     return LaunchPlan(
         name=profile.name,
-        fingerprint=fingerprint(profile),
+        fingerprint=mark,
         vllm=version or table.minor,
         platform=platform,
         argv=tuple(argv),
         env=env,
-        engine_kwargs=_engine_kwargs(profile, items),
+        engine_kwargs=kwargs,
         host=profile.server.host,
-        port=profile.server.port if port is None else port,
+        port=port,
         model=profile.server.served_model_name or profile.target.model,
         stall_timeout_s=profile.server.stall_timeout_s,
         shutdown_timeout_s=profile.server.shutdown_timeout_s,
-        speculation=jsonable(profile.speculation.keys) if profile.speculation else None,
+        speculation=kwargs.get("speculative_config"),
         added=tuple(added),
         origins=(*origins, *env_origins),
     )
 
 
 def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
-    """Every argument after the model, in the order of the profile's sections."""
+    """Every argument after the model, in the order of the profile's sections; then what specserve adds."""
+    spans, server = profile.spans, profile.server
     for name, key in keys_of(Target).items():
         value = getattr(profile.target, name)
         if name != "model" and value != key.default:
-            yield _Item(table.engine[name], value, profile.span(f"target.{name}"), offline=True)
+            yield _Item(table.engine[name], value, spans.get(f"target.{name}"), offline=True)
     if profile.speculation:
-        config = jsonable(profile.speculation.keys)
-        yield _Item(table.engine["speculative_config"], config, profile.span("speculation"), offline=True)
-    for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
-        arguments = table.engine if section == "engine" else table.frontend
-        for name, value in values.items():
-            if name != PER_REQUEST_METRICS or profile.speculation:  # vLLM refuses it without speculation
-                span = profile.span(f"{section}.{name}")
-                yield _Item(arguments[name], value, span, offline=section == "engine")
-    server = profile.server
+        config, span = profile.speculation.keys, spans.get("speculation")
+        yield _Item(table.engine["speculative_config"], config, span, offline=True)
+    for name, value in profile.engine.items():
+        if name != PER_REQUEST_METRICS or profile.speculation:  # vLLM refuses it without speculation
+            yield _Item(table.engine[name], value, spans.get(f"engine.{name}"), offline=True)
+    for name, value in profile.frontend.items():
+        if name != PER_REQUEST_METRICS or profile.speculation:
+            yield _Item(table.frontend[name], value, spans.get(f"frontend.{name}"))
     if server.served_model_name:
-        span = profile.span("server.served_model_name")
-        yield _Item(table.engine["served_model_name"], server.served_model_name, span, offline=False)
-    loopback = None if "server.host" in profile.spans else "loopback unless the profile says otherwise"
-    yield _Item(
-        table.frontend["host"], server.host, _written(profile, "server.host"), offline=False, why=loopback
-    )
-    yield _Item(table.frontend["port"], port, _written(profile, "server.port"), offline=False)
-    yield from _added(profile, table)
-
-
-def _added(profile: Profile, table: VllmTable) -> Iterator[_Item]:
-    """What the profile does not say and a server of specserve has."""
+        span = spans.get("server.served_model_name")
+        yield _Item(table.engine["served_model_name"], server.served_model_name, span)
+    loopback = None if "server.host" in spans else "loopback unless the profile says otherwise"
+    yield _Item(table.frontend["host"], server.host, spans.get("server.host"), why=loopback)
+    yield _Item(table.frontend["port"], port, spans.get("server.port"))
     if "shutdown_timeout" in table.engine:
-        seconds = max(0, int(profile.server.shutdown_timeout_s) - DRAIN_MARGIN_S)
+        seconds = max(0, int(server.shutdown_timeout_s) - DRAIN_MARGIN_S)
         why = f"time for running requests to finish: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
-        yield _Item(table.engine["shutdown_timeout"], seconds, None, offline=False, why=why)
+        yield _Item(table.engine["shutdown_timeout"], seconds, None, why=why)
     wanted = profile.speculation and PER_REQUEST_METRICS not in {**profile.engine, **profile.frontend}
     argument = table.engine.get(PER_REQUEST_METRICS) or table.frontend.get(PER_REQUEST_METRICS)
     if wanted and argument:
-        why = "`specserve ask` shows the acceptance of its own request"
-        yield _Item(argument, "summary", None, offline=False, why=why)
-
-
-def _written(profile: Profile, path: str) -> Span | None:
-    return profile.spans.get(path)
+        yield _Item(argument, "summary", None, why="`specserve ask` shows the acceptance of its own request")
 
 
 def _environment(profile: Profile, *, platform: str) -> tuple[Mapping[str, str | FromEnv], list[Origin]]:
     env: dict[str, str | FromEnv] = dict(profile.env)
-    origins = [Origin(name, value, profile.span(f"env.{name}")) for name, value in profile.env.items()]
+    origins = [Origin(name, value, profile.spans.get(f"env.{name}")) for name, value in profile.env.items()]
     if profile.server.api_key_env:
         env["VLLM_API_KEY"] = FromEnv(profile.server.api_key_env)
         name = f"${profile.server.api_key_env}"
-        origins.append(Origin("VLLM_API_KEY", name, profile.span("server.api_key_env")))
+        origins.append(Origin("VLLM_API_KEY", name, profile.spans.get("server.api_key_env")))
     devices = profile.hardware.devices if profile.hardware else None
     if devices and platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
@@ -132,14 +219,6 @@ def _environment(profile: Profile, *, platform: str) -> tuple[Mapping[str, str |
         origins = [origin for origin in origins if origin.key != "CUDA_VISIBLE_DEVICES"]
         origins.append(Origin("CUDA_VISIBLE_DEVICES", str(env["CUDA_VISIBLE_DEVICES"]), span))
     return env, origins
-
-
-def _engine_kwargs(profile: Profile, items: list[_Item]) -> dict[str, Any]:
-    """The same engine for `vllm.LLM`: what only a server has is left out, and so is what the profile unsets."""
-    given = [item for item in items if item.offline and item.value is not None]
-    kwargs = {item.argument.name: keyword_value(item.argument, item.value) for item in given}
-    kwargs.pop(PER_REQUEST_METRICS, None)
-    return {"model": profile.target.model, **kwargs}
 
 
 def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPlan:
@@ -160,25 +239,3 @@ def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
         replace(origin, value=str(port)) if origin.key == "--port" else origin for origin in plan.origins
     )
     return replace(plan, argv=tuple(argv), port=port, origins=origins)
-
-
-_NAME = "--served-model-name"
-
-
-def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
-    """The plan with HF_HUB_OFFLINE, under the names that it has with the Hub.
-
-    Offline, vLLM replaces a Hub id by the path of its snapshot, and its metrics would be labelled with that path.
-    Source: vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`, 0.26-0.33.
-    """
-    plan = with_env(plan, "HF_HUB_OFFLINE", "1", why)
-    named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
-    if named or local_path(plan.model) is not None:
-        return plan
-    reason = "offline, vLLM would label its metrics with a path of the cache"
-    return replace(
-        plan,
-        argv=(*plan.argv, _NAME, plan.model),
-        added=(*plan.added, Added(_NAME, reason)),
-        origins=(*plan.origins, Origin(_NAME, plan.model, None)),
-    )

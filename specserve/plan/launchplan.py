@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.diagnostics import Span
@@ -66,6 +66,17 @@ class LaunchPlan:
     def api_key_env(self) -> str | None:
         """The environment variable that holds the server's key; None if the server takes requests without one."""
         return next((value.name for value in self.env.values() if isinstance(value, FromEnv)), None)
+
+    def with_env(self, name: str, value: str, why: str) -> LaunchPlan:
+        """The plan with a variable that specserve adds."""
+        origins = (*(origin for origin in self.origins if origin.key != name), Origin(name, value, None))
+        added = (*self.added, Added(name, why))
+        return replace(self, env={**self.env, name: value}, added=added, origins=origins)
+
+    def with_words(self, flag: str, value: str, why: str) -> LaunchPlan:
+        """The plan with an option of vLLM that specserve adds."""
+        origins, added = (*self.origins, Origin(flag, value, None)), (*self.added, Added(flag, why))
+        return replace(self, argv=(*self.argv, flag, value), added=added, origins=origins)
 
     @property
     def answers(self) -> bool:

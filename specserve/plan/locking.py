@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError, system_reason
@@ -35,8 +34,6 @@ from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.source import recall
 
-_TOKENIZER_REVISION = "tokenizer_revision"
-
 
 def lock_of(profile: Profile) -> Lock | None:
     """The lock beside a profile; None where there is none. Raises FactError for one that cannot be used."""
@@ -44,9 +41,16 @@ def lock_of(profile: Profile) -> Lock | None:
     return read_lock(file) if file else None
 
 
+def entries(profile: Profile, lock: Lock) -> list[tuple[ModelUse, ModelFacts | None, str]]:
+    """Every model of a profile, what the lock has of it (None: nothing, or another revision), and what that is."""
+    uses = model_uses(profile)
+    found = [lock.find(use.model, revision=use.revision) for use in uses]
+    return [(use, entry, identity(entry) if entry else "") for use, entry in zip(uses, found, strict=True)]
+
+
 def not_locked(profile: Profile, lock: Lock) -> tuple[ModelUse, ...]:
     """The models of a profile that its lock does not have, or has for another revision."""
-    return tuple(use for use in model_uses(profile) if lock.find(use.model, revision=use.revision) is None)
+    return tuple(use for use, entry, _ in entries(profile, lock) if entry is None)
 
 
 def locked(profile: Profile, lock: Lock) -> Profile:
@@ -54,43 +58,29 @@ def locked(profile: Profile, lock: Lock) -> Profile:
 
     What the lock does not have keeps its own revision. The fingerprint then rests on the locked contents.
     """
-    target = profile.target
-    entry = lock.find(target.model, revision=target.revision)
+    identities: dict[tuple[str, str | None], str] = {}
+    commits: dict[str, str] = {}
+    for use, entry, name in entries(profile, lock):
+        if entry:
+            identities |= dict.fromkeys(((use.model, use.revision), (use.model, entry.commit)), name)
+            commits |= {use.path: entry.commit} if entry.commit else {}
+    # vLLM would ask another repository of a tokenizer for the target's revision
+    tokenizer = commits.get("target.tokenizer") or commits.get("engine.tokenizer_revision")
+
+    def pinned(block: Speculation, path: str) -> Speculation:
+        commit = commits.get(f"{path}.model") or commits.get(f"{path}.method")
+        return replace(block, keys={**block.keys, "revision": commit}) if commit else block
+
     return replace(
         profile,
-        target=replace(target, revision=entry.commit) if entry and entry.commit else target,
-        speculation=_at_commit(profile, profile.speculation, lock) if profile.speculation else None,
-        alternatives={name: _at_commit(profile, block, lock) for name, block in profile.alternatives.items()},
-        engine=_with_tokenizer(profile, lock),
-        identities=_identities(profile, lock),
+        target=replace(profile.target, revision=commits.get("target.model", profile.target.revision)),
+        speculation=pinned(profile.speculation, "speculation") if profile.speculation else None,
+        alternatives={
+            name: pinned(block, f"alternatives.{name}") for name, block in profile.alternatives.items()
+        },
+        engine={**profile.engine, "tokenizer_revision": tokenizer} if tokenizer else profile.engine,
+        identities=identities,
     )
-
-
-def _identities(profile: Profile, lock: Lock) -> dict[tuple[str, str | None], str]:
-    """What each model is, by its revision and by its commit."""
-    found: dict[tuple[str, str | None], str] = {}
-    for use in model_uses(profile):
-        entry = lock.find(use.model, revision=use.revision)
-        if entry:
-            found |= dict.fromkeys(((use.model, use.revision), (use.model, entry.commit)), identity(entry))
-    return found
-
-
-def _with_tokenizer(profile: Profile, lock: Lock) -> Mapping[str, Any]:
-    """The engine's arguments with the tokenizer's commit: vLLM would ask another repository for the target's."""
-    target, use = profile.target, tokenizer_use(profile)
-    if (use.model, use.revision) == (target.model, target.revision):
-        return profile.engine
-    entry = lock.find(use.model, revision=use.revision)
-    return {**profile.engine, _TOKENIZER_REVISION: entry.commit} if entry and entry.commit else profile.engine
-
-
-def _at_commit(profile: Profile, block: Speculation, lock: Lock) -> Speculation:
-    use = draft_use(profile, block, path="")
-    entry = lock.find(use.model, revision=use.revision) if use else None
-    if entry is None or entry.commit is None:
-        return block
-    return replace(block, keys={**block.keys, "revision": entry.commit})
 
 
 def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
@@ -102,8 +92,7 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
         return ("there is no lock",)
     problems = list(_elsewhere(profile))
     cache = hub_cache({**os.environ, **profile.env})
-    for use in model_uses(profile, alternatives=False):
-        entry = lock.find(use.model, revision=use.revision)
+    for use, entry, _ in entries(replace(profile, alternatives={}), lock):
         if entry is None:
             problems.append(f"`{use.model}` is not in the lock")
         elif entry.commit is None:
@@ -325,9 +314,7 @@ def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile,
     """
     if needed and not use_lock:
         raise UsageError("`--locked` and `--no-lock` contradict each other", hint="give one of them")
-    if not use_lock:
-        return profile, None
-    lock = lock_of(profile)
+    lock = lock_of(profile) if use_lock else None
     if lock is None:
         if needed:
             raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
@@ -338,19 +325,34 @@ def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile,
     return locked(profile, lock), lock
 
 
-def without_hub(plan: LaunchPlan, *, profile: Profile, lock: Lock | None, needed: bool) -> LaunchPlan:
-    """The plan with HF_HUB_OFFLINE if the lock is complete and the cache has it. Raises FactError if it must."""
+_NAME = "--served-model-name"
+
+
+def without_hub(plan: LaunchPlan, profile: Profile, lock: Lock | None, *, needed: bool) -> LaunchPlan:
+    """The plan with HF_HUB_OFFLINE if the lock is complete and the cache has it, under the names of the Hub.
+
+    Offline, vLLM replaces a Hub id by the path of its snapshot, and its metrics would be labelled with that path.
+    Source: vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`, 0.26-0.33. Raises FactError if the
+    Hub must not be `needed` and is.
+    """
     if lock is None:
         return plan
-    from specserve.plan.launch import offline
-
     problems = offline_problems(profile, lock)
-    if not problems:
-        return offline(plan, why="the cache has everything that the lock lists")
-    if needed:
+    if problems and needed:
         raise FactError(
             "some files that the lock lists are missing here",
             hint="`specserve pull` downloads it",
             causes=problems,
         )
-    return plan
+    return plan if problems else offline(plan, why="the cache has everything that the lock lists")
+
+
+def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
+    """The plan with HF_HUB_OFFLINE and the served name that it has with the Hub."""
+    plan = plan.with_env("HF_HUB_OFFLINE", "1", why)
+    named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
+    if named or local_path(plan.model) is not None:
+        return plan
+    return plan.with_words(
+        _NAME, plan.model, "offline, vLLM would label its metrics with a path of the cache"
+    )

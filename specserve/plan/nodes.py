@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.plan.arguments import tokens
 from specserve.profile.schema import Profile
-from specserve.vllm.arguments import VllmTable
+from specserve.vllm.arguments import VllmTable, tokens
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -89,11 +89,18 @@ def on_node(
     )
 
 
-def unnamed(profile: Profile) -> UsageError:
-    """The error for a launch that does not say which of several nodes it is."""
-    return UsageError(
+def share_of_node(
+    plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
+) -> LaunchPlan:
+    """The share of one node. Raises UsageError if there are several and none is named, or the other way round."""
+    if node is not None:
+        addr, port = node.master_addr, node.master_port
+        return on_node(plan, node.rank, profile=profile, table=table, master_addr=addr, master_port=port)
+    if whole or node_count(profile) == 1:
+        return plan
+    raise UsageError(
         (
-            f"{profile.span('hardware.nodes')}: `{profile.name}` is for {node_count(profile)} nodes, and "
+            f"{_place(profile)}: `{profile.name}` is for {node_count(profile)} nodes, and "
             "each node needs its own command"
         ),
         hint=(
@@ -101,6 +108,10 @@ def unnamed(profile: Profile) -> UsageError:
             "address; then start the others, from `--node-rank 1` on"
         ),
     )
+
+
+def _place(profile: Profile) -> Span:
+    return profile.spans.get("hardware.nodes", Span(profile.file))
 
 
 def rank_at(plan: LaunchPlan) -> int:
@@ -112,7 +123,7 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     """Raises UsageError for what no command could run. Source: vllm/engine/arg_utils.py 0.32, `--nnodes`."""
     target = profile.target
     world = target.tensor_parallel_size * target.pipeline_parallel_size
-    place = profile.span("hardware.nodes")
+    place = _place(profile)
     if nodes < 2:
         ray = profile.engine.get("distributed_executor_backend") == "ray"
         raise UsageError(
@@ -134,7 +145,7 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     if int(profile.engine.get("data_parallel_size") or 1) > 1:
         raise UsageError(
             (
-                f"{profile.span('engine.data_parallel_size')}: specserve does not plan data parallelism across "
+                f"{profile.spans['engine.data_parallel_size']}: specserve does not plan data parallelism across "
                 "nodes"
             ),
             hint="use one profile per replica, with a router in front of them",

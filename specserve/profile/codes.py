@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from specserve.diagnostics import Code, Finding, Related, Severity, Span
@@ -148,7 +147,7 @@ CODES: tuple[Code, ...] = tuple(
                 speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
 
             ## Source
-            specserve, profile/sections.py
+            specserve, profile/validate.py
             """,
         ),
         (
@@ -235,8 +234,6 @@ CODES: tuple[Code, ...] = tuple(
 
 
 NAMES = {code.code: code.name for code in CODES}
-_LONGEST_WORD = 60
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Stop(Exception):
@@ -279,25 +276,3 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
         what = finding.message if finding.code == "SD007" else ""
         kept.setdefault((finding.sort_key, what), finding)
     return list(kept.values())
-
-
-def quoted(text: str) -> str:
-    """Text of a file as it may stand in a message: in backticks, short, and harmless to a terminal."""
-    short = text if len(text) <= _LONGEST_WORD else text[:_LONGEST_WORD] + "…"
-    return f"`{CONTROL.sub(_escaped, short)}`"
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode("ascii")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is nearest to this one, if any is near enough."""
-    if len(word) > _LONGEST_WORD:
-        return None
-    lowered = {name.lower(): name for name in known}
-    candidate = word.lower().replace("-", "_")
-    from difflib import get_close_matches  # a profile without a misspelt key needs none
-
-    found = get_close_matches(candidate, lowered, n=1, cutoff=0.7)
-    return lowered[found[0]] if found else None

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError, system_reason
-from specserve.profile.codes import quoted
+from specserve.errors import FactError, UsageError, quoted, system_reason
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import MAX_BYTES, keep, parse, read, read_by

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import replace
 from typing import Any
 
 from specserve.profile.schema import Profile
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import canonical
 from specserve.vllm.speculation import OWN_LAYERS
 
 _PLACEMENT = ("master_addr", "master_port")
@@ -22,7 +21,7 @@ def fingerprint(profile: Profile) -> str:
     the name, the promises and the alternatives that are not in use. A model that the profile's lock knows counts
     by its commit or content, wherever it lies and whatever revision was asked for.
     """
-    import hashlib  # `lint` asks for `jsonable` alone
+    import hashlib  # most of lint needs no fingerprint
 
     hardware = profile.hardware
     content = {
@@ -33,28 +32,27 @@ def fingerprint(profile: Profile) -> str:
         "env": profile.env,
         "hardware": [hardware.accelerator, hardware.count] if hardware else None,
     }
-    plain = _canonical(jsonable(content))
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _models(profile: Profile) -> dict[str, Any]:
     """The sections that name models, with what the lock knows in the place of names and revisions."""
-    target = jsonable(profile.target)
+    target = profile.target
     engine = {name: value for name, value in profile.engine.items() if name not in _PLACEMENT}
     keys = dict(profile.speculation.keys) if profile.speculation else None
-    revision = engine.get("tokenizer_revision") or target["revision"]
-    tokenizer = _identity(profile, target["tokenizer"] or target["model"], revision)
-    if tokenizer and (target["tokenizer"] or engine.get("tokenizer_revision")):
-        target["tokenizer"] = tokenizer
+    revision = engine.get("tokenizer_revision") or target.revision
+    own = _identity(profile, target.model, target.revision)
+    tokenizer = _identity(profile, target.tokenizer or target.model, revision)
+    if tokenizer and (target.tokenizer or engine.get("tokenizer_revision")):
+        target = replace(target, tokenizer=tokenizer)
         engine.pop("tokenizer_revision", None)
-    own = _identity(profile, target["model"], target["revision"])
     if keys is not None:
         draft = _identity(profile, keys.get("model") or profile.target.model, keys.get("revision"))
         if draft and (keys.get("model") or keys["method"] in OWN_LAYERS):
             keys |= {"model": draft, "revision": None}
     if own:
-        target |= {"model": own, "revision": None}
+        target = replace(target, model=own, revision=None)
     return {"target": target, "speculation": keys, "engine": engine}
 
 
@@ -63,28 +61,3 @@ def _identity(profile: Profile, model: str, revision: str | None) -> str | None:
     found = profile.identities.get((model, revision))
     alone = profile.identities.get((model, None), "")
     return found or (alone if alone.startswith("sha256:") else None)
-
-
-def jsonable(value: Any) -> Any:
-    """The same value in JSON's types: mappings to dicts, tuples to lists, sections to dicts."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: jsonable(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    return value
-
-
-def _canonical(value: Any) -> Any:
-    """One spelling for each number: `1` and `1.0`, `32k` and `32000` ask the same of vLLM."""
-    if isinstance(value, dict):
-        return {key: _canonical(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_canonical(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str):
-        number = human_int(value)
-        return value if number is None else number
-    return value

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from specserve.diagnostics import Finding, Related, Severity, Span
-from specserve.errors import ProfileError, UsageError, system_reason
-from specserve.profile.codes import ordered, problem, quoted
-from specserve.profile.schema import TOP, Profile
+from specserve.errors import ProfileError, UsageError, quoted, system_reason
+from specserve.profile.codes import ordered, problem
+from specserve.profile.schema import TOP, Hardware, Profile
 from specserve.profile.source import parse, read
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, merged
@@ -203,8 +203,15 @@ def made_by(name: str, maker: Maker) -> None:
     _MAKERS[name] = maker
 
 
-def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) -> Profile:
-    """The profile in a file (`-`: stdin), with `--set` values over it.
+def load_profile(
+    path: str | os.PathLike[str],
+    *,
+    settings: Iterable[str] = (),
+    alternative: str | None = None,
+    baseline: bool = False,
+    devices: str | None = None,
+) -> Profile:
+    """The profile in a file (`-`: stdin), with `--set` values, a chosen arm and `--devices` over it.
 
     Raises ProfileError with every problem of the file, UsageError for a malformed setting.
     """
@@ -218,7 +225,17 @@ def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) 
         raise ProfileError(
             f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
         )
-    return profile
+    profile = with_alternative(profile, alternative, baseline=baseline)
+    return profile if devices is None else _on_devices(profile, devices)
+
+
+def _on_devices(profile: Profile, text: str) -> Profile:
+    """The profile with `--devices` over its `hardware.devices`. Raises UsageError."""
+    parts = filter(None, text.replace(" ", "").split(","))
+    devices = tuple(int(part) if part.isdigit() else part for part in parts)
+    if not devices:
+        raise UsageError("`--devices` lists no device", hint="write it like `--devices 0,1`")
+    return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
 
 
 def examine(

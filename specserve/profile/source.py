@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from specserve.diagnostics import Finding, Related, Span
-from specserve.profile.codes import CONTROL, Stop, ordered, problem, quoted
+from specserve.errors import CONTROL, quoted
+from specserve.profile.codes import Stop, ordered, problem
 from specserve.profile.values import Node, meaning
 from specserve.profile.yamlhints import hint
 

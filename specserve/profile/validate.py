@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
-from specserve.errors import ProfileError, UsageError
-from specserve.profile import sections
-from specserve.profile.codes import did_you_mean, problem, quoted
+from specserve.errors import UsageError, did_you_mean, quoted
+from specserve.profile.codes import problem
+from specserve.profile.partial import readable
 from specserve.profile.schema import (
+    ALTERNATIVE,
     ELSEWHERE,
+    ENV_NAME,
     SCHEMA,
-    SECTIONS,
     TOP,
+    Expectation,
     Hardware,
     Profile,
     Server,
@@ -26,147 +28,16 @@ from specserve.profile.schema import (
     Target,
     keys_of,
 )
-from specserve.profile.values import Node, shown
+from specserve.profile.values import Ambiguous, Node, Unfit, as_written, convert, shown
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import METHODS
+from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Key
 from specserve.vllm.versions import in_range
 
 T = TypeVar("T")
-
-_ALWAYS_THERE = frozenset({"name", "schema"})
-"""Keys that change nothing of what is judged: a bad one has a default in its place."""
-
-
-class UnreadableValue(ProfileError):
-    """A value was needed that a finding has already called bad."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"`{path}` cannot be read")
-
-
-class _Unreadable:
-    """Stands in the place of a value of the profile; whoever looks at it raises UnreadableValue."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def _stop(self, *_: object) -> NoReturn:
-        raise UnreadableValue(self._path)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._stop()
-
-    __bool__ = __iter__ = __len__ = __contains__ = __getitem__ = __str__ = _stop
-    __eq__ = __hash__ = _stop
-
-
-class _PartialMapping(dict[str, Any]):
-    """A mapping without its bad values; asking for one of them raises UnreadableValue."""
-
-    def __init__(self, values: Mapping[str, Any], unread: frozenset[str], path: str) -> None:
-        super().__init__({name: value for name, value in values.items() if name not in unread})
-        self._unread, self._path = unread, path
-
-    def _checked(self, key: object) -> Any:
-        if key in self._unread:
-            raise UnreadableValue(f"{self._path}.{key}")
-        return key
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return super().get(self._checked(key), default)
-
-    def __getitem__(self, key: str) -> Any:
-        return super().__getitem__(self._checked(key))
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(self._checked(key))
-
-
-def _without(section: T, names: frozenset[str], *, path: str) -> T:
-    """A copy of a section that raises UnreadableValue for these of its fields."""
-    kind: Any = type(section)
-
-    class Partial(kind):  # type: ignore[misc]
-        __slots__ = ()
-
-        def __getattribute__(self, name: str) -> Any:
-            if name in names:
-                raise UnreadableValue(f"{path}.{name}")
-            return super().__getattribute__(name)
-
-    copy: T = object.__new__(Partial)
-    for field in fields(kind):
-        object.__setattr__(copy, field.name, getattr(section, field.name))
-    return copy
-
-
-def _readable(profile: Profile, problems: Iterable[Finding]) -> Profile:
-    """The profile without what its problems are about: the rules that need none of it can still run."""
-    unread: dict[str, set[str]] = {}
-    for path in _paths(profile, problems):
-        head, _, rest = re.sub(r"\[.*", "", path).partition(".")
-        unread.setdefault(head, set()).add(rest)
-    changes = {
-        head: _part(getattr(profile, head), head, rests)
-        for head, rests in unread.items()
-        if head not in _ALWAYS_THERE and head in Profile.__dataclass_fields__
-    }
-    return replace(profile, **changes)
-
-
-def _part(value: Any, path: str, rests: set[str]) -> Any:
-    """What is left of a value of the profile without these paths below it."""
-    if "" in rests or value is None or path in ("expect", "vllm"):
-        return _Unreadable(path)
-    names = frozenset(rest.partition(".")[0] for rest in rests)
-    if path == "alternatives":  # a block that cannot be read at all is not there
-        kept = {name: block for name, block in value.items() if name not in rests}
-        for name in names & kept.keys():
-            keys = {rest.partition(".")[2] for rest in rests if rest.startswith(f"{name}.")}
-            kept[name] = _part(kept[name], f"{path}.{name}", keys)
-        return kept
-    if isinstance(value, Speculation):
-        return replace(value, keys=_PartialMapping(value.keys, names, path))
-    if isinstance(value, Mapping):
-        return _PartialMapping(value, names, path)
-    return _without(value, names, path=path)
-
-
-def _paths(profile: Profile, problems: Iterable[Finding]) -> Iterator[str]:
-    """The dotted paths that problems are about, and the known keys that unknown ones were meant to be."""
-    at: dict[tuple[str, int, int], list[str]] = {}
-    for path, span in (*profile.spans.items(), *profile.key_spans.items()):
-        at.setdefault((span.file, span.line, span.column), []).append(path)
-    for finding in problems:
-        path = finding.span.path
-        if path:
-            yield path
-        else:  # found before keys had paths: by its place
-            for span in (finding.span, *(related.span for related in finding.related)):
-                yield from at.get((span.file, span.line, span.column), ())
-        if finding.code == "SD005":
-            section, _, name = path.rpartition(".")
-            yield from filter(None, [ELSEWHERE.get(name.replace("-", "_"))])
-            if guess := did_you_mean(name, _known(profile, section)):
-                yield f"{section}.{guess}" if section else guess
-
-
-def _known(profile: Profile, section: str) -> Iterable[str]:
-    """The keys of a section, or of a block by its method."""
-    if section in SECTIONS:
-        return keys_of(SECTIONS[section])
-    if not section:
-        return TOP
-    block = profile.speculation if section == "speculation" else None
-    if section.startswith("alternatives."):
-        block = profile.alternatives.get(section.removeprefix("alternatives."))
-    return METHODS[block.method] if block else ()
-
-
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_NEEDED = "write `target: {model: …}`"
+_ALL = "one of " + ", ".join(f"`{method}`" for method in METHODS)
+_EVERY_KEY = frozenset(name for keys in METHODS.values() for name in keys)
+_MOST_GUESSES = 50  # a file with more unknown keys is not a profile; guessing would only take time
 
 
 def read_profile(
@@ -177,37 +48,14 @@ def read_profile(
     None if too little is known of it: a parent could not be read, or the schema is another one. `problems`: those
     that the tree itself has.
     """
-    found: list[Finding] = []
-    top = tree.mapping or {}
-    meant = sections.unknown(top, TOP, where="a profile", section="", found=found)
-    _check_schema(top.get("schema"), found=found)
-    target = _target(tree, meant=meant, found=found)
-    server = sections.fixed(top.get("server"), Server, path="server", found=found)
-    _check_key_name(server, top, found=found)
-    spans, key_spans = _places(tree)
-    profile = Profile(
-        file=file,
-        name=_name(top.get("name"), file=file, found=found),
-        target=target or Target(),
-        speculation=sections.block(top.get("speculation"), path="speculation", found=found),
-        alternatives=sections.alternatives(top.get("alternatives"), found=found),
-        engine=_arguments(top.get("engine"), section="engine", found=found),
-        frontend=_arguments(top.get("frontend"), section="frontend", found=found),
-        server=server or Server(),
-        hardware=sections.fixed(top.get("hardware"), Hardware, path="hardware", found=found),
-        expect=sections.expectations(top.get("expect"), found=found),
-        env=sections.environment(top.get("env"), found=found),
-        vllm=_version_range(top.get("vllm"), found=found),
-        spans=spans,
-        key_spans=key_spans,
-    )
-    if not whole:
-        found = [finding for finding in found if finding.code != "SD007"]
+    reader = _Reader()
+    profile = reader.profile(tree, file=file)
+    found = [finding for finding in reader.found if whole or finding.code != "SD007"]
     usable = whole and all(finding.code != "SD010" for finding in found)
     found = [*problems, *found]
     if not usable:
         return None, found
-    return (_readable(profile, found) if found else profile), found
+    return (readable(profile, {*reader.unread, *_places_of(profile, problems)}) if found else profile), found
 
 
 def name_of(file: str) -> str:
@@ -216,82 +64,274 @@ def name_of(file: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "profile"
 
 
-def _check_schema(node: Node | None, *, found: list[Finding]) -> None:
-    if node is None:
-        return
-    number = sections.value(node, replace(TOP["schema"], default=None), path="schema", found=found)
-    if number not in (None, SCHEMA):
-        message = f"schema {shown(node)} is unknown to specserve {__version__}, which reads schema {SCHEMA}"
-        span = replace(node.span, path="schema")
-        help_text = "a newer specserve reads it" if number > SCHEMA else f"write `schema: {SCHEMA}`"
-        found.append(problem("SD010", message, span, help=help_text))
+def _places_of(profile: Profile, problems: Iterable[Finding]) -> Iterator[str]:
+    """The paths of problems that were found before keys had paths, by their places."""
+    at: dict[tuple[str, int, int], list[str]] = {}
+    for path, span in (*profile.spans.items(), *profile.key_spans.items()):
+        at.setdefault((span.file, span.line, span.column), []).append(path)
+    for finding in problems:
+        for span in (finding.span, *(related.span for related in finding.related)):
+            yield from [span.path] if span.path else at.get((span.file, span.line, span.column), [])
 
 
-def _target(tree: Node, *, meant: set[str], found: list[Finding]) -> Target | None:
-    node = (tree.mapping or {}).get("target")
-    if node is None and "target" in meant:
+class _Reader:
+    """Reads one tree. `found` gets its problems, `unread` the paths that nobody must rely on."""
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+        self.unread: set[str] = set()
+
+    def wrong(
+        self, code: str, message: str, span: Span, path: str, *, help: str | None = None, policy: bool = False
+    ) -> None:
+        """Takes a problem of what stands at a path."""
+        self.unread.add(path)
+        self.found.append(problem(code, message, replace(span, path=path), help=help, policy=policy))
+
+    def value(self, node: Node, key: Key, path: str) -> Any:
+        """The converted value; else the key's default, and the problems."""
+
+        def wrong(place: Node, where: str, reason: Unfit) -> None:
+            code = "SD011" if isinstance(place.value, Ambiguous) else "SD006"
+            self.wrong(code, f"{quoted(where)} {reason}", place.span, where, help=reason.help)
+
+        return convert(node, key, path=path, wrong=wrong)
+
+    def profile(self, tree: Node, *, file: str) -> Profile:
+        """The profile, with defaults in the place of what is wrong."""
+        top = tree.mapping or {}
+        meant = self.unknown(top, TOP, where="a profile", section="")
+        self.check_schema(top.get("schema"))
+        target = self.target(tree, meant)
+        server = self.section(top.get("server"), Server, "server")
+        if server and server.api_key_env and not ENV_NAME.fullmatch(server.api_key_env):
+            node = (top["server"].mapping or {})["api_key_env"]  # a key itself: told without a word of it
+            text = "`server.api_key_env` must be the name of an environment variable"
+            hint = "never write the key itself into a profile"
+            self.wrong("SD006", text, node.span, "server.api_key_env", help=hint)
+        spans, key_spans = _places(tree)
+        return Profile(
+            file=file,
+            name=self.name(top.get("name"), file),
+            target=target or Target(),
+            speculation=self.block(top.get("speculation"), "speculation"),
+            alternatives=self.alternatives(top.get("alternatives")),
+            engine=self.arguments(top.get("engine"), "engine"),
+            frontend=self.arguments(top.get("frontend"), "frontend"),
+            server=server or Server(),
+            hardware=self.section(top.get("hardware"), Hardware, "hardware"),
+            expect=self.expectations(top.get("expect")),
+            env=self.environment(top.get("env")),
+            vllm=self.version_range(top.get("vllm")),
+            spans=spans,
+            key_spans=key_spans,
+        )
+
+    def unknown(
+        self, given: Mapping[str, Node], known: Iterable[str], *, where: str, section: str
+    ) -> set[str]:
+        """Tells the keys that nobody knows, and returns the known ones that they were probably meant to be."""
+        known, meant = set(known), set()
+        for count, (name, node) in enumerate((n, v) for n, v in given.items() if n not in known):
+            guess = did_you_mean(name, sorted(known)) if count < _MOST_GUESSES else None
+            elsewhere = ELSEWHERE.get(name.replace("-", "_"))
+            help = "`engine` takes every other engine argument of vLLM" if section == "target" else None
+            if elsewhere and not elsewhere.startswith(f"{section}."):
+                help = f"write it as `{elsewhere}`"
+            elif guess:
+                meant |= {guess} - set(given)
+                help = f"did you mean `{guess}`?"
+            path = f"{section}.{name}" if section else name
+            self.wrong(
+                "SD005", f"unknown key {quoted(name)} in {where}", node.key or node.span, path, help=help
+            )
+            self.unread |= {elsewhere} if elsewhere else set()
+            self.unread |= {f"{section}.{guess}" if section else guess} if guess else set()
+        return meant
+
+    def mapping(self, node: Node | None, path: str, kind: str = "a mapping") -> Mapping[str, Node] | None:
+        """The keys of a section; None if it is absent, or is not a mapping, which is a problem."""
+        if node is None or node.value is None:
+            return None
+        if node.mapping is None:
+            self.wrong("SD006", f"{quoted(path)} must be {kind}; found {shown(node)}", node.span, path)
+        return node.mapping
+
+    def section(self, node: Node | None, kind: type[T], path: str) -> T | None:
+        """A section with fixed keys, or None if it is absent."""
+        given, keys = self.mapping(node, path), keys_of(kind)
+        if node is None or given is None:
+            return None
+        meant = self.unknown(given, keys, where=f"`{path}`", section=path)
+        for name, key in keys.items():
+            if key.required and name not in given and name not in meant:
+                self.wrong("SD007", f"`{path}.{name}` is missing", node.key or node.span, path)
+        values = {name: child for name, child in given.items() if name in keys}
+        return kind(
+            **{name: self.value(child, keys[name], f"{path}.{name}") for name, child in values.items()}
+        )
+
+    def target(self, tree: Node, meant: set[str]) -> Target | None:
+        """The target; a missing one is one problem, told only if no misspelt key was meant to be it."""
+        node = (tree.mapping or {}).get("target")
+        if node is None or node.value is None:
+            self.unread.add("target")
+            if node or "target" not in meant:
+                span = (node.key or node.span) if node else tree.span
+                first = replace(span, end_line=span.line, end_column=span.column + 1)
+                hint = "write `target: {model: …}`"
+                self.wrong("SD007", "`target.model` is missing", first, "target", help=hint)
+            return None
+        target = self.section(node, Target, "target")
+        if target and isinstance(target.model, str) and target.model.startswith("-"):
+            span = (node.mapping or {})["model"].span
+            self.wrong("SD006", "`target.model` must not start with `-`", span, "target.model")
+        return target
+
+    def check_schema(self, node: Node | None) -> None:
+        """Tells a number of the schema that is not this one."""
+        number = self.value(node, TOP["schema"], "schema") if node else SCHEMA
+        if node and number != SCHEMA:
+            text = f"schema {shown(node)} is unknown to specserve {__version__}, which reads schema {SCHEMA}"
+            hint = "a newer specserve reads it" if number > SCHEMA else f"write `schema: {SCHEMA}`"
+            self.wrong("SD010", text, node.span, "schema", help=hint)
+
+    def name(self, node: Node | None, file: str) -> str:
+        """The name of the deployment, by default the file's."""
+        name = self.value(node, TOP["name"], "name") if node else None
+        if node and name is not None and not _NAME.fullmatch(name):
+            text = f"`name` must be lower-case letters, digits and single dashes; found {shown(node)}"
+            self.wrong("SD006", text, node.span, "name", help=f"for example `{name_of(name)}`")
+        return name_of(file) if name is None else str(name)
+
+    def arguments(self, node: Node | None, section: str) -> Mapping[str, Any]:
+        """vLLM's own arguments, whatever they are; null is vLLM's default, as if the key were not there."""
+        for name, child in ((node and node.mapping) or {}).items():
+            if place := ELSEWHERE.get(name.replace("-", "_")):
+                text, span = f"{quoted(name)} does not belong in `{section}`", child.key or child.span
+                self.wrong("SD005", text, span, f"{section}.{name}", help=f"write it as `{place}`")
+                self.unread.add(place)
+        values = (self.value(node, TOP[section], section) if node else None) or {}
+        return MappingProxyType({name: value for name, value in values.items() if value is not None})
+
+    def version_range(self, node: Node | None) -> str | None:
+        """The range of vLLM versions."""
+        text: str | None = self.value(node, TOP["vllm"], "vllm") if node else None
+        try:
+            in_range(text or "")
+        except UsageError:
+            message = f"`vllm` must be a version range; found {quoted(text or '')}"
+            self.wrong(
+                "SD006",
+                message,
+                node.span if node else Span(""),
+                "vllm",
+                help=f"write it like `{EXAMPLE_RANGE}`",
+            )
+        return text
+
+    def expectations(self, node: Node | None) -> tuple[Expectation, ...]:
+        """The promises, one per list item."""
+        if node is None or node.value is None:
+            return ()
+        if not isinstance(node.value, list):
+            text = f"`expect` must be a list of promises; found {shown(node)}"
+            self.wrong("SD006", text, node.span, "expect")
+            return ()
+        promises = []
+        for index, item in enumerate(node.value):
+            path = f"expect[{index}]"
+            if item.value is None:
+                self.wrong("SD006", f"`{path}` is empty, and must be a promise", item.span, path)
+            promises.append(self.section(item, Expectation, path))
+        return tuple(filter(None, promises))
+
+    def environment(self, node: Node | None) -> Mapping[str, str]:
+        """Variable names and their texts, as they were written: `010` and `yes` stay what they are."""
+        texts = {}
+        for name, child in (self.mapping(node, "env") or {}).items():
+            path = f"env.{name}"
+            if not ENV_NAME.fullmatch(name):
+                text = f"{quoted(name)} is not a valid name of an environment variable"
+                self.wrong("SD006", text, child.key or child.span, path)
+            elif child.value is not None:
+                try:
+                    texts[name] = as_written(child)
+                except Unfit as error:
+                    self.wrong("SD006", f"{quoted(path)} {error}", child.span, path)
+        return MappingProxyType(texts)
+
+    def alternatives(self, node: Node | None) -> Mapping[str, Speculation]:
+        """The named blocks."""
+        blocks = {}
+        for name, child in (self.mapping(node, "alternatives", "a mapping of names to blocks") or {}).items():
+            path = f"alternatives.{name}"
+            if not re.fullmatch(ALTERNATIVE, name):
+                text, hint = (
+                    f"{quoted(name)} is not a valid name of an alternative",
+                    "use letters, digits, `-` and `_`",
+                )
+                self.wrong("SD006", text, child.key or child.span, path, help=hint)
+            elif block := self.block(child, path):
+                blocks[name] = block
+        return MappingProxyType(blocks)
+
+    def block(self, node: Node | None, path: str) -> Speculation | None:
+        """A block of vLLM's SpeculativeConfig, or None where it is absent or cannot be judged."""
+        given = self.mapping(node, path, "a mapping or `null`")
+        method = self.method(node, given, path) if node and given is not None else None
+        if node is None or given is None or method is None:
+            return None
+        keys, rest = METHODS[method], {}
+        for name, child in given.items():
+            place, span = f"{path}.{name}", child.key or child.span
+            if name == "tensor_parallel_size":
+                text = f"`tensor_parallel_size` is a key that vLLM refuses in {quoted(path)}"
+                self.wrong("SD005", text, span, place, help="write `draft_tensor_parallel_size`")
+            elif name not in keys and name in _EVERY_KEY:
+                owners = [f"`{other}`" for other, table in METHODS.items() if name in table]
+                whose = f"{owners[0]}{' and others' if len(owners) > 1 else ''}"
+                text = f"`{name}` is a key of {whose}, and has no effect with `{method}`"
+                self.wrong("SD005", text, span, place, help="leave it out", policy=True)
+            else:
+                rest[name] = child
+        meant = self.unknown(rest, keys, where=f"{quoted(path)} (method `{method}`)", section=path)
+        for name, methods in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)):
+            said = name in given and given[name].value is not None
+            if method in methods and name not in meant and not said:
+                text = f"{quoted(f'{path}.{name}')} is missing, which `{method}` needs"
+                self.wrong("SD007", text, node.key or node.span, path)
+        said_keys = {name: child for name, child in given.items() if name in keys and child.value is not None}
+        values = {name: self.value(child, keys[name], f"{path}.{name}") for name, child in said_keys.items()}
+        return Speculation(method, MappingProxyType(values))
+
+    def method(self, node: Node, keys: Mapping[str, Node], path: str) -> str | None:
+        """The method of a block, or None and a problem."""
+        place, given = f"{path}.method", keys.get("method")
+        if given is None and did_you_mean("method", set(keys) - _EVERY_KEY):
+            self.unknown(keys, _EVERY_KEY, where=quoted(path), section=path)
+            self.unread.add(path)
+            return None
+        if given is None or given.value is None:
+            span = given.span if given else node.key or node.span
+            self.wrong("SD007", f"{quoted(place)} is missing: vLLM would guess it", span, path, help=_ALL)
+            return None
+        if isinstance(given.value, (dict, list)):
+            text = f"{quoted(place)} must be a text; found {shown(given)}"
+            self.wrong("SD006", text, given.span, place, help=_ALL)
+            return None
+        method = given.raw if given.raw is not None else str(given.value)
+        if method in METHODS:
+            return method
+        guess = did_you_mean(method, METHODS)
+        text, help = f"unknown method {quoted(method)}", f"did you mean `{guess}`?" if guess else _ALL
+        if method.endswith("_mtp"):
+            text, help = f"{quoted(method)} is an old name of the method `mtp`", "write `method: mtp`"
+        elif method in REMOVED:
+            text, help = f"`{method}` is not a method of speculation: {REMOVED[method]}", _ALL
+        # the others run in vLLM, or in a plug-in of it
+        self.wrong("SD006", text, given.span, place, help=help, policy=method not in GONE)
         return None
-    if node is None or node.value is None:
-        span = replace(node.key or node.span if node else tree.span, path="target")
-        found.append(problem("SD007", "`target.model` is missing", _first(span), help=_NEEDED))
-        return None
-    target = sections.fixed(node, Target, path="target", found=found)
-    if target and isinstance(target.model, str) and target.model.startswith("-"):
-        span = replace((node.mapping or {})["model"].span, path="target.model")
-        found.append(problem("SD006", "`target.model` must not start with `-`", span))
-    return target
-
-
-def _first(span: Span) -> Span:
-    """The first character of a place: for what stands nowhere."""
-    return replace(span, end_line=span.line, end_column=span.column + 1)
-
-
-def _check_key_name(server: Server | None, top: Mapping[str, Node], *, found: list[Finding]) -> None:
-    """A key itself in the place of the name of its variable: told without a word of it."""
-    name = server.api_key_env if server else None
-    if name is not None and not sections.ENV_NAME.fullmatch(name):
-        node = (top["server"].mapping or {})["api_key_env"]
-        message = "`server.api_key_env` must be the name of an environment variable"
-        span = replace(node.span, path="server.api_key_env")
-        found.append(problem("SD006", message, span, help="never write the key itself into a profile"))
-
-
-def _name(node: Node | None, *, file: str, found: list[Finding]) -> str:
-    if node is None:
-        return name_of(file)
-    name = sections.value(node, TOP["name"], path="name", found=found)
-    if name is None:
-        return name_of(file)
-    if not _NAME.fullmatch(name):
-        message = f"`name` must be lower-case letters, digits and single dashes; found {shown(node)}"
-        help_text = f"for example `{name_of(name)}`"
-        found.append(problem("SD006", message, replace(node.span, path="name"), help=help_text))
-    return str(name)
-
-
-def _arguments(node: Node | None, *, section: str, found: list[Finding]) -> Mapping[str, Any]:
-    """vLLM's own arguments, whatever they are; null is vLLM's default, as if the key were not there."""
-    if node is None:
-        return MappingProxyType({})
-    sections.misplaced(node, section=section, found=found)
-    values = sections.value(node, TOP[section], path=section, found=found) or {}
-    return MappingProxyType({name: value for name, value in values.items() if value is not None})
-
-
-def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
-    if node is None:
-        return None
-    text: str | None = sections.value(node, TOP["vllm"], path="vllm", found=found)
-    if text is None:
-        return None
-    try:
-        in_range(text)
-    except UsageError:
-        message = f"`vllm` must be a version range; found {quoted(text)}"
-        span = replace(node.span, path="vllm")
-        found.append(problem("SD006", message, span, help=f"write it like `{EXAMPLE_RANGE}`"))
-    return text
 
 
 def _places(tree: Node) -> tuple[Mapping[str, Span], Mapping[str, Span]]:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
+from specserve.vllm.arguments import human_int
 from specserve.vllm.speculation import PERCENTILES, WORDS, Key, Kind
 
 Scalar = None | bool | int | float | str
@@ -106,25 +107,6 @@ def meaning(text: str) -> Scalar:
     if _LEADING_ZERO.fullmatch(text):
         return Ambiguous(text)
     return float(digits) if _FLOAT.fullmatch(text) else text
-
-
-_HUMAN = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
-_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def human_int(text: str) -> int | None:
-    """`32k` is 32,000 and `32K` is 32,768 (likewise m/M, g/G, t/T); None if the text is no such number.
-
-    A fraction is for the decimal letters only, as in vLLM: `25.6k` is 25,600, `1.5K` is refused.
-    """
-    match = _HUMAN.fullmatch(text)
-    if match is None:
-        return None
-    number, unit = match.groups()
-    if unit in _DECIMAL:
-        return int(float(number) * _DECIMAL[unit])
-    return None if "." in number else int(number) * _BINARY[unit]
 
 
 class Unfit(ValueError):

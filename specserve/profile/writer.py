@@ -15,10 +15,10 @@ from textwrap import wrap
 from typing import Any
 
 from specserve.errors import FactError, SpecserveError
-from specserve.profile.fingerprint import jsonable
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import is_plain_text
+from specserve.vllm.arguments import jsonable
 
 _WIDTH = 100
 _MISREAD = re.compile(r"[\d.]*[:,][\d.:,]*|.*\?.*")

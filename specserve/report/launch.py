@@ -14,7 +14,7 @@ from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
-    from specserve.convert.given import EngineStart
+    from specserve.convert.invocation import EngineStart
     from specserve.deploy.deployment import Artifact
     from specserve.diagnostics import Finding
     from specserve.plan.launchplan import LaunchPlan

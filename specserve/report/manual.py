@@ -15,8 +15,8 @@ from specserve.checks.rule import Need
 from specserve.checks.rules.catalogue import RULES
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
-from specserve.errors import UsageError
-from specserve.profile.codes import CODES, did_you_mean, quoted
+from specserve.errors import UsageError, did_you_mean, quoted
+from specserve.profile.codes import CODES
 from specserve.report.console import WIDTH, styled
 from specserve.report.serializer import json_document, picked
 

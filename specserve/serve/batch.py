@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from specserve.errors import FactError, Interrupted, LaunchError, UsageError
+from specserve.errors import FactError, Interrupted, LaunchError, UsageError, quoted
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.profile.codes import quoted
 from specserve.serve.logs import default_log
 from specserve.serve.offline import OfflineEngine
 from specserve.serve.signals import stop_on_signals

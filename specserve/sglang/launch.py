@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specserve.errors import UsageError
-from specserve.plan.arguments import tokens
 from specserve.profile.schema import Profile, Speculation, Target, keys_of
 from specserve.sglang.mapping import (
     ALGORITHMS,
@@ -24,6 +23,7 @@ from specserve.sglang.mapping import (
     draft_options,
     option_for,
 )
+from specserve.vllm.arguments import tokens
 
 _RUNNING = 48
 """Requests that SGLang runs at most when it speculates and nobody says how many.

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specserve.plan.arguments import python_value
-from specserve.vllm.arguments import Argument, flag_of
+from specserve.vllm.arguments import Argument, flag_of, python_value
 from specserve.vllm.versions import Replacement
 
 

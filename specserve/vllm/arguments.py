@@ -1,12 +1,16 @@
-"""What one vLLM version accepts, as data, and its JSON form."""
+"""What one vLLM version accepts, as data; how a value is passed to it, and what it would refuse."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from specserve.errors import did_you_mean, quoted
 
 Kind = Literal["bool", "int", "float", "str", "list", "dict", "other"]
 Form = Literal["flag", "value", "many", "json", "json_or_str", "append", "comma", "optional_value"]
@@ -165,3 +169,216 @@ def loads(text: str) -> VllmTable:
         speculation=arguments("speculation"),
         env=frozenset(data["env"]),
     )
+
+
+def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:
+    """The same value in JSON's types: mappings and dataclasses to dicts, tuples to lists, each scalar by `scalar`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item, scalar) for key, item in value.items()}
+    return [jsonable(item, scalar) for item in value] if isinstance(value, (list, tuple)) else scalar(value)
+
+
+def canonical(value: Any) -> Any:
+    """A value in JSON's types with one spelling for each number: vLLM takes `32k` and `32000`, `1` and `1.0` alike."""
+
+    def number(item: Any) -> Any:
+        if isinstance(item, float) and item.is_integer():
+            return int(item)
+        found = human_int(item) if isinstance(item, str) else None
+        return item if found is None else found
+
+    return jsonable(value, number)
+
+
+_HUMAN = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def human_int(text: str) -> int | None:
+    """`32k` is 32,000 and `32K` is 32,768 (likewise m/M, g/G, t/T); None if the text is no such number.
+
+    A fraction is for the decimal letters only, as in vLLM: `25.6k` is 25,600, `1.5K` is refused.
+    """
+    match = _HUMAN.fullmatch(text)
+    if match is None:
+        return None
+    number, unit = match.groups()
+    if unit.islower():
+        return int(float(number) * 1000 ** _POWERS[unit])
+    return None if "." in number else int(number) * 1024 ** _POWERS[unit.lower()]
+
+
+def python_value(argument: Argument, value: Any) -> Any:
+    """The value as vLLM's Python classes take it: JSON's types, `1G` as a number, a single item as a list."""
+    if argument.kind == "int" and isinstance(value, str):
+        number = -1 if argument.human_int and value == "auto" else human_int(value)
+        return value if number is None else number
+    if argument.kind == "list" and isinstance(value, (str, int, float)) and not _is_none(argument, value):
+        return [value]
+    return jsonable(value)
+
+
+def passed(argument: Argument, value: Any) -> tuple[list[str], Any]:
+    """How an argument is passed to vLLM: its words on the command line, and its keyword of `vllm.LLM`."""
+    return tokens(argument, value), keyword_value(argument, value)
+
+
+def keyword_value(argument: Argument, value: Any) -> Any:
+    """The value as a keyword of `vllm.LLM`, where the text `None` of the command line is Python's None."""
+    return None if _is_none(argument, value) else python_value(argument, value)
+
+
+def _is_none(argument: Argument, value: Any) -> bool:
+    return argument.nullable and value == "None"
+
+
+def tokens(argument: Argument, value: Any) -> list[str]:
+    """The value on the command line of `vllm serve`; nothing where it says what vLLM does anyway."""
+    value, flag, form = python_value(argument, value), argument.flag, argument.form
+    if value is None or flag is None:
+        return []
+    if _is_none(argument, value):
+        return [flag, "None"]
+    if form == "flag" and not value:
+        return [f"--no-{flag.removeprefix('--')}"] if argument.negatable else []
+    if form == "flag" or (form == "optional_value" and value is True):
+        return [flag]
+    if form in ("append", "many", "comma"):
+        words = [_word(item) for item in value]
+        if form == "many" and len(words) != 1:
+            return [flag, *words]
+        words = [",".join(words)] if form == "comma" else words
+        return [token for word in words for token in _pair(flag, word)]
+    return _pair(flag, json.dumps(value) if form == "json" else _word(value))
+
+
+def _pair(flag: str, word: str) -> list[str]:
+    # a token that starts with a dash would be taken for another option
+    return [f"{flag}={word}"] if word.startswith("-") else [flag, word]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentProblem:
+    """An argument of the profile that this vLLM version would refuse."""
+
+    path: str
+    message: str
+    help: str | None
+    kind: str
+    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it if a plug-in brings it."""
+
+
+_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
+    "bool": ("true or false", bool),
+    "int": ("an integer", int),
+    "float": ("a number", (int, float)),
+    "str": ("a text", (str, int, float)),
+    "list": ("a list", (tuple, list, str, int, float)),
+    "dict": ("a mapping", Mapping),
+}
+"""The kinds of arguments: what a person calls them, and the types that may become them."""
+_COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is not an option
+
+
+def value_problems(path: str, argument: Argument, value: Any, *, version: str) -> Iterator[ArgumentProblem]:
+    """What a vLLM version would refuse in a value at this path, and in the keys of a mapping.
+
+    A type that the table does not know is not judged.
+    """
+    if value is None or _is_none(argument, value):
+        return
+    value, message, help, kind = python_value(argument, value), "", None, "value"
+    name = path.rpartition(".")[2]
+    word, wanted = _KINDS.get(argument.kind, ("another type", object))
+    if argument.kind == "str" and argument.choices:
+        wanted = (str, int, float, bool)
+    elif argument.kind == "dict" and argument.form == "json_or_str":
+        wanted = (Mapping, str)
+    wrong_bool = isinstance(value, bool) and argument.kind in ("int", "float")
+    if wrong_bool or not isinstance(value, wanted):
+        found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        message = f"`{name}` must be {word}; found {quoted(found)}"
+        help = "write it without quotes" if _fits_bare(value, wanted) else None
+    elif argument.choices and isinstance(value, (str, int)) and not _is_chosen(value, argument.choices):
+        message = f"`{name}` cannot be {quoted(str(value))}"
+        help = _meant(str(value), [str(choice) for choice in argument.choices], "one of")
+    elif argument.known and isinstance(value, str) and value not in (*argument.known, "", "auto"):
+        message = f"vLLM has no `{name}` {quoted(value)} of its own: only a plug-in can add it"
+        help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
+    elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
+        message = f"`{name}` must be {broken}; found {quoted(str(value))}"
+    elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
+        message, help = _unspeakable(name, argument, value)
+    if message:
+        yield ArgumentProblem(path, message, help, kind)
+    if argument.keys and isinstance(value, Mapping):
+        yield from _key_problems(path, argument, value, version, "")
+
+
+def _fits_bare(value: Any, wanted: Any) -> bool:
+    """Whether a text would be of the wanted type without its quotes."""
+    try:
+        return isinstance(value, str) and isinstance(json.loads(value), wanted)
+    except ValueError:
+        return False
+
+
+def _unspeakable(name: str, argument: Argument, value: list[Any]) -> tuple[str, str | None]:
+    """Why no command line can say a list, and the way out; empty if one can."""
+    words = [_word(item) for item in value]
+    dashed = [word for word in words if word.startswith("-") and not _NEGATIVE.fullmatch(word)]
+    if not words and argument.form == "many":
+        text = f"`{name}` is an empty list, which vLLM's command line cannot express"
+        return text, "leave it out, or write null, for vLLM's default"
+    if dashed and argument.form == "many" and len(words) > 1:
+        return f"vLLM would read {quoted(dashed[0])} in `{name}` as a command-line option", None
+    return "", None
+
+
+def _is_chosen(value: str | int, choices: Sequence[Scalar]) -> bool:
+    # vLLM compares some backends after lower-casing them and turning dashes round
+    # and attention backends after raising them
+    text = str(value)
+    return bool({value, text.lower().replace("-", "_"), text.upper()} & set(choices))
+
+
+def _meant(word: str, known: Sequence[str], lead: str | None = None) -> str | None:
+    """A hint: the known word that is nearest, or with a lead all of them."""
+    guess = did_you_mean(word, known)
+    return f"did you mean `{guess}`?" if guess else lead and f"{lead} {', '.join(known)}"
+
+
+def _broken_bound(argument: Argument, value: float) -> str | None:
+    """The bound that a number is beyond."""
+    bounds = ((bound, *bound.split(" ")) for bound in argument.bounds)
+    return next((bound for bound, sign, limit in bounds if not _COMPARE[sign](value, float(limit))), None)
+
+
+def _key_problems(
+    path: str, argument: Argument, value: Mapping[str, Any], version: str, inside: str
+) -> Iterator[ArgumentProblem]:
+    """The keys of a mapping that this version does not have in it, inner mappings too."""
+    admitted = dict(item.partition("=")[::2] for item in argument.inner_choices)
+    for key, item in value.items():
+        place, dotted = f"{path}.{key}", f"{inside}{key}"
+        if dotted not in argument.keys:
+            here = [known.removeprefix(inside) for known in argument.keys if known.startswith(inside)]
+            help = _meant(str(key), [known for known in here if "." not in known])
+            text = f"vLLM {version} has no {quoted(str(key))} in `{path.partition('.')[2]}`"
+            yield ArgumentProblem(place, text, help, "unknown")
+        elif any(known.startswith(f"{dotted}.") for known in argument.keys):
+            if isinstance(item, Mapping):
+                yield from _key_problems(place, argument, item, version, f"{dotted}.")
+        elif isinstance(item, str) and dotted in admitted:
+            some = admitted[dotted].split("|")
+            if not _is_chosen(item, (*some, "auto")):
+                yield ArgumentProblem(
+                    place, f"`{key}` cannot be {quoted(item)}", _meant(item, some, "one of"), "value"
+                )

@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+FIRST = "0.26"
+"""The oldest minor version whose sources facts are compared with."""
 
 
 @lru_cache(maxsize=256)
@@ -64,3 +66,13 @@ class Fact(Generic[T]):
 def fact(name: str, *eras: Era[T]) -> Fact[T]:
     """A fact of these eras."""
     return Fact(name, eras)
+
+
+def since(name: str, first: str, file: str, line: str) -> Fact[bool]:
+    """A fact that holds from the version on in which a line appeared."""
+    return fact(name, Era(FIRST, False, file, line, is_absent=True), Era(first, True, file, line))
+
+
+def until(name: str, first: str, file: str, line: str) -> Fact[bool]:
+    """A fact that holds until the first version in which a line is gone."""
+    return fact(name, Era(FIRST, True, file, line), Era(first, False, file, line, is_absent=True))

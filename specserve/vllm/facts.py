@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specserve.vllm.fact import Era, Fact, fact
+from specserve.vllm.fact import Era, Fact, fact, since, until
 
 READ = ("0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 """The minor versions whose sources every fact below was compared with."""
@@ -17,12 +17,7 @@ _CONFIG, _SPECULATIVE, _MODEL = "config/vllm.py", "config/speculative.py", "conf
 
 VOCABULARY_PADDING: Fact[int] = fact(
     "the tables of a vocabulary are padded to a multiple of so many rows before ranks divide them",
-    Era(
-        "0.26",
-        64,
-        "model_executor/layers/vocab_parallel_embedding.py",
-        "DEFAULT_VOCAB_PADDING_SIZE = 64",
-    ),
+    Era("0.26", 64, "model_executor/layers/vocab_parallel_embedding.py", "DEFAULT_VOCAB_PADDING_SIZE = 64"),
 )
 
 _ARGUMENTS = "engine/arg_utils.py"
@@ -30,23 +25,18 @@ _LARGEST, _GB10 = (
     "if device_memory >= 160 * GiB_bytes:",
     "is_gb10 = current_platform.is_device_capability((12, 1))",
 )
-LARGEST_STEP = fact(
-    "a GPU of 160 GiB or more takes steps of 16,384 tokens by itself",
-    Era("0.26", False, _ARGUMENTS, _LARGEST, is_absent=True),
-    Era("0.28", True, _ARGUMENTS, _LARGEST),
+LARGEST_STEP = since(
+    "a GPU of 160 GiB or more takes steps of 16,384 tokens by itself", "0.28", _ARGUMENTS, _LARGEST
 )
-SMALL_GB10 = fact(
-    "a GB10 takes the steps of a small GPU, whatever its memory",
-    Era("0.26", False, _ARGUMENTS, _GB10, is_absent=True),
-    Era("0.33", True, _ARGUMENTS, _GB10),
-)
+SMALL_GB10 = since("a GB10 takes the steps of a small GPU, whatever its memory", "0.33", _ARGUMENTS, _GB10)
 
 # which of the two model runners serves: `use_v2_model_runner`
 
-V2_BY_ARCHITECTURE = fact(
+V2_BY_ARCHITECTURE = until(
     "V2 serves listed architectures and dense models only, not everything that it can serve",
-    Era("0.26", True, _CONFIG, "def _is_default_v2_model_runner_model(self) -> bool:"),
-    Era("0.29", False, _CONFIG, "def _is_default_v2_model_runner_model(self) -> bool:", is_absent=True),
+    "0.29",
+    _CONFIG,
+    "def _is_default_v2_model_runner_model(self) -> bool:",
 )
 _LISTED = frozenset(
     {
@@ -79,20 +69,17 @@ V2_DEMANDS: Fact[frozenset[str]] = fact(
     Era("0.27", frozenset({"dspark", "prefill_context_parallel_size"}), _CONFIG, _PREFILL_PARALLEL),
     Era("0.29", frozenset(), _CONFIG, _PREFILL_PARALLEL, is_absent=True),
 )
+_HISPARSE = "HiSparse requires Model Runner V2; remove "
 V2_ALWAYS: Fact[frozenset[str]] = fact(
     "the arguments that make V2 serve whatever the environment says",
-    Era("0.26", frozenset(), _CONFIG, "HiSparse requires Model Runner V2; remove ", is_absent=True),
-    Era(
-        "0.30",
-        frozenset({"hisparse_config", "watermark_config"}),
-        _CONFIG,
-        "HiSparse requires Model Runner V2; remove ",
-    ),
+    Era("0.26", frozenset(), _CONFIG, _HISPARSE, is_absent=True),
+    Era("0.30", frozenset({"hisparse_config", "watermark_config"}), _CONFIG, _HISPARSE),
 )
-V2_NEEDS_TRITON = fact(
+V2_NEEDS_TRITON = until(
     "V2 refuses to start without Triton, which has no CPU backend",
-    Era("0.26", True, _CONFIG, 'raise ValueError("Model Runner V2 requires Triton.")'),
-    Era("0.33", False, _CONFIG, 'raise ValueError("Model Runner V2 requires Triton.")', is_absent=True),
+    "0.33",
+    _CONFIG,
+    'raise ValueError("Model Runner V2 requires Triton.")',
 )
 
 # what V2 lacks: `_get_v2_model_runner_unsupported_features`
@@ -117,30 +104,30 @@ V2_LACKS_METHODS: Fact[frozenset[str]] = fact(
         'if speculative_config.method in ("suffix", "custom_class"):',
     ),
 )
-V2_LACKS_OTHER_VOCABULARY = fact(
+V2_LACKS_OTHER_VOCABULARY = since(
     "V2 refuses `use_heterogeneous_vocab` for a draft model that it could otherwise run",
-    Era("0.26", False, _CONFIG, '"heterogeneous-vocabulary draft models"', is_absent=True),
-    Era("0.32", True, _CONFIG, '"heterogeneous-vocabulary draft models"'),
+    "0.32",
+    _CONFIG,
+    '"heterogeneous-vocabulary draft models"',
 )
-V2_LACKS_EAGLE3_STAGES = fact(
+V2_LACKS_EAGLE3_STAGES = until(
     "V2 does not draft with `eagle3` over pipeline stages",
-    Era("0.26", True, _CONFIG, 'unsupported.append("EAGLE3 with pipeline parallelism")'),
-    Era("0.30", False, _CONFIG, 'unsupported.append("EAGLE3 with pipeline parallelism")', is_absent=True),
+    "0.30",
+    _CONFIG,
+    'unsupported.append("EAGLE3 with pipeline parallelism")',
 )
 _RUNNER = "v1/worker/gpu/model_runner.py"
-V2_REFUSES_BLOCK_STAGES = fact(
+V2_REFUSES_BLOCK_STAGES = until(
     "V2 refuses `dflash` and `dspark` over pipeline stages, and V1 is not taken in its place",
-    Era("0.26", True, _RUNNER, 'f"{self.speculative_config.method} with pipeline parallel "'),
-    Era(
-        "0.30", False, _RUNNER, 'f"{self.speculative_config.method} with pipeline parallel "', is_absent=True
-    ),
+    "0.30",
+    _RUNNER,
+    'f"{self.speculative_config.method} with pipeline parallel "',
 )
-V2_FOLLOWS_SCHEDULE = fact(
+V2_FOLLOWS_SCHEDULE = since(
     "V2 changes K with the batch size as a schedule says; before, it drafts and verifies the same K",
-    Era(
-        "0.26", False, "v1/worker/gpu/cudagraph_utils.py", "build_dynamic_sd_schedule_lookup", is_absent=True
-    ),
-    Era("0.29", True, "v1/worker/gpu/cudagraph_utils.py", "build_dynamic_sd_schedule_lookup"),
+    "0.29",
+    "v1/worker/gpu/cudagraph_utils.py",
+    "build_dynamic_sd_schedule_lookup",
 )
 V2_LACKS_ALL_UBATCHES = fact(
     "V2 lacks micro-batches of any kind beside speculation, not `enable_dbo` alone",
@@ -196,10 +183,11 @@ V1_LACKS: Fact[frozenset[str]] = fact(
         'unsupported.append("draft lm_head quantization")',
     ),
 )
-V1_LACKS_ASYNC_STAGES = fact(
+V1_LACKS_ASYNC_STAGES = since(
     "V1 refuses asynchronous scheduling over pipeline stages; before, it took turns without a word",
-    Era("0.26", False, _CONFIG, '"pipeline parallelism with async scheduling"', is_absent=True),
-    Era("0.31", True, _CONFIG, '"pipeline parallelism with async scheduling"'),
+    "0.31",
+    _CONFIG,
+    '"pipeline parallelism with async scheduling"',
 )
 ASYNC_BY_RUNNER = fact(
     "only V1 refuses asynchronous scheduling with some methods, V2 takes all; before, both refused",
@@ -248,24 +236,20 @@ SLOTS = fact(
     Era("0.28", "one", _CONFIG, "if max_num_batched_tokens <= scheduled_token_delta:"),
     Era("0.33", "lookahead", _CONFIG, "if max_num_batched_tokens <= self.num_lookahead_tokens:"),
 )
-BLOCK_DRAFTS_CAP_REQUESTS = fact(
+BLOCK_DRAFTS_CAP_REQUESTS = since(
     "`dflash` and `dspark` lower the number of running requests to what fits into their own pass",
-    Era(
-        "0.26",
-        False,
-        _CONFIG,
-        '"The %s draft pass needs %d query tokens per request within "',
-        is_absent=True,
-    ),
-    Era("0.33", True, _CONFIG, '"The %s draft pass needs %d query tokens per request within "'),
+    "0.33",
+    _CONFIG,
+    '"The %s draft pass needs %d query tokens per request within "',
 )
 
 # context lengths
 
-SHORTENS_TARGET = fact(
+SHORTENS_TARGET = since(
     "V2 lowers the server's context to that of a shorter draft; before, it keeps it",
-    Era("0.26", False, _CONFIG, "def _limit_max_model_len_to_draft(self) -> None:", is_absent=True),
-    Era("0.33", True, _CONFIG, "def _limit_max_model_len_to_draft(self) -> None:"),
+    "0.33",
+    _CONFIG,
+    "def _limit_max_model_len_to_draft(self) -> None:",
 )
 _SCALED = frozenset({"su", "longrope", "llama3"})
 ROPES_NOT_MULTIPLIED: Fact[frozenset[str]] = fact(
@@ -298,40 +282,30 @@ STRETCHED_HEADS: Fact[frozenset[str]] = fact(
 # drafts and heads
 
 _DFLASH_FILE = "model_executor/models/qwen3_dflash.py"
-QUANTIZED_DFLASH = fact(
+QUANTIZED_DFLASH = since(
     "a DFlash head may be quantised; before, vLLM joins its packed matrices as if they were plain",
-    Era(
-        "0.26", False, _DFLASH_FILE, "isinstance(proj.quant_method, UnquantizedLinearMethod)", is_absent=True
-    ),
-    Era("0.31", True, _DFLASH_FILE, "isinstance(proj.quant_method, UnquantizedLinearMethod)"),
+    "0.31",
+    _DFLASH_FILE,
+    "isinstance(proj.quant_method, UnquantizedLinearMethod)",
 )
 _GRANITE = "model_executor/models/granitemoehybrid.py"
+_ROOM = "num_spec=vllm_config.num_speculative_tokens"
 UNDRAFTED_HYBRIDS: Fact[frozenset[str]] = fact(
     "the models whose recurrent layers have no room for the states of drafts, whatever drafts",
-    Era(
-        "0.26",
-        frozenset({"granitemoehybrid", "falcon_h1", "zamba2"}),
-        _GRANITE,
-        "num_spec=vllm_config.num_speculative_tokens",
-        is_absent=True,
-    ),
-    Era("0.32", frozenset(), _GRANITE, "num_spec=vllm_config.num_speculative_tokens"),
+    Era("0.26", frozenset({"granitemoehybrid", "falcon_h1", "zamba2"}), _GRANITE, _ROOM, is_absent=True),
+    Era("0.32", frozenset(), _GRANITE, _ROOM),
 )
+_WHOLE_BLOCKS = '"DSpark requires num_speculative_tokens >= "'
 PARTIAL_DSPARK_BLOCKS = fact(
     "a DSpark head drafts fewer tokens than its block holds; before, vLLM refuses that",
-    Era("0.26", False, _SPECULATIVE, '"DSpark requires num_speculative_tokens >= "'),
-    Era("0.28", True, _SPECULATIVE, '"DSpark requires num_speculative_tokens >= "', is_absent=True),
+    Era("0.26", False, _SPECULATIVE, _WHOLE_BLOCKS),
+    Era("0.28", True, _SPECULATIVE, _WHOLE_BLOCKS, is_absent=True),
 )
-ARGMAX_NEEDS_ONE_VOCABULARY = fact(
+ARGMAX_NEEDS_ONE_VOCABULARY = since(
     "`use_local_argmax_reduction` is refused beside `use_heterogeneous_vocab`",
-    Era(
-        "0.26",
-        False,
-        _SPECULATIVE,
-        '"use_local_argmax_reduction because token-level intersection "',
-        is_absent=True,
-    ),
-    Era("0.33", True, _SPECULATIVE, '"use_local_argmax_reduction because token-level intersection "'),
+    "0.33",
+    _SPECULATIVE,
+    '"use_local_argmax_reduction because token-level intersection "',
 )
 WATERMARKED_METHODS: Fact[frozenset[str] | None] = fact(
     "the methods whose drafts can carry a watermark; None: there are no watermarks",

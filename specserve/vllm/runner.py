@@ -57,7 +57,7 @@ def which_runner(
     block = speculation or {}
     asked = env_switch(env or {})
     v2 = tuple(_v2_lacks(version, arguments, block, is_asked=asked is not None))
-    v1 = tuple(_v1_lacks(version, arguments, block, platform=platform))
+    v1 = tuple(_v1_lacks(version, arguments, block))
     if platform == "cpu" and facts.V2_NEEDS_TRITON.at(version):
         impossible = (Lack("CPUs: it needs Triton", "env", SWITCH), *v2)
     else:
@@ -152,9 +152,7 @@ def _v2_lacks(
             yield Lack(f"`{name}`", "engine", name)
 
 
-def _v1_lacks(
-    version: str, arguments: Mapping[str, Any], block: Mapping[str, Any], *, platform: str
-) -> Iterator[Lack]:
+def _v1_lacks(version: str, arguments: Mapping[str, Any], block: Mapping[str, Any]) -> Iterator[Lack]:
     lacked = facts.V1_LACKS.at(version)
     if "prefill_context_parallel_size" in lacked and _above_one(arguments, "prefill_context_parallel_size"):
         yield Lack("`prefill_context_parallel_size`", "engine", "prefill_context_parallel_size")

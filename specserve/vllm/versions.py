@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.errors import UsageError
+from specserve.diagnostics import Span
+from specserve.errors import FactError, UsageError
 from specserve.vllm.arguments import Argument, Section, VllmTable, loads
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
@@ -45,6 +46,49 @@ class Installed:
     """`cpu` or `cuda`."""
     distribution: str
     package: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """A vLLM that a launch is planned for."""
+
+    table: VllmTable
+    version: str
+    platform: str
+    """`cpu` or `cuda`."""
+    installed: Installed | None = None
+    """The same, if it is the one of this Python."""
+
+
+def vllm_for(
+    range_: str | None,
+    *,
+    named: str | None,
+    is_cpu: bool | None,
+    here: Vllm | None,
+    starts: bool,
+    place: Span | None,
+) -> Vllm:
+    """The vLLM of a launch: a named version, else the installed one, else the newest in a profile's range.
+
+    `is_cpu`: what the profile's accelerator is, None if it names none; `starts`: only the installed one can serve;
+    `place`: where the range is written. Raises FactError.
+    """
+    if named is None and here is None and starts:
+        hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
+        raise FactError("vLLM is not installed in specserve's environment", hint=hint)
+    if named is None and here is not None:
+        is_in_range = not range_ or contains(range_, here.version)
+        if starts and not is_in_range:
+            text = f"vLLM {here.version} is installed, and the profile is for `{range_}`"
+            raise FactError(
+                f"{place}: {text}", hint="install a vLLM version in this range, or widen the range"
+            )
+        is_elsewhere = is_cpu is not None and is_cpu != (here.platform == "cpu")
+        if starts or (is_in_range and not is_elsewhere):  # a plan to look at may be for another accelerator
+            return here
+    version = named or newest_in(range_)
+    return Vllm(table(version), version, "cpu" if "+cpu" in version or is_cpu else "cuda")
 
 
 def _minor(version: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from specserve.checks.rule import CheckedArm, Context
 from specserve.checks.rules.site import missing_bytes
 from specserve.checks.run import judged
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.plan.host import DownloadFolder, seen_from
+from specserve.plan.host import DownloadFolder, seen_from, with_taken_port
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -140,10 +140,10 @@ def test_the_holder_of_the_launchs_port_is_seen(profile: Load) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = int(taken.getsockname()[1])
-        seen = seen_from(HOST, planned(profile(f"server: {{port: {port}}}")))
+        seen = with_taken_port(HOST, planned(profile(f"server: {{port: {port}}}")))
         assert list(seen.taken_ports) == [port] and "pid" in seen.taken_ports[port]
-    assert seen_from(HOST, planned(profile("server: {port: 0}"))).taken_ports == {}
-    assert seen_from(HOST, planned(profile("server: {host: 192.0.2.1}"))).taken_ports == {}
+    assert with_taken_port(HOST, planned(profile("server: {port: 0}"))).taken_ports == {}
+    assert with_taken_port(HOST, planned(profile("server: {host: 192.0.2.1}"))).taken_ports == {}
 
 
 def test_the_cache_is_where_the_servers_environment_puts_it(profile: Load, tmp_path: Path) -> None:

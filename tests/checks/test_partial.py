@@ -11,7 +11,7 @@ from specserve.checks.check import check
 from specserve.checks.gather import CheckOptions
 from specserve.checks.run import lint
 from specserve.profile.load import examine, examine_partial
-from specserve.profile.validate import UnreadableValue
+from specserve.profile.partial import UnreadableValue
 
 Write = Callable[..., Path]
 WRONG = "engine: {max_num_seqs: 8, max_num_batched_tokens: 4}\nserver: {host: 0.0.0.0}\n"

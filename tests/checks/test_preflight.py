@@ -9,6 +9,7 @@ import pytest
 
 from specserve.checks.prepare import preflight
 from specserve.errors import CheckFailed
+from specserve.plan.launch import LaunchOptions
 from specserve.report.findings import StderrNotices
 from tests.checks.checkpoints import beside
 
@@ -36,10 +37,10 @@ def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -
 
 def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        preflight(file, alternative="broken", notices=StderrNotices())
+        preflight(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
-    preflight(file, alternative="broken", baseline=True, notices=StderrNotices())
+    preflight(file, LaunchOptions(alternative="broken", baseline=True), notices=StderrNotices())
 
 
 def test_what_could_not_be_read_is_said_and_stops_nothing(

@@ -13,6 +13,7 @@ from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.hardware.accelerators import assume
 from specserve.plan import host
 from specserve.plan.host import Host
+from specserve.plan.launch import LaunchOptions
 from specserve.plan.nodes import node_at, node_count
 from specserve.report.findings import StderrNotices, failure
 from specserve.vllm import versions
@@ -46,7 +47,7 @@ def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
     with pytest.raises(FactError, match="vLLM is not installed in specserve's environment") as caught:
         prepare(file)
     assert "make setup" in str(caught.value.hint)
-    assert prepare(file, starts=False)[1].vllm == "0.33"
+    assert prepare(file, LaunchOptions(starts=False))[1].vllm == "0.33"
 
 
 def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: Callable[..., None]) -> None:
@@ -56,7 +57,7 @@ def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: C
         prepare(file)
     assert "SD108" in [item.code for item in caught.value.findings]
     with pytest.raises(FactError, match="vLLM is not installed in specserve's environment"):
-        prepare(file, check=False)
+        prepare(file, LaunchOptions(check=False))
 
 
 def test_the_installed_vllm_must_be_in_the_range_of_what_starts(
@@ -68,15 +69,15 @@ def test_the_installed_vllm_must_be_in_the_range_of_what_starts(
         FactError, match=r"p\.yaml:2:7: vLLM 0\.33\.0 is installed, and the profile is for `<0\.33`"
     ):
         prepare(file)
-    assert prepare(file, starts=False)[1].vllm == "0.32"
+    assert prepare(file, LaunchOptions(starts=False))[1].vllm == "0.32"
 
 
 def test_port_zero_becomes_a_free_one_where_it_starts(write: Write, machine: Callable[..., None]) -> None:
     machine("0.33.0")
     file = str(write("target: {model: a/b}\nserver: {port: 0}"))
     assert prepare(file)[1].port > 0
-    assert prepare(file, starts=False)[1].port == 0
-    assert prepare(file, port=4711)[1].port == 4711
+    assert prepare(file, LaunchOptions(starts=False))[1].port == 0
+    assert prepare(file, LaunchOptions(port=4711))[1].port == 4711
 
 
 @pytest.mark.parametrize("installed", ["0.32.0+cpu", "0.33.0", None])
@@ -87,20 +88,21 @@ def test_a_plan_is_for_the_hardware_that_the_profile_or_the_command_names(
     machine(installed, facts=replace(HOST, openmp="/v/libiomp5.so"))
     says = str(write(f"target: {{model: a/b}}\nhardware: {{accelerator: {named}}}", "says.yaml"))
     silent = str(write("target: {model: a/b}", "silent.yaml"))
-    _, plan = prepare(says, starts=False)
-    _, assumed = prepare(silent, starts=False, machine=assume(named))
+    _, plan = prepare(says, LaunchOptions(starts=False))
+    _, assumed = prepare(silent, LaunchOptions(starts=False, machine=assume(named)))
     for made in (plan, assumed):
         assert made.platform == platform
         if platform == "cuda":
             assert "LD_PRELOAD" not in made.env and "--kv-cache-memory-bytes" not in made.argv
-    assert assumed.fingerprint == prepare(silent, starts=False)[1].fingerprint
+    assert assumed.fingerprint == prepare(silent, LaunchOptions(starts=False))[1].fingerprint
 
 
 def test_assumed_nodes_take_a_command_each(write: Write, machine: Callable[..., None]) -> None:
     machine(None)
     file = str(write("target: {model: a/b, tensor_parallel_size: 2, pipeline_parallel_size: 2}"))
     loaded, plan = prepare(
-        file, starts=False, machine=assume("2x2xH100-80GB"), node=node_at(1, "10.0.0.1"), whole=True
+        file,
+        LaunchOptions(starts=False, machine=assume("2x2xH100-80GB"), node=node_at(1, "10.0.0.1"), whole=True),
     )
     assert node_count(loaded) == 2
     assert plan.argv[plan.argv.index("--node-rank") + 1] == "1" and "--headless" in plan.argv
@@ -116,9 +118,9 @@ def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(
     # one run of the rules: what the profile alone shows stands beside it
     assert [item.code for item in caught.value.findings] == ["SD401", "SD113"]
     assert "install g++" in failure(caught.value)
-    assert prepare(file, starts=False)
-    assert prepare(file, check=False)
-    assert prepare(file, settings=["engine.enforce_eager=true"])
+    assert prepare(file, LaunchOptions(starts=False))
+    assert prepare(file, LaunchOptions(check=False))
+    assert prepare(file, LaunchOptions(settings=("engine.enforce_eager=true",)))
     machine("0.32.0+cpu", facts=replace(HOST, compiler="/usr/bin/g++"))
     assert prepare(file)
     machine("0.33.0")
@@ -141,7 +143,7 @@ def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: C
     with pytest.raises(CheckFailed, match="did not pass its check: 1 error") as caught:
         prepare(file)
     assert caught.value.hint == "`--no-check` starts it anyway"
-    assert prepare(file, check=False)[1].host == "0.0.0.0"
+    assert prepare(file, LaunchOptions(check=False))[1].host == "0.0.0.0"
 
 
 def test_devices_that_have_no_effect_are_said(
@@ -151,7 +153,7 @@ def test_devices_that_have_no_effect_are_said(
     file = str(write("target: {model: a/b}"))
     for version, expected in (("0.32.0+cpu", said), ("0.32.0", "")):
         machine(version)
-        prepare(file, devices="0", starts=False, notices=StderrNotices())
+        prepare(file, LaunchOptions(devices="0", starts=False), notices=StderrNotices())
         assert capsys.readouterr().err == expected
 
 
@@ -160,11 +162,11 @@ def test_devices_of_the_command_line_replace_those_of_the_profile(
 ) -> None:
     machine("0.33.0")
     file = str(write("target: {model: a/b}\nhardware: {devices: [0], count: 2}"))
-    profile, plan = prepare(file, devices="1,GPU-x")
+    profile, plan = prepare(file, LaunchOptions(devices="1,GPU-x"))
     assert plan.env["CUDA_VISIBLE_DEVICES"] == "1,GPU-x"
     assert profile.hardware is not None and profile.hardware.count == 2
 
 
 def test_a_lock_cannot_be_needed_and_passed_over(write: Write) -> None:
     with pytest.raises(UsageError, match="`--locked` and `--no-lock` contradict each other"):
-        prepare(str(write("target: {model: a/b}")), locked=True, use_lock=False, starts=False)
+        prepare(str(write("target: {model: a/b}")), LaunchOptions(locked=True, use_lock=False, starts=False))

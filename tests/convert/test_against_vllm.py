@@ -13,7 +13,7 @@ import yaml
 from specserve.checks.run import examined
 from specserve.convert.command import profile_of
 from specserve.convert.convert import Converted, converted
-from specserve.convert.given import EngineStart
+from specserve.convert.invocation import EngineStart
 from specserve.convert.reading import read
 from specserve.convert.words import Word, unresolved
 from specserve.diagnostics import Severity, Span

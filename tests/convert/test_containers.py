@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.given import EngineStart
+from specserve.convert.invocation import EngineStart
 from specserve.convert.reading import containers
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError

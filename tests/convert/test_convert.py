@@ -172,6 +172,19 @@ def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, p
     assert "$" not in "".join(line for line in result.text.splitlines() if not line.strip().startswith("#"))
 
 
+def test_what_the_source_does_not_say_is_a_comment_where_it_belongs() -> None:
+    text = convert("vllm serve org/m --seed 1 --max-num-seqs $N --chat-template $T").text
+    said = [line.strip() for line in text.splitlines()]
+    at = said.index("# the source does not say `engine.max_num_seqs`: it reads `$N`; write its value")
+    assert said[at + 1] == "engine:"
+    assert "# - the source does not say `frontend.chat_template`: it reads `$T`; write its value" in said
+
+
+def test_the_present_name_of_a_switch_is_noted() -> None:
+    assert notes("vllm serve org/m --disable-log-requests") == ["from `--disable-log-requests`"]
+    assert notes("vllm serve org/m --no-enable-log-requests") == []
+
+
 NETWORK = "the source listens on every interface (no `--host`), this profile on 127.0.0.1 only"
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from specserve.convert.given import settings_of
-from specserve.convert.options import parse
+from specserve.convert.arguments import parse_options, settings_of
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
 from specserve.profile.values import Node
@@ -24,14 +23,14 @@ def plain(node: Node) -> Any:
 
 def settings(*words: str) -> dict[str, Any]:
     found: list[Finding] = []
-    made = settings_of(parse(argv_words(words)[1], KNOWN).options, found)
+    made = settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found)
     assert found == []
     return {name: plain(setting.node) for name, setting in made.items()}
 
 
 def problems(*words: str) -> list[str]:
     found: list[Finding] = []
-    settings_of(parse(argv_words(words)[1], KNOWN).options, found)
+    settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found)
     return [finding.message for finding in found]
 
 

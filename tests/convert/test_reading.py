@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.convert.given import EngineStart
+from specserve.convert.invocation import EngineStart
 from specserve.convert.reading import from_argv, read
 from specserve.convert.words import argv_words
 from specserve.errors import UsageError

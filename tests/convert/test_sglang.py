@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.convert.convert import converted
-from specserve.convert.given import EngineStart
+from specserve.convert.invocation import EngineStart
 from specserve.convert.reading import read
 from specserve.convert.translate import translated
 from specserve.profile.values import Node

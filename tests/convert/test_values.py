@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.options import NotJson, json_node
-from specserve.convert.words import Word, argv_words
+from specserve.convert.words import NotJson, Word, argv_words, json_node
 from specserve.profile.values import Node
 
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specserve.deploy.deployment import dns_label, official, release
 from specserve.errors import UsageError
-from specserve.plan.contained import contained
+from specserve.plan.uses import contained
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
 from tests.deploy.conftest import ROOT, made_of

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.prepare import prepare
-from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
+from specserve.plan.arguments import ELSEWHERE, problems
+from specserve.plan.launch import LaunchOptions
 from specserve.profile.schema import Profile
 from specserve.vllm import versions
-from specserve.vllm.arguments import Argument
+from specserve.vllm.arguments import Argument, keyword_value, tokens
 from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
@@ -165,7 +166,7 @@ def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: 
     known = table(found.version)
     files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]
     names = [str(file) for file in [*files, write(EVERYTHING)]]
-    made = [prepare(name, vllm=known.minor, starts=False) for name in names]
+    made = [prepare(name, LaunchOptions(vllm=known.minor, starts=False)) for name in names]
     lines = [json.dumps({"id": at, "argv": plan.argv[2:]}) for at, (_, plan) in enumerate(made)]
     child = subprocess.run(
         [sys.executable, "-P", "-m", "specserve.engine.oracle"],

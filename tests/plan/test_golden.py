@@ -12,6 +12,7 @@ import pytest
 
 from specserve.checks.prepare import prepare
 from specserve.plan.host import Host, localize
+from specserve.plan.launch import LaunchOptions
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.vllm.versions import Installed
 
@@ -50,7 +51,7 @@ def without_root(value: Any) -> Any:
 def test_a_shipped_profile_is_launched_like_this(
     file: Path, minor: str, golden: Callable[[str, str], None]
 ) -> None:
-    _, plan = prepare(str(file), vllm=minor, starts=False)
+    _, plan = prepare(str(file), LaunchOptions(vllm=minor, starts=False))
     as_shell, as_document = as_text(plan)
 
     golden(f"plan/{file.stem}-{minor}.sh", as_shell)
@@ -60,7 +61,7 @@ def test_a_shipped_profile_is_launched_like_this(
 def test_an_old_vllm_is_launched_without_what_it_does_not_have(
     write: Callable[..., Path], golden: Callable[[str, str], None]
 ) -> None:
-    _, plan = prepare(str(write(OLD, "old.yaml")), vllm="0.26", starts=False)
+    _, plan = prepare(str(write(OLD, "old.yaml")), LaunchOptions(vllm="0.26", starts=False))
     as_shell, as_document = as_text(plan)
 
     golden("plan/old-0.26.sh", as_shell)
@@ -72,9 +73,14 @@ def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
 ) -> None:
     _, plan = prepare(
         str(ROOT / "configs" / "demo.yaml"),
-        settings=["target.tensor_parallel_size=2", "engine.kv_cache_memory_bytes=null"],
-        vllm="0.32.0+cpu",
-        starts=False,
+        LaunchOptions(
+            settings=(
+                "target.tensor_parallel_size=2",
+                "engine.kv_cache_memory_bytes=null",
+            ),
+            vllm="0.32.0+cpu",
+            starts=False,
+        ),
     )
     host = Host(
         python="/venv/bin/python",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve.plan.launch import launch, offline
+from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.locking import offline
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import table
 

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from specserve.profile.load import examine
-from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.profile.sections import json_schema
+from specserve.profile.schema import SECTIONS, TOP, Expectation, json_schema, keys_of
 from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]

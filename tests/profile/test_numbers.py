@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.profile.values import human_int
+from specserve.vllm.arguments import human_int
 
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 

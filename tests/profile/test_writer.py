@@ -12,12 +12,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.profile.fingerprint import jsonable
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.values import Ambiguous, Node
 from specserve.profile.writer import Commented, comment, with_section, yaml_text
+from specserve.vllm.arguments import jsonable
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=30)
 MISREAD = (

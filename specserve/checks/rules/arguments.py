@@ -8,10 +8,10 @@ from typing import Any
 from specserve.checks.arms import on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.plan.arguments import ArgumentProblem, problems
+from specserve.plan.arguments import problems
 from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND
-from specserve.vllm.arguments import Section
+from specserve.vllm.arguments import ArgumentProblem, Section
 from specserve.vllm.versions import table, versions_with
 
 
@@ -45,7 +45,7 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
         known = table(version)
         found = list(problems(ctx.profile, known))
         if ctx.profile.file == COMMAND:
-            from specserve.convert.options import refused_spellings
+            from specserve.convert.arguments import refused_spellings
 
             found += refused_spellings(ctx.profile, known)
         ctx.argument_problems[version] = found

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specserve.checks.arms import SWITCH, on_cpu, switch
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
 from specserve.vllm.runner import ignores_other_vocabulary
 from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async

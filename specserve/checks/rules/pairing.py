@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.codes import quoted
+from specserve.errors import quoted
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")

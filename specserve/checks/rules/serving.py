@@ -9,7 +9,7 @@ from typing import Any
 from specserve.checks.arms import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.codes import did_you_mean
+from specserve.errors import did_you_mean
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.source import COMMAND
 from specserve.vllm.versions import table

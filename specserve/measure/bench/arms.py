@@ -107,10 +107,10 @@ def plan_arm(
     """
     from specserve.checks.prepare import cleared
     from specserve.models.read import local_path
+    from specserve.plan.launch import LaunchOptions
     from specserve.profile.schema import world_size
 
-    profile, plan = cleared(
-        path,
+    options = LaunchOptions(
         # nobody else is to reach a server that is being measured
         settings=(*settings, "server.host=127.0.0.1"),
         port=0,
@@ -118,8 +118,8 @@ def plan_arm(
         baseline=baseline,
         check=check,
         starts=starts,
-        notices=notices,
     )
+    profile, plan = cleared(path, options, notices=notices)
     devices = profile.hardware.devices if profile.hardware else None
     return Arm(
         name=name or profile.name,

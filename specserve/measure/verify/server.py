@@ -106,16 +106,13 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
 
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
     from specserve.checks.prepare import cleared, refuse_exposed
+    from specserve.plan.launch import LaunchOptions
     from specserve.serve.detached.launch import room_beside
 
-    profile, plan = cleared(
-        path,
-        settings=request.settings,
-        port=0,
-        alternative=request.alternative,
-        check=request.check,
-        notices=notices,
+    options = LaunchOptions(
+        settings=tuple(request.settings), port=0, alternative=request.alternative, check=request.check
     )
+    profile, plan = cleared(path, options, notices=notices)
     refuse_exposed(profile, insecure=False, notices=notices)
     if request.check:
         room_beside(profile, plan, name=None, notices=notices)

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specserve.errors import UsageError
+from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.measure.bench.result import WorkloadInfo
 from specserve.measure.workloads import patterns, userfile
 from specserve.measure.workloads.workload import (
@@ -23,7 +23,6 @@ from specserve.measure.workloads.workload import (
     fitted,
     kept_whole,
 )
-from specserve.profile.codes import did_you_mean, quoted
 
 PROMPTS = 25
 _LONG_ENTRIES = 68

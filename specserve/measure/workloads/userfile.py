@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import FactError
+from specserve.errors import FactError, did_you_mean, quoted
 from specserve.measure.workloads.workload import Message, Prompt
-from specserve.profile.codes import did_you_mean, quoted
 from specserve.serve.batch import parse_object
 
 LARGEST_BYTES = 512 * 2**20

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizercompare import compare
-from specserve.models.tokenizerformats import pieces, read_vocabulary
-from specserve.models.vocabulary import Unreadable, spelled, vocabulary_file, written
+from specserve.models.vocabulary import pieces, read_vocabulary, spelled, vocabulary_file, written
 from tests.models.tokenizers.made import document, lines
 
 Make = Callable[..., ModelFacts]
@@ -59,7 +59,7 @@ def test_a_sentencepiece_model_is_read_in_the_order_of_its_pieces() -> None:
     "data", [b"", b"\x0a", b"\x0a\xff\xff\xff\xff\xff", b"\x0b", b"\x0a\x03\x0a\x05a", b"x" * 99]
 )
 def test_what_is_no_sentencepiece_model_is_said_to_be_none(data: bytes) -> None:
-    with pytest.raises(Unreadable, match="is not a sentencepiece model"):
+    with pytest.raises(FactError, match="is not a sentencepiece model"):
         pieces(data, source="m")
 
 

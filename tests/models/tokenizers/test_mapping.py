@@ -12,8 +12,7 @@ import pytest
 from specserve.models.facts import ModelFacts
 from specserve.models.read import read_model
 from specserve.models.tokenizercompare import compare, shared_ids, space_prefixes
-from specserve.models.tokenizerformats import read_huggingface
-from specserve.models.vocabulary import Vocabulary
+from specserve.models.vocabulary import Vocabulary, read_huggingface
 from tests.checks.checkpoints import checkpoint
 from tests.models.tokenizers.made import Document, document
 

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from specserve.models.facts import ModelFacts
 from specserve.models.sample import counted, encoding, estimated, texts
-from specserve.models.tokenizerformats import read_huggingface
-from specserve.models.vocabulary import needed
+from specserve.models.vocabulary import needed, read_huggingface
 from tests.models.tokenizers.made import document
 
 Make = Callable[..., ModelFacts]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from specserve.models.facts import ModelFacts
-from specserve.models.tokenizerformats import added_texts, read_huggingface, read_vocabulary
+from specserve.models.vocabulary import read_huggingface, read_vocabulary
 from tests.models.tokenizers.made import document, special
 
 words = st.text(alphabet="abĠ▁<>", min_size=1, max_size=3)
@@ -89,10 +89,3 @@ def test_the_files_beside_it_add_what_transformers_adds(
     assert path is not None
     theirs = PreTrainedTokenizerFast.from_pretrained(path.parent).get_vocab()
     assert {text: index for index, text in read_vocabulary(facts).tokens.items()} == theirs
-
-
-def test_added_tokens_are_found_without_the_vocabulary() -> None:
-    made = document(size=300, specials=("<|one|>", "<|two|>"))
-    assert added_texts(encoded(made)) == {"<|one|>", "<|two|>"}
-    behind = {"model": made["model"], "added_tokens": made["added_tokens"]}
-    assert added_texts(encoded(behind)) == frozenset()
