@@ -35,7 +35,7 @@ from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.situation import HEADS
 from specserve.models.facts import ModelFacts
-from specserve.models.hubcache import fact_cache
+from specserve.models.hub import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation

@@ -20,7 +20,7 @@ from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError
-from specserve.models.hubcache import fact_cache
+from specserve.models.hub import fact_cache
 from specserve.vllm import versions
 from specserve.vllm.arguments import VllmTable, loads
 from specserve.vllm.versions import Installed, Vllm, is_newer, table
