@@ -159,7 +159,7 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     size = default_kv_bytes(host.capacity_bytes)
     why = "vLLM would claim 92 % of all memory; specserve plans a quarter of it, at most 4 GiB"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
-    return replace(plan.with_words("--kv-cache-memory-bytes", str(size), why), engine_kwargs=kwargs)
+    return replace(plan.with_option("--kv-cache-memory-bytes", str(size), why=why), engine_kwargs=kwargs)
 
 
 def default_kv_bytes(capacity_bytes: int) -> int:

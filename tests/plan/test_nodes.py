@@ -27,7 +27,7 @@ def planned(
     profile: Profile, rank: int, *, version: str = "0.33", address: str | None = "10.0.0.1"
 ) -> LaunchPlan:
     plan = launch(profile, table=table(version), platform="cuda")
-    return on_node(plan, rank, profile=profile, table=table(version), master_addr=address)
+    return on_node(plan, LaunchNode(rank, address), profile=profile, table=table(version))
 
 
 @pytest.mark.parametrize(
