@@ -11,8 +11,7 @@ from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.fingerprint import fingerprint
-from specserve.profile.schema import Hardware, Profile, Target, keys_of
+from specserve.profile.schema import Hardware, Profile, Target, fingerprint, keys_of
 from specserve.vllm.arguments import Argument, VllmTable, passed
 from specserve.vllm.versions import Vllm, vllm_for
 

@@ -10,9 +10,8 @@ from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, rank_at
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import known_versions, table
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama70b-8b.yaml"
