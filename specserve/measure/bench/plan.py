@@ -301,7 +301,7 @@ def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Pro
             found.append(planned(request.profile, PROFILE, *request.settings))
         found += [planned(request.profile, name, *request.settings, alternative=name) for name in names]
         if starts and request.check and found[0].plan is not None:
-            from specserve.serve.detached.room import room_beside
+            from specserve.serve.detached.launch import room_beside
 
             room_beside(profile, found[0].plan, name=None, notices=notices)
     for text in request.others:

@@ -14,7 +14,7 @@ from specserve.errors import FactError, UsageError
 from specserve.measure.distill.traffic import Split, read_split
 from specserve.measure.distill.training import has_speculators
 from specserve.measure.workloads.workload import Prompt
-from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
@@ -201,7 +201,7 @@ def _folder(model: str, revision: str | None, *, what: str) -> Path:
         raise FactError(
             f"the {what} `{model}` is not in the Hub cache", hint="`specserve pull PROFILE` downloads it"
         )
-    return snapshot.folder
+    return snapshot
 
 
 def _default_place(name: str, request: DistillRequest) -> Path:

@@ -302,7 +302,7 @@ class Planner:
         keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(self.request, idea)}
         settings = (*self.request.settings, _as_setting(keys))
         try:
-            findings, _ = examined(load_profile(path, settings=settings))
+            findings = examined(load_profile(path, settings=settings)).findings
             errors = [
                 each
                 for each in findings

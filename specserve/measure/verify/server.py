@@ -107,7 +107,7 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
     from specserve.checks.prepare import cleared, refuse_exposed
     from specserve.plan.launch import LaunchOptions
-    from specserve.serve.detached.room import room_beside
+    from specserve.serve.detached.launch import room_beside
 
     options = LaunchOptions(
         settings=tuple(request.settings), port=0, alternative=request.alternative, check=request.check
