@@ -14,7 +14,7 @@ from specserve.measure.values import refuse_given
 from specserve.measure.verify.result import Verification
 from specserve.measure.verify.run import Verifier, VerifyRequest, VerifyStatus
 from specserve.measure.verify.session import VerifySession, results_of
-from specserve.measure.workloads import userfile
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 
@@ -30,11 +30,11 @@ MOST_PROMPTS = 64
 
 
 def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
-    """Returns the first 64 prompts of a file (see `userfile`), or those that ship, and how many lie beyond them.
+    """Returns the first 64 prompts of a file (see `workloads`), or those that ship, and how many lie beyond them.
 
     Raises FactError for what cannot be read.
     """
-    found, _ = userfile.read(Path(path) if path is not None else SHIPPED, may_mix=True)
+    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
     return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)
 
 
