@@ -99,14 +99,14 @@ def verify(
     temperatures = [0.0, 0.7] if temperature is None else temperature
     if (top_p, top_k) != (1.0, 0) and not any(temperatures):
         raise UsageError(_NO_EFFECT, hint="add a temperature above 0, such as `--temperature 0.7`")
-    greedy = [0.0] if against is not None else []  # what is compared are greedy texts
+    if against is not None:
+        temperatures = [0.0, *temperatures]  # what is compared are greedy texts
+    samplings = (Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures))
     loaded, beyond = load_prompts(prompts)
     if beyond:
         say(f"{prompts}: the first {len(loaded)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
-        samplings=tuple(
-            Sampling.of(value, top_p, top_k) for value in dict.fromkeys([*greedy, *temperatures])
-        ),
+        samplings=tuple(samplings),
         prompts=loaded,
         limit_s=seconds,
         smoke=smoke,
@@ -118,8 +118,8 @@ def verify(
         settings=tuple(settings or ()),
         check=not no_check,
     )
-    progress = VerifyProgress(limit_s=seconds)
-    found = run_verification(request, notices=StderrNotices(), progress=progress, start_view=StartView)
+    notices, progress = StderrNotices(), VerifyProgress(limit_s=seconds)
+    found = run_verification(request, notices=notices, progress=progress, start_view=StartView)
     out(verify_json(found) if format is TextOrJson.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)
