@@ -11,8 +11,6 @@ from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
-_NO_EFFECT = "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one"
-
 
 def _option(help: str, *names: str, most: float | None = None) -> Any:
     return typer.Option(*names, min=0 if most else None, max=most, show_default=False, help=help)
@@ -97,8 +95,7 @@ def verify(
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
     temperatures = [0.0, 0.7] if temperature is None else temperature
-    if (top_p, top_k) != (1.0, 0) and not any(temperatures):
-        raise UsageError(_NO_EFFECT, hint="add a temperature above 0, such as `--temperature 0.7`")
+    _refuse_without_effect(top_p, top_k, temperatures)
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
     samplings = (Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures))
@@ -123,3 +120,11 @@ def verify(
     out(verify_json(found) if format is TextOrJson.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)
+
+
+def _refuse_without_effect(top_p: float, top_k: int, temperatures: list[float]) -> None:
+    if (top_p, top_k) != (1.0, 0) and not any(temperatures):
+        raise UsageError(
+            "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one",
+            hint="add a temperature above 0, such as `--temperature 0.7`",
+        )
