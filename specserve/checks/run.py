@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specserve.checks.rule import Context, Hit, Need, Rule
 from specserve.checks.rules import RETIRED, all_rules, static_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine, examine_partial
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, fingerprint
 from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
 
