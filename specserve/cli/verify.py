@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from specserve.cli.options import Alternative, ApiKeyEnv, Format, NoCheck, Setti
 from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.measure.workloads.workload import Prompt
 
 
 def _option(help: str, *names: str, most: float | None = None) -> Any:
@@ -90,7 +93,7 @@ def verify(
     """
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import VerifyRequest
-    from specserve.measure.verify.server import load_prompts, run_verification
+    from specserve.measure.verify.server import run_verification
     from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
@@ -99,12 +102,9 @@ def verify(
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
     samplings = (Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures))
-    loaded, beyond = load_prompts(prompts)
-    if beyond:
-        say(f"{prompts}: the first {len(loaded)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
         samplings=tuple(samplings),
-        prompts=loaded,
+        prompts=_prompts(prompts),
         limit_s=seconds,
         smoke=smoke,
         server=server,
@@ -128,3 +128,12 @@ def _refuse_without_effect(top_p: float, top_k: int, temperatures: list[float]) 
             "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one",
             hint="add a temperature above 0, such as `--temperature 0.7`",
         )
+
+
+def _prompts(path: str | None) -> tuple[Prompt, ...]:
+    from specserve.measure.verify.server import load_prompts
+
+    found, beyond = load_prompts(path)
+    if beyond:
+        say(f"{path}: the first {len(found)} prompts are used, the other {beyond} are not")
+    return found
