@@ -117,7 +117,7 @@ def _points(
     request: TuneRequest, profile: Profile, files: tuple[str, ...], *, platform: str
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
     """Workloads, temperatures and loads: as given, else as promised, else the defaults."""
-    from specserve.measure.workloads.load import SHIPPED
+    from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
     shipped = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
