@@ -86,7 +86,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
         is_cpu=None if kind is None else kind.strip().lower() == "cpu",
         here=here,
         starts=options.starts,
-        place=profile.spans.get("vllm"),
+        place=profile.spans.get("vllm", Span(profile.file)),
     )
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
