@@ -135,7 +135,7 @@ def launch(
     mark = fingerprint(profile)
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
-            place = profile.span(problem.path)
+            place = profile.spans.get(problem.path, Span(profile.file))
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     port = profile.server.port if port is None else port
     argv = ["vllm", "serve", profile.target.model]
