@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.arms import Config, architectures, layers, model_type, text_config
+from specserve.checks.arms import Config, architectures, layers, model_type, section, text_config
 from specserve.checks.rule import CheckedArm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
@@ -168,45 +168,57 @@ def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
     """The multi-token prediction layers are not quantised, and the checkpoint does not say so.
 
     vLLM builds every layer quantised unless the checkpoint's own list excludes it. It then finds plain weights instead
-    of packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
+    of packed ones, and fails after the target is loaded, or serves with drafts of which none is accepted
+    (vllm-project/vllm#53387, vllm-project/vllm#52649). So with compressed-tensors, Quark and ModelOpt at four bits.
     Example:
         target: {model: ./mimo-packed}
         speculation: {method: mtp, num_speculative_tokens: 1}
     Instead: target: {model: ./mimo}
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+    Source:
+        vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+        vllm/model_executor/layers/quantization/quark/quark.py, `self.quant_config.get("exclude")`
+        vllm/model_executor/layers/quantization/modelopt.py, `config.get("ignore", config.get("exclude_modules", []))`
     """
     for arm, config, facts in _own_layers(ctx):
-        module = _plain_layer(facts, config)
-        if module:
+        found = _plain_layer(facts, config)
+        if found:
             yield Hit(
                 f"{arm.path}.method",
-                f"`{module}` is not packed, but `quantization_config.ignore` does not list it",
+                f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it",
                 related=(("target.model", "the checkpoint"),),
-                help="use a checkpoint that lists these layers as ignored, or one that quantised them",
+                help="use a checkpoint that lists these layers there, or one that quantised them",
             )
 
 
-def _plain_layer(facts: ModelFacts, config: Config) -> str | None:
-    """A projection of a further layer with plain weights in a packed checkpoint that does not leave it out."""
-    quantization, count = config.get("quantization_config"), layers(config)
-    if not isinstance(quantization, Mapping) or facts.tensors is None or count is None:
-        return None
-    method, ignored = quantization.get("quant_method"), quantization.get("ignore") or []
-    is_packed = quantization.get("format") == "pack-quantized"
-    if (
-        method not in ("compressed-tensors", "compressed_tensors")
-        or not is_packed
-        or not isinstance(ignored, list)
-    ):
+def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
+    """A projection of a further layer with plain weights in a packed checkpoint that does not leave it out, and the
+    key that would leave it out."""
+    quantization, count = section(config, "quantization_config"), layers(config)
+    key = _list_of_plain(quantization)
+    ignored = quantization.get(key) or [] if key else None
+    if facts.tensors is None or count is None or key is None or not isinstance(ignored, list):
         return None
     for name, tensor in facts.tensors.items():
         match = re.fullmatch(r"(.*\.(?:q|k|v|o|gate|up|down)_proj)\.weight", name)
         is_plain = tensor.dtype in ("BF16", "F16", "F32") and _further(name, count)
         if match and is_plain and not any(_could_name(str(entry), match[1]) for entry in ignored):
-            return match[1]
+            return match[1], key
+    return None
+
+
+def _list_of_plain(quantization: Config) -> str | None:
+    """The key under which a packed checkpoint lists what it left plain; None for other checkpoints."""
+    method = str(quantization.get("quant_method")).replace("_", "-")
+    if method == "compressed-tensors":
+        return "ignore" if quantization.get("format") == "pack-quantized" else None
+    if method == "quark":
+        weight = section(section(quantization, "global_quant_config"), "weight")
+        return "exclude" if str(weight.get("dtype")).endswith("4") else None
+    if method.startswith("modelopt") and "FP4" in str(quantization.get("quant_algo")):
+        return "exclude_modules" if "exclude_modules" in quantization else "ignore"
     return None
 
 
 def _could_name(entry: str, module: str) -> bool:
     """Whether an entry names this module, or any that could: a pattern counts as it is."""
-    return entry.startswith("re:") or "mtp" in entry or module in entry or entry in module
+    return entry.startswith("re:") or "mtp" in entry or module in entry or entry.strip("*.") in module

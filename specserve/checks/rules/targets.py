@@ -1,4 +1,4 @@
-"""SD251 to SD256 about the target and what it is asked to do: types, experts, adapters, contexts cut over ranks."""
+"""SD251 to SD256 and SD259 about the target and what it is asked to do: types, experts, adapters, caches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from specserve.checks.arms import (
     kv_heads,
     lacks,
     model_type,
+    section,
     text_config,
     whole,
 )
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.rules.models import has_no_embedding
 from specserve.diagnostics import Severity
+from specserve.errors import FactError
+from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS
 
@@ -24,6 +27,8 @@ _NO_HALF = ("gemma2", "gemma3", "gemma3_text", "glm4")
 """`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")
 _MODEL = (("target.model", "the model"),)
+_APART = frozenset({"LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"})
+"""KV connectors that are no `SupportsHMA` in any vLLM from 0.26 to 0.33."""
 
 
 @rule("SD251", "unsupported-half", Severity.ERROR, needs="models")
@@ -187,4 +192,39 @@ def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
             related=(("target.model", "the target"),),
             versions=found,
             help="serve it without speculation, or use a vLLM version that supports it",
+        )
+
+
+@rule("SD259", "missing-hybrid-manager", Severity.ERROR, needs="models")
+def missing_hybrid_manager(ctx: Context) -> Iterator[Hit]:
+    """The hybrid KV cache manager is off, and the model cannot run without it.
+
+    Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
+    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. The
+    start ends with `Failed to promote local KV cache specs to one unified type`, with speculation and without.
+    Example:
+        target: {model: ./granite-hybrid}
+        engine: {disable_hybrid_kv_cache_manager: true}
+    Use instead: target: {model: ./granite-hybrid}
+    Source:
+        vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
+        vllm/v1/core/kv_cache_utils.py, `Failed to promote local KV cache specs to one unified type.`
+    """
+    engine = ctx.profile.engine
+    off = engine.get("disable_hybrid_kv_cache_manager")
+    connector = section(engine, "kv_transfer_config").get("kv_connector")
+    if ctx.target is None or not (off is True or (off is None and connector in _APART)):
+        return
+    try:
+        is_hybrid = read_shape(ctx.target.model, ctx.target.config).is_hybrid
+    except FactError:
+        return
+    if is_hybrid:
+        key = "disable_hybrid_kv_cache_manager" if off else "kv_transfer_config.kv_connector"
+        why = "" if off else f", which `{connector}` switches off"
+        yield Hit(
+            f"engine.{key}",
+            f"a `{model_type(ctx.target.config)}` needs the hybrid KV cache manager{why}",
+            related=_MODEL,
+            help="leave it on" if off else "use a connector that supports it, such as `OffloadingConnector`",
         )
