@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.rundir import Pass
-from specserve.measure.tune.observe import timing
+from specserve.measure.tune.observe import observed
 
 SEPARATOR = "."
 
@@ -70,8 +70,12 @@ class Medians:
 
 def taken(passes: Sequence[Pass]) -> list[Taken]:
     """Those with steps that could be timed, in blocks of which the server without speculation was timed, too."""
-    timed = [(done, found) for done in passes if (found := timing([done])) is not None]
-    plain_s = {_block(done): found.step_s for done, found in timed if done.arm == BASELINE}
+    timed = [
+        (done, found, step_s)
+        for done in passes
+        if (found := observed([done], tokens=0)) is not None and (step_s := found.step_s) is not None
+    ]
+    plain_s = {_block(done): step_s for done, _, step_s in timed if done.arm == BASELINE}
     return [
         Taken(
             arm=done.arm,
@@ -80,11 +84,11 @@ def taken(passes: Sequence[Pass]) -> list[Taken]:
             block=(done.launch, done.block),
             tokens=done.output_tokens,
             steps=found.chunks,
-            step_s=found.step_s,
-            held_up_s=found.held_up_s,
-            relative=found.step_s / plain_s[_block(done)],
+            step_s=step_s,
+            held_up_s=found.held_up_s * len(found.first_s),
+            relative=step_s / plain_s[_block(done)],
         )
-        for done, found in timed
+        for done, found, step_s in timed
         if _block(done) in plain_s
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from specserve.checks.gather import CheckOptions, Gathered, gather
 from specserve.checks.oracle import vllm_to_ask
-from specserve.checks.vllmanswer import Judged
+from specserve.checks.oraclechild import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.convert.invocation import is_command
 from specserve.errors import FactError, ProfileError, UsageError, quoted
@@ -203,7 +203,7 @@ def compare_known(
     if left is None or right is None:
         return None, None, list(why)
     models = differences(_model_values(left, right), _model_values(right, left))
-    one, two = _memory(left), _memory(right)
+    one, two = (next(iter(known.context.memory.values()), None) for known in (left, right))
     if one is None or two is None:
         why.update(dict.fromkeys(reason for known in (left, right) for reason in known.missing.values()))
         return models, None, list(why)
@@ -226,19 +226,12 @@ def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | Non
 def _model_values(known: Gathered, other: Gathered) -> dict[str, Written]:
     """What tells the models of one side from those of the other; of a model that the other has not, its name."""
     values: dict[str, Written] = {}
-    targets = (known.context.target, other.context.target)
-    for role, (own, counterpart) in (("target", targets), ("draft", (_draft(known), _draft(other)))):
+    sides = (known.context, other.context)
+    targets, drafts = ([side.target for side in sides], [side.drafts.get("speculation") for side in sides])
+    for role, (own, counterpart) in (("target", targets), ("draft", drafts)):
         every = _values_of(role, own) if own else {}
         values |= {name: value for name, value in every.items() if counterpart or name == f"{role}.model"}
     return values
-
-
-def _draft(known: Gathered) -> ModelFacts | None:
-    return known.context.arms[0].draft if known.context.arms else None
-
-
-def _memory(known: Gathered) -> MemoryEstimate | None:
-    return known.context.arms[0].memory if known.context.arms else known.context.memory
 
 
 def _values_of(role: str, facts: ModelFacts) -> dict[str, Written]:

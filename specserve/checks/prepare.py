@@ -73,7 +73,7 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
     """
     from specserve.checks.run import examined
 
-    found, _ = examined(profile, here=options.starts, needs=("nothing", "host"), **here)
+    found = examined(profile, here=options.starts, needs=("nothing", "host"), **here).findings
     # an arm that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)
@@ -167,8 +167,8 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     known = gather(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
-    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]
-    return found, missing
+    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))
+    return found.findings, missing
 
 
 def _write(content: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def _write(content: dict[str, Any]) -> None:
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
     """Raises CheckFailed if the server would listen beyond loopback without a key; `insecure`: warns instead."""
-    from specserve.checks.arms import is_open
+    from specserve.checks.rules.serving import is_open
 
     if profile.server.api_key_env or not is_open(profile):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -107,7 +108,7 @@ def tune(
     from specserve.errors import UsageError
     from specserve.measure.tune.plan import TuneRequest
 
-    asked = TuneRequest(
+    request = TuneRequest(
         profile=profile,
         workloads=tuple(workload or ()),
         concurrency=concurrency,
@@ -122,22 +123,22 @@ def tune(
     )
     as_json = format == "json"
     if estimate is not None:
-        _estimate(context, asked, accelerator=estimate, acceptance=acceptance, as_json=as_json)
+        _estimate(context, request, accelerator=estimate, acceptance=acceptance, as_json=as_json)
         return
     if acceptance is not None:
         raise UsageError(
             "`--acceptance` needs `--estimate`",
             hint="add `--estimate NAME`, or leave it out: a tune measures the acceptance itself",
         )
-    run(asked, output=output, dry_run=dry_run, write=write, as_json=as_json)
+    run(request, output=output, dry_run=dry_run, write=write, as_json=as_json)
 
 
 def _estimate(
-    context: typer.Context, asked: TuneRequest, *, accelerator: str, acceptance: str | None, as_json: bool
+    context: typer.Context, request: TuneRequest, *, accelerator: str, acceptance: str | None, as_json: bool
 ) -> None:
     from specserve.errors import UsageError
-    from specserve.measure.tune.estimated import estimate_request
-    from specserve.report.tuneplan import estimate_json, estimate_text
+    from specserve.measure.tune.estimate import estimate_request
+    from specserve.report.tuneestimate import estimate_document, estimate_json
 
     useless = given_besides(
         context, "profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format"
@@ -148,37 +149,38 @@ def _estimate(
             f"`--estimate` measures nothing, so it cannot be combined with {named}",
             hint=f"leave {'them' if len(useless) > 1 else 'it'} out, or measure without `--estimate`",
         )
-    name, found = estimate_request(asked, accelerator=accelerator, acceptance=acceptance)
-    out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=asked.profile))
+    found = estimate_request(request, accelerator=accelerator, acceptance=acceptance)
+    out(estimate_json(found) if as_json else estimate_document(found, file=request.profile).text(sys.stdout))
 
 
-def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
+def run(request: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
     """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
     from specserve.measure.run import Outlet
-    from specserve.measure.tune.prepare import placed
-    from specserve.measure.tune.session import refuse_unrunnable, run_tune, unconfirmed
+    from specserve.measure.tune.candidates import plan_tune
+    from specserve.measure.tune.earlier import find_run
+    from specserve.measure.tune.result import write_choice
+    from specserve.measure.tune.run import refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
-    from specserve.report.tune import as_json_text, text, tune_html
+    from specserve.report.page import html_page
+    from specserve.report.serializer import json_document
+    from specserve.report.tune import plan_content, plan_text, result_json, tune_document
 
     notices = StderrNotices()
-    refuse_unrunnable(asked, write=write)
-    ready, found = placed(asked, output=output, starts=not dry_run, notices=notices)
+    refuse_unrunnable(request, write=write)
+    plan = plan_tune(request, starts=not dry_run, notices=notices)
+    found = find_run(plan, output)
     if dry_run:
-        from specserve.report.tuneplan import plan_json, plan_text
-
-        out((plan_json if as_json else plan_text)(ready, found))
+        out(json_document(plan_content(plan, found)) if as_json else plan_text(plan, found))
         return
     outlet = Outlet(
         notices,
         BenchView,
-        lambda result: {"result.json": as_json_text(result), "report.html": tune_html(result)},
+        lambda result: {"result.json": result_json(result), "report.html": html_page(tune_document(result))},
     )
-    result, path, failure = run_tune(ready, found, output=output, outlet=outlet)
-    out(as_json_text(result) if as_json else text(result))
+    result, path, failure = run_tune(plan, found, output=output, outlet=outlet)
+    out(result_json(result) if as_json else tune_document(result).text(sys.stdout))
     say(f"raw data, logs, result.json and report.html: {path}")
     if failure is not None:
         raise unconfirmed(failure, write=write)
     if write:
-        from specserve.measure.tune.result import write_choice
-
-        say(write_choice(asked.profile, result, settings=asked.settings))
+        say(write_choice(request.profile, result, settings=request.settings))

@@ -1,16 +1,22 @@
-"""What a tune found, as text, a page and JSON."""
+"""What a tune found, as text, a page and JSON; what one would launch; and what an estimate says instead."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TextIO
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from specserve.measure.tune.result import Confirmed, Row, TuneResult
+from specserve.measure.tune.choose import Confirmed
+from specserve.measure.tune.earlier import EarlierRun
+from specserve.measure.tune.plan import TUNED, TunePlan, duration
+from specserve.measure.tune.predict import Row
+from specserve.measure.tune.result import TuneResult
+from specserve.measure.tune.schedule import ranges
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.numbers import NONE, moment, number, took, with_spread
+from specserve.report.console import clean
+from specserve.report.numbers import NONE, count, moment, number, took, with_spread
 from specserve.report.page import (
     Block,
     Card,
@@ -22,9 +28,8 @@ from specserve.report.page import (
     Paragraph,
     Section,
     Verbatim,
-    html_page,
 )
-from specserve.report.serializer import json_document, json_values, picked
+from specserve.report.serializer import json_document, json_values
 from specserve.report.table import Column, Table
 
 _MISS = 0.10
@@ -36,30 +41,34 @@ _LEGEND = (
 )
 
 
-def text(found: TuneResult, *, stream: TextIO | None = None) -> str:
-    """Returns the report for a person; coloured if `stream` (default stdout) is a terminal."""
-    return tune_document(found).text(stream or sys.stdout).rstrip()
-
-
-def tune_html(found: TuneResult) -> str:
-    """Returns the page."""
-    return html_page(tune_document(found))
+def result_json(found: TuneResult) -> str:
+    """Returns the result for scripts and for the run directory; every figure says if it was measured or predicted."""
+    confirmed = [{**json_values(each), "miss": round(each.miss, 4)} for each in found.confirmed]
+    content = {"kind": "tune", **json_values(found), "confirmed": confirmed}
+    return json_document(json_values(content, digits=6)) + "\n"
 
 
 def tune_document(found: TuneResult) -> Document:
     """Returns the whole report: the choice and its confirmation first, then every K at every load."""
     machine = found.host.get("accelerator", found.platform)
-    vllm = found.versions.get("vllm", "of unknown version")
+    launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
     lead = (
-        f"{machine}, vLLM {vllm}, model runner {found.runner.upper()}, {moment(found.created)}, "
-        f"{took(found.duration_s)}, {found.launches} {'launch' if found.launches == 1 else 'launches'}"
+        f"{machine}, vLLM {found.versions.get('vllm', 'of unknown version')}, model runner {found.runner.upper()}, "
+        f"{moment(found.created)}, {took(found.duration_s)}, {launches}"
     )
     blocks: list[Block] = [Paragraph(lead, is_muted=True), *_choice(found), *_confirmed(found)]
-    for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.rows):
-        blocks.append(_place(found, place))
+    for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.points):
+        blocks.append(_place(found, *place))
     blocks.append(Paragraph(_LEGEND, is_muted=True))
-    if found.causes:
-        blocks.append(_causes(found))
+    if found.causes_of is not None:
+        at = found.causes_of
+        where = f"{at.workload}, concurrency {at.concurrency}, K = {at.num_speculative_tokens}"
+        lines = []
+        for each in found.causes:
+            share = NONE if each.share is None else f"{each.share:.0%}"
+            advice = "" if share == "0%" else f"; what changes it: {each.moves}"
+            lines.append((share, f"{each.name}: {each.told}{advice}"))
+        blocks.append(Section(f"What limits the speedup ({where})", [Items(lines)]))
     left_out = [
         ("not measured", f"{each.name}: {each.left_out}") for each in found.candidates if each.left_out
     ]
@@ -78,90 +87,101 @@ def _choice(found: TuneResult) -> Iterator[Block]:
     yield Cards(
         [Card("Choice", str(choice.candidate), [f"by {found.objective}", f"predicted {choice.reason}"])]
     )
-    lines = [f"{name}: {json.dumps(speculation[name])}" for name in _SETTINGS if name in speculation]
-    yield Verbatim("\n".join(lines))
-    yield Items([line for load, k in sorted(choice.by_load.items()) for line in _chosen(found, load, k)])
+    yield Verbatim(
+        "\n".join(f"{key}: {json.dumps(speculation[key])}" for key in _SETTINGS if key in speculation)
+    )
+    by_load = sorted(choice.num_speculative_tokens_by_concurrency.items())
+    yield Items([line for load, tokens in by_load for line in _chosen(found, load, tokens)])
 
 
 def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, str]]:
     """What the choice gives at one load."""
     if not tokens:
-        mine = next((each for each in found.candidates if each.name == found.choice.candidate), None)
-        cost = (mine.zero_cost if mine else None) or 1.0
+        mine = next(each for each in found.candidates if each.name == found.choice.candidate)
+        cost = mine.zero_cost or 1.0
         yield f"concurrency {load}", f"K = 0: {cost:.2f}x of a server without speculation (its step measured)"
-    for row in found.rows:
-        if (row.candidate, row.concurrency, row.tokens) == (found.choice.candidate, load, tokens):
-            gain = f"predicted speedup {with_spread(row.speedup, unit='x')}"
+    for row in found.points:
+        if found.is_chosen(row) and row.concurrency == load:
+            gain = f"predicted speedup {with_spread(row.predicted.speedup, unit='x')}"
             if found.objective == "tpot":
-                gain = f"{row.tpot_ms:.1f} ms per token predicted, {row.plain_tpot_ms:.1f} without"
-            needed = "any length pays" if row.break_even <= 1 else f"pays from {row.break_even:.2f}"
-            if math.isinf(row.break_even):
+                gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
+            least = row.break_even_mean_acceptance_length
+            needed = "any length pays" if least <= 1 else f"pays from {least:.2f}"
+            if not math.isfinite(least):
                 needed = "no length pays"
-            length = f"{row.mean_length.value if row.mean_length else 0.0:.2f} tokens per step"
-            words = f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}"
-            yield f"concurrency {load}", words
+            length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
+            yield (
+                f"concurrency {load}",
+                f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}",
+            )
 
 
 def _confirmed(found: TuneResult) -> Iterator[Block]:
     if not found.confirmed:
         return
-    how = "turn by turn with" if found.is_interleaved else "after"
+    how = "turn by turn with" if found.confirmed_turn_by_turn else "after"
     caption = f"Confirmed on other prompts, {how} the server without speculation (measured, 95 % interval)"
-    head = (
+    names = ("concurrency", "speedup", "verdict", "predicted", "missed by", "within limits", "without")
+    head = [
         Column("workload", "name"),
-        Column("concurrency"),
-        Column("speedup"),
-        Column("verdict", "verdict"),
-    )
-    more = (Column("predicted"), Column("missed by"), Column("within limits"), Column("without"))
+        *(Column(name, "verdict" if name == "verdict" else "number") for name in names),
+    ]
     rows = [_confirmation(each, found) for each in found.confirmed]
-    blocks: list[Block] = [Table((*head, *more), rows)]
-    missed = [each for each in found.confirmed if abs(each.miss) > _MISS]
+    blocks: list[Block] = [Table(head, rows)]
+    missed = sum(abs(each.miss) > _MISS for each in found.confirmed)
     if missed:
-        words = f"the model missed {len(missed)} of {len(rows)} points by more than {_MISS:.0%}: "
-        words += "trust what was measured"
+        words = f"the model missed {missed} of {len(rows)} points by more than {_MISS:.0%}: trust what was measured"
         blocks.append(Items([("warning", words)]))
     yield Section(caption, blocks)
 
 
 def _confirmation(each: Confirmed, found: TuneResult) -> tuple[str, ...]:
     item = each.comparison
-    within = (each.within_limits, each.plain_within_limits)
     return (
         found.place(item.point, lead="T = "),
-        str(item.point.concurrency or 0),
+        str(item.point.concurrency),
         with_spread(item.speedup, unit="x") if item.speedup else "not measured",
         str(item.verdict),
         f"{each.predicted_speedup:.2f}x",
         f"{each.miss:+.0%}" if item.speedup else NONE,
-        *(NONE if share is None else f"{share:.0%}" for share in within),
+        _share(each.within_limits),
+        _share(each.plain_within_limits),
     )
 
 
-def _place(found: TuneResult, place: tuple[str, str, float]) -> Section:
+def _share(value: float | None) -> str:
+    return NONE if value is None else f"{value:.0%}"
+
+
+def _place(found: TuneResult, candidate: str, workload: str, temperature: float) -> Section:
     """One candidate on one workload and temperature: throughput and latency by K and load, and its charts."""
-    candidate, workload, temperature = place
-    rows = [row for row in found.rows if (row.candidate, row.workload, row.temperature) == place]
-    zero = [row for row in found.plain_rows if (row.workload, row.temperature) == (workload, temperature)]
+    there = [
+        row
+        for row in (*found.plain_points, *found.points)
+        if (row.workload, row.temperature) == (workload, temperature) and row.candidate in ("", candidate)
+    ]
+    rows = [row for row in there if row.num_speculative_tokens]
     loads = sorted({row.concurrency for row in rows})
-    grids = [_grid(found, [*zero, *rows], loads, unit) for unit in ("output tokens/s", "ms per token")]
-    pictures = [_speedups(rows, loads), *_positions(found, place), *_misses(rows)]
-    details = Details("Every K at every load", [_details(found, [*zero, *rows])])
-    title = f"{candidate}: {workload}, temperature {temperature:g}"
-    return Section(title, [Charts(pictures), *grids, details])
+    positions = found.per_position_acceptance.get(f"{candidate}/{workload}/{temperature:g}", ())
+    return Section(
+        f"{candidate}: {workload}, temperature {temperature:g}",
+        [
+            Charts(list(_pictures(rows, loads, positions))),
+            *(_grid(found, there, loads, unit) for unit in ("output tokens/s", "ms per token")),
+            Details("Every K at every load", [_details(found, there)]),
+        ],
+    )
 
 
 def _grid(found: TuneResult, rows: Sequence[Row], loads: Sequence[int], unit: str) -> Table:
     """One figure by K and load."""
-    by_place = {(row.tokens, row.concurrency): row for row in rows}
-    lengths = {
-        row.tokens: f"{row.mean_length.value:.2f}" if row.mean_length else "unknown" for row in reversed(rows)
-    }
+    by_place = {(row.num_speculative_tokens, row.concurrency): row for row in rows}
     head = (Column("K"), Column("tokens per step"), *(Column(str(load)) for load in loads))
     shown = []
-    for k in range(max(row.tokens for row in rows) + 1):
-        cells = [_cell(by_place.get((k, load)), found, unit) for load in loads]
-        shown.append((str(k), lengths.get(k, NONE) if k else "1.00", *cells))
+    for tokens in range(max(row.num_speculative_tokens for row in rows) + 1):
+        here = [by_place.get((tokens, load)) for load in loads]
+        length = next((f"{row.mean_acceptance_length.value:.2f}" for row in here if row), NONE)
+        shown.append((str(tokens), length, *(_cell(row, found, unit) for row in here)))
     return Table(head, shown, f"{unit} by concurrency", keys=1)
 
 
@@ -169,16 +189,14 @@ def _cell(row: Row | None, found: TuneResult, unit: str) -> str:
     """The figure, whether it was measured, and a star if it was chosen."""
     if row is None:
         return NONE
-    is_rate = unit == "output tokens/s"
-    star = "*" if found.is_chosen(row) else ""
-    value, measured = row.tokens_per_s, row.measured_tokens_per_s
-    within = ""
-    if not is_rate:
-        value, measured = row.tpot_ms, row.measured_tpot_ms
-        within = f" ({row.within_limits:.0%})" if row.within_limits is not None else ""
-    if row.tokens and measured is not None:
+    star, within = "*" if found.is_chosen(row) else "", ""
+    value, measured = row.predicted.output_tokens_per_s, row.measured.output_tokens_per_s
+    if unit == "ms per token":
+        value, measured = row.predicted.tpot_ms, row.measured.tpot_ms
+        within = f" ({row.predicted.within_limits:.0%})" if row.predicted.within_limits is not None else ""
+    if row.num_speculative_tokens and measured is not None:
         return f"{star}{value:.0f}~{measured:.1f} m{within}"
-    return f"{star}{value:.1f} {'p' if row.tokens else 'm'}{within}"
+    return f"{star}{value:.1f} {'p' if row.num_speculative_tokens else 'm'}{within}"
 
 
 def _details(found: TuneResult, rows: Sequence[Row]) -> Table:
@@ -187,114 +205,120 @@ def _details(found: TuneResult, rows: Sequence[Row]) -> Table:
             "within limits")  # fmt: skip
     shown = [
         (
-            str(row.concurrency), str(row.tokens), "yes" if found.is_chosen(row) else "",
-            number(row.mean_length.value) if row.mean_length else "unknown", number(row.break_even),
-            number(row.step_ms), with_spread(row.speedup, unit="x"), number(row.tokens_per_s),
-            number(row.measured_tokens_per_s), number(row.tpot_ms), number(row.measured_tpot_ms),
-            NONE if row.within_limits is None else f"{row.within_limits:.0%}",
+            str(row.concurrency), str(row.num_speculative_tokens), "yes" if found.is_chosen(row) else "",
+            number(row.mean_acceptance_length.value), number(row.break_even_mean_acceptance_length),
+            number(row.step_ms), with_spread(row.predicted.speedup, unit="x"),
+            number(row.predicted.output_tokens_per_s), number(row.measured.output_tokens_per_s),
+            number(row.predicted.tpot_ms), number(row.measured.tpot_ms), _share(row.predicted.within_limits),
         )
-        for row in sorted(rows, key=lambda each: (each.concurrency, each.tokens))
+        for row in sorted(rows, key=lambda each: (each.concurrency, each.num_speculative_tokens))
     ]  # fmt: skip
     return Table([Column(name) for name in head], shown, keys=2)
 
 
-def _speedups(rows: Sequence[Row], loads: Sequence[int]) -> Chart:
-    by_place = {(row.concurrency, row.tokens): row.speedup for row in rows}
-    tokens = sorted({row.tokens for row in rows})
+def _pictures(rows: Sequence[Row], loads: Sequence[int], positions: Sequence[float]) -> Iterator[Chart]:
+    """Speedup by K, acceptance by position, and predicted beside measured rates, if they are known."""
+    by_place = {(row.concurrency, row.num_speculative_tokens): row.predicted.speedup for row in rows}
+    tokens = sorted({row.num_speculative_tokens for row in rows})
 
     def value(load: int, k: int) -> Value | None:
         known = by_place.get((load, k))
         return clean_value(known.value, known.low, known.high) if known else None
 
-    series = [
+    lines = [
         Series(f"concurrency {at}", other_colour(index), tuple(value(at, k) for k in tokens))
         for index, at in enumerate(loads)
     ]
-    return Chart(
-        "lines", "Speedup by K", "predicted, over no speculation", "K", list(map(str, tokens)), series, 1.0
-    )
-
-
-def _positions(found: TuneResult, place: tuple[str, str, float]) -> Iterator[Chart]:
-    candidate, workload, temperature = place
-    rates = found.per_position.get(f"{candidate}/{workload}/{temperature:g}")
-    if rates:
-        groups = [str(at) for at in range(1, len(rates) + 1)]
-        series = Series("accepted", 1, tuple(map(clean_value, rates)))
-        yield Chart(
-            "bars", "Acceptance by position", "measured, share of steps", "position", groups, [series]
-        )
-
-
-def _misses(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Predicted beside measured, if both are known."""
-    both = [(row, row.measured_tokens_per_s) for row in rows if row.measured_tokens_per_s is not None]
+    caption = "predicted, over no speculation"
+    yield Chart("lines", "Speedup by K", caption, "K", list(map(str, tokens)), lines, 1.0)
+    if positions:
+        groups = [str(at) for at in range(1, len(positions) + 1)]
+        bars = [Series("accepted", 1, tuple(map(clean_value, positions)))]
+        yield Chart("bars", "Acceptance by position", "measured, share of steps", "position", groups, bars)
+    both = [(row, row.measured.output_tokens_per_s) for row in rows if row.measured.output_tokens_per_s]
     if both:
-        groups = [f"{row.tokens}, {row.concurrency}" for row, _ in both]
-        series = [
-            Series("predicted", 1, tuple(clean_value(row.tokens_per_s) for row, _ in both)),
+        groups = [f"{row.num_speculative_tokens}, {row.concurrency}" for row, _ in both]
+        bars = [
+            Series("predicted", 1, tuple(clean_value(row.predicted.output_tokens_per_s) for row, _ in both)),
             Series("measured", 0, tuple(clean_value(measured) for _, measured in both)),
         ]
         unit = "output tokens/s: left predicted, right measured"
-        yield Chart("bars", "Predicted and measured", unit, "K, concurrency", groups, series)
+        yield Chart("bars", "Predicted and measured", unit, "K, concurrency", groups, bars)
 
 
-def _causes(found: TuneResult) -> Section:
-    row = found.caused
-    where = f" ({row.workload}, concurrency {row.concurrency}, K = {row.tokens})" if row is not None else ""
-    lines = [
-        (
-            NONE if cause.share is None else f"{cause.share:.0%}",
-            f"{cause.name}: {cause.told}; what changes it: {cause.moves}",
-        )
-        for cause in found.causes
-    ]
-    return Section(f"What limits the speedup{where}", [Items(lines)])
-
-
-def as_json_text(found: TuneResult) -> str:
-    """Returns the result for scripts and for the run directory; every figure says if it was measured or predicted."""
-    choice = found.choice
-    content = {
-        "kind": "tune",
-        **picked(found, "name", "fingerprint", "created"),
-        "duration_s": round(found.duration_s, 1),
-        **picked(found, "versions", "host", "runner", "platform", "objective", "launches"),
-        "choice": {
-            **picked(choice, "speculates", "reason", "candidate", "speculation"),
-            "num_speculative_tokens_by_concurrency": dict(sorted(choice.by_load.items())),
-            "num_speculative_tokens_per_batch_size": choice.schedule,
-        },
-        "candidates": found.candidates,
-        "baseline": [
-            {"point": place, "concurrency": load, "output_tokens_per_s": round(rate, 3), "basis": "measured"}
-            for place, by_load in found.baseline.items()
-            for load, rate in sorted(by_load.items())
-        ],
-        "points": list(map(_point, found.rows)),
-        "plain_points": list(map(_point, found.plain_rows)),
-        "confirmed": [{**json_values(each), "miss": each.miss} for each in found.confirmed],
-        "confirmed_turn_by_turn": found.is_interleaved,
-        "causes_of": _point(found.caused) if found.caused else None,
-        "causes": found.causes,
-        "per_position_acceptance": found.per_position,
-        "notes": found.notes,
-    }
-    return json_document(json_values(content, digits=6)) + "\n"
-
-
-def _point(row: Row) -> Mapping[str, Any]:
+def plan_content(plan: TunePlan, found: EarlierRun | None = None) -> dict[str, Any]:
+    """Returns what would be launched and sent, as JSON has it. `found`: the run of the same command."""
+    budget, left_out = plan.budget, [(each.name, each.left_out) for each in plan.left_out]
+    left_out += [("the confirmation" if name == TUNED else name, why) for name, why in budget.left_out]
+    run = None
+    if found is not None:
+        is_complete = found.answers(plan.request)
+        run = {"path": str(found.path), "begun": found.begun, "is_complete": is_complete}
     return {
-        **picked(row, "candidate", "workload", "temperature", "concurrency"),
-        "num_speculative_tokens": row.tokens,
-        "mean_acceptance_length": row.mean_length,
-        "mean_acceptance_length_basis": row.length_basis,
-        "break_even_mean_acceptance_length": row.break_even,
-        **picked(row, "step_ms", "step_basis"),
-        "predicted": {
-            **picked(row, "tpot_ms", "plain_tpot_ms"),
-            "output_tokens_per_s": row.tokens_per_s,
-            **picked(row, "speedup", "within_limits", "plain_within_limits"),
-        },
-        "measured": {"output_tokens_per_s": row.measured_tokens_per_s, "tpot_ms": row.measured_tpot_ms},
+        "kind": "tune-plan",
+        "launches": list(_launches(plan)),
+        "seconds_guessed": round(budget.seconds),
+        "share_of_prompts": budget.share,
+        "fits": budget.fits,
+        "exceeded": budget.exceeded,
+        "platform": plan.platform,
+        "other_hardware": plan.other_hardware,
+        "workloads": plan.workloads,
+        "temperatures": plan.temperatures,
+        "concurrency": plan.loads,
+        "concurrency_between": plan.extra_loads(plan.baseline),
+        "confirms": plan.confirms,
+        "objective": plan.objective,
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out],
+        "run": run,
     }
+
+
+def _launches(plan: TunePlan) -> Iterator[dict[str, Any]]:
+    """Name, command and purpose of each."""
+    candidates = {launch.name: each for each in plan.candidates for launch in each.launches}
+    for launch in plan.launches:
+        if launch.name not in plan.budget.kept or launch.arm.plan is None:
+            continue
+        if launch is plan.baseline:
+            between = ", ".join(map(str, plan.extra_loads(launch)))
+            why = "the same server without speculation"
+            why += f"; its steps are also timed at concurrency {between}" if between else ""
+        elif launch.tokens_by_load:
+            why = f"K by batch size in one launch: {json.dumps(ranges(launch.tokens_by_load))}"
+        else:
+            why = f"K = {launch.most_tokens} at every load ({candidates[launch.name].ladder_obstacle})"
+        yield {"name": launch.name, "argv": launch.arm.plan.argv, "why": why}
+    if plan.confirms:
+        beside = "turn by turn with the baseline" if plan.room.at_once >= 2 else "after the others"
+        yield {"name": TUNED, "argv": [], "why": f"what is chosen, on other prompts, {beside}"}
+
+
+def plan_text(plan: TunePlan, found: EarlierRun | None = None) -> str:
+    """Returns the same for a person."""
+    content = plan_content(plan, found)
+    seconds = duration(content["seconds_guessed"])
+    lines = [f"Would launch {count(len(content['launches']), 'server')}, about {seconds} (a guess):"]
+    for each in content["launches"]:
+        lines.append(f"  {clean(each['name']):<24} {each['why']}")
+        lines += [f"    {clean(shlex.join(each['argv']))}"] if each["argv"] else []
+    lines.append(
+        f"Sends {', '.join(plan.workloads)} at temperature {', '.join(f'{t:g}' for t in plan.temperatures)}, "
+        f"concurrency {', '.join(map(str, plan.loads))}: {plan.prompts} prompts each to choose by"
+        + (", the others to confirm" if plan.confirms else "")
+    )
+    if plan.other_hardware is not None:
+        lines.append(
+            f"Planned for this machine ({plan.platform}); the profile names {clean(plan.other_hardware)}: "
+            "measure there, or use `--estimate`"
+        )
+    lines += [f"Not measured: {clean(each['name'])}: {clean(each['reason'])}" for each in content["left_out"]]
+    if plan.budget.exceeded:
+        lines.append(f"That is more than {plan.budget.exceeded}.")
+    if found is not None and found.answers(plan.request):
+        same = "the same command shows that run, and launches nothing"
+        lines.append(f"Measured on {found.begun} already: {same}: {clean(str(found.path))}")
+    elif found is not None:
+        same = "the same command resumes that run, and measures what is missing"
+        lines.append(f"Begun on {found.begun}: {same}: {clean(str(found.path))}")
+    return "\n".join(lines)

@@ -10,12 +10,12 @@ import pytest
 
 from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rule import Context
-from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import Installed
 from tests.checks.checkpoints import checkpoint
+from tests.checks.judging import judged
 from tests.checks.surroundings import read
 
 Load = Callable[[str], Profile]

@@ -202,12 +202,6 @@ def test_a_draft_that_names_a_mask_drafts_all_at_once(profile: Load, key: str) -
     assert codes(profile(text), {**models, "org/d": facts(LLAMA)}) == ["SD241"]
 
 
-@pytest.mark.parametrize(("model_type", "hits"), [("deepseek_v4", 0), ("llama", 1)])
-def test_dspark_without_a_head_needs_stages_in_the_target(profile: Load, model_type: str, hits: int) -> None:
-    loaded = profile("target: {model: org/t}\nspeculation: {method: dspark, num_speculative_tokens: 5}")
-    assert codes(loaded, {"org/t": facts({"model_type": model_type})}) == ["SD243"] * hits
-
-
 @pytest.mark.parametrize(
     ("versions", "name", "k", "hits"),
     [

@@ -11,12 +11,12 @@ import pytest
 
 from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rules.memory import needed_at_once
-from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
+from tests.checks.judging import judged
 from tests.memory.test_stateblocks import HYBRID
 
 Load = Callable[[str], Profile]
@@ -163,8 +163,9 @@ def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Loa
 def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load) -> None:
     machine = assume("1xH200-141GB")
     asked = profile("target: {model: org/target}\nengine: {kv_cache_memory_bytes: 2G}")
-    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory
-    assert memory is not None
+    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory[
+        "target"
+    ]
     needed = needed_at_once(memory, machine)
     assert needed.low == needed.high == memory.per_gpu_bytes.target_weights + 2 * 2**30
 
@@ -172,8 +173,8 @@ def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load
 def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
     wanted = CheckOptions(offline=True, here=False, machine=assume("1xH200-141GB"))
     asked = profile_of(profile, length=999_999)
-    memory = gather(asked, wanted=wanted, read=read).context.memory
-    assert memory is not None and memory.largest_max_model_len.high == 131072
+    memory = gather(asked, wanted=wanted, read=read).context.memory["target"]
+    assert memory.largest_max_model_len.high == 131072
     lengths = [knob.value for knob in memory.knobs if knob.path == "target.max_model_len"]
     assert all(isinstance(length, int) and length <= 131072 for length in lengths)
 

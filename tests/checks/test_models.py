@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.arms import heads, kv_heads, text_config
+from specserve.checks.config import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
@@ -55,24 +55,6 @@ def test_heads_and_the_vocabulary_divide_or_kv_heads_repeat(
 ) -> None:
     loaded = profile(f"target: {{model: org/t, tensor_parallel_size: {size}}}")
     assert codes(loaded, {"org/t": facts(config)}) == ["SD222"] * hits
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "parts", "message"),
-    [
-        (24, 4, 8, 2, None),
-        (12, 3, 12, 3, "4 query heads share a KV head: the context cannot be cut into 3 parts"),
-        (24, 4, 4, 2, "each KV head is on 1 rank: the context cannot be cut into 2 parts"),
-    ],
-)
-def test_a_context_is_cut_over_ranks_that_repeat_a_head(
-    profile: Load, heads: int, kv_heads: int, size: int, parts: int, message: str | None
-) -> None:
-    target = f"target: {{model: org/t, tensor_parallel_size: {size}}}"
-    loaded = profile(f"{target}\nengine: {{decode_context_parallel_size: {parts}}}")
-    config = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    found = findings(loaded, {"org/t": facts(config)})
-    assert [item.message for item in found] == ([message] if message else [])
 
 
 def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None:

@@ -79,7 +79,7 @@ def test_a_dry_run_is_shown_though_there_is_no_room_for_it(
     def full(*_: object, **__: object) -> None:
         raise LaunchError("the CPU has no room")
 
-    monkeypatch.setattr("specserve.serve.detached.room.room_beside", full)
+    monkeypatch.setattr("specserve.serve.detached.launch.room_beside", full)
     text = told([str(profile), "--dry-run"], capsys)
     assert "on this machine it would not start: the CPU has no room" in text
 

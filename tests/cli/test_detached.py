@@ -26,9 +26,9 @@ from specserve.profile.load import load_profile
 from specserve.report.findings import StderrNotices
 from specserve.serve import events
 from specserve.serve.detached import registry
+from specserve.serve.detached.launch import DeviceRoom, room_beside
 from specserve.serve.detached.processes import stop_marked
 from specserve.serve.detached.registry import LaunchedArm, arm_of, default_name, find_server
-from specserve.serve.detached.room import DeviceRoom, room_beside
 from specserve.serve.health import is_healthy
 from specserve.serve.signals import StopRequest
 

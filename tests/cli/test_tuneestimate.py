@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run
 from specserve.errors import UsageError
-from specserve.measure.tune.estimated import chance_of
-from specserve.measure.tune.walk import geometric
+from specserve.measure.tune.estimate import read_acceptance
+from specserve.measure.tune.roofline import geometric
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
@@ -51,8 +51,8 @@ def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, pr
     done = specserve("tune", profile, *H100, "--acceptance", "0.7")
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
-    assert told.startswith("Estimated, nothing was measured: p (draft_model) on 1x H100-80GB,\n")
-    assert "chance 0.7 of each draft token, given the one before" in told
+    assert told.startswith("Estimate of p\n\nEstimated, nothing was measured: draft_model on 1x H100-80GB,")
+    assert "chance 0.7 of each draft token, given the one before" in " ".join(told.split())
     assert "\nMemory: fits" in told
     assert "\nBasis\n" in told and "3,350 GB/s" in told
     assert all(len(line) <= 80 for line in told.splitlines())
@@ -157,14 +157,14 @@ def test_an_option_that_would_do_nothing_is_refused_by_name(
 @given(st.floats(0.0, 1.0), st.integers(1, 64))
 def test_the_chance_of_a_length_gives_that_length(alpha: float, tokens: int) -> None:
     length = geometric(alpha, tokens=tokens)
-    found = chance_of(f"{length!r}@{tokens}")
-    assert (found.length, found.tokens) == (length, tokens)
-    assert geometric(found.value, tokens=tokens) == pytest.approx(length)
+    found = read_acceptance(f"{length!r}@{tokens}")
+    assert (found.mean_acceptance_length, found.mean_acceptance_length_at) == (length, tokens)
+    assert geometric(found.acceptance, tokens=tokens) == pytest.approx(length)
 
 
 @given(st.floats(0.0, 1.0))
 def test_a_chance_is_taken_as_it_is(alpha: float) -> None:
-    assert chance_of(repr(alpha)).value == alpha
+    assert read_acceptance(repr(alpha)).acceptance == alpha
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_a_chance_is_taken_as_it_is(alpha: float) -> None:
 )  # fmt: skip
 def test_what_is_neither_a_chance_nor_a_length_is_refused(text: str, way_out: str) -> None:
     with pytest.raises(UsageError) as error:
-        chance_of(text)
+        read_acceptance(text)
     assert way_out in (error.value.hint or "")
 
 
 def test_a_rate_with_its_k_is_told_as_the_length_that_it_is() -> None:
     with pytest.raises(UsageError, match="produces 1 to 5 tokens") as error:
-        chance_of("0.65@4")
+        read_acceptance("0.65@4")
     assert "`--acceptance 3.6@4`" in (error.value.hint or "")

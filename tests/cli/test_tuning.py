@@ -12,14 +12,12 @@ import pytest
 
 from specserve.cli.tune import run
 from specserve.errors import Interrupted, LaunchError, UsageError
-from specserve.measure.bench.arms import Fit
-from specserve.measure.tune import candidates
-from specserve.measure.tune.plan import BASELINE, TUNED, TuneRequest, Wish, fitted
-from specserve.measure.tune.prepare import Found, Prepared, asked_json
-from specserve.profile.load import load_profile
+from specserve.measure.bench.rundir import create
+from specserve.measure.tune.earlier import EarlierRun
+from specserve.measure.tune.plan import BASELINE, TUNED, TunePlan, TuneRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from tune_world import World, arm, stand_in, wanted
+from tune_world import World, arm, plan_of, stand_in
 
 PROFILE = """\
 target: {model: big}
@@ -29,7 +27,7 @@ speculation: {method: draft_model, model: small, num_speculative_tokens: 8}
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(candidates, "tuned", lambda *_, name, **__: arm(name))
+    monkeypatch.setattr("specserve.measure.tune.run.chosen_arm", lambda *_, **__: arm(TUNED))
     return stand_in(monkeypatch)
 
 
@@ -52,15 +50,19 @@ class Command:
         self.asked, self.folder = asked, folder
         self._monkeypatch = monkeypatch
 
-    def __call__(self, wish: Wish | None = None, *, write: bool = False, **asked: Any) -> None:
-        now = replace(self.asked, **asked)
-        wish = wish or wanted()
-        kept = fitted(replace(wish, budget_s=None), confirms=now.confirm)
-        ready = Prepared(now, load_profile(now.profile), wish, Fit(2, "", ()), kept)
-        there = Found(self.folder, self.content) if self.folder.exists() else None
-        self._monkeypatch.setattr("specserve.measure.tune.prepare.placed", lambda *_, **__: (ready, there))
-        output = str(self.folder)
-        run(now, output=output, dry_run=False, write=write, as_json=True)
+    def __call__(self, plan: TunePlan | None = None, *, write: bool = False, **asked: Any) -> None:
+        plan = replace(plan or plan_of(), request=replace(self.asked, **asked))
+        there = EarlierRun(self.folder, self.content) if self.folder.exists() else None
+        self._monkeypatch.setattr("specserve.measure.tune.candidates.plan_tune", lambda *_, **__: plan)
+        self._monkeypatch.setattr("specserve.measure.tune.earlier.find_run", lambda *_: there)
+        run(plan.request, output=str(self.folder), dry_run=False, write=write, as_json=True)
+
+    def late(self, *names: str) -> None:
+        """Run with a budget that is used up before the first prompt, though its plan fitted."""
+        began = create(self.folder, {"kind": "tune", "created": "2026-11-24", "spent_s": 1e9})
+        with began:
+            pass
+        self(plan_of(*names, between=(3, 4), budget_s=3600.0), budget="1h")
 
     @property
     def content(self) -> dict[str, Any]:
@@ -73,32 +75,22 @@ class Command:
         return found
 
 
-def late() -> Wish:
-    """A budget that is used up before the first prompt."""
-    return replace(wanted(), budget_s=0.0, between=(3, 4))
-
-
-def others(wish: Wish, *names: str) -> Wish:
-    own = wish.candidates[0]
-    more = (replace(own, name=name, arm=arm(name), is_own=False) for name in names)
-    return replace(wish, candidates=(own, *more))
-
-
 def test_a_complete_run_is_told_again_word_for_word_and_nothing_is_started(
     world: World, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.broken = {"ngram"}
-    command(others(late(), "ngram"), budget="10s")
+    command.late("draft_model", "ngram")
     before, run = command.result, command.content
     first = capsys.readouterr()
     assert "already" not in first.err
+    assert "the budget of 1h was used up after" in first.err
     assert before["launches"] == 3
     assert any("before the choice could be confirmed" in note for note in before["notes"])
     assert any("as few as 50% of a workload's prompts" in note for note in before["notes"])
     assert [each["left_out"] for each in before["candidates"] if each["name"] == "ngram"] == ["out of memory"]
     world.started.clear()
     for _ in range(2):
-        command(others(late(), "ngram"), budget="10s")
+        command(plan_of("draft_model", "ngram", between=(3, 4), budget_s=3600.0), budget="1h")
         again = capsys.readouterr()
         assert "; use `-o` with another folder to measure again" in again.err
         assert again.out == first.out
@@ -110,12 +102,12 @@ def test_a_complete_run_is_told_again_word_for_word_and_nothing_is_started(
 def test_a_complete_run_that_is_given_more_time_measures_what_is_missing(
     world: World, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command(late(), budget="10s")
+    command.late()
     assert not command.result["confirmed"]
     sent = world.sent
-    command(replace(late(), budget_s=3600.0), budget="1h")
+    command(plan_of(between=(3, 4), budget_s=2e9), budget="100d")
     assert "; use `-o` with another folder to start over" in capsys.readouterr().err
-    assert len(command.result["confirmed"]) == len(wanted().points())
+    assert len(command.result["confirmed"]) == len(plan_of().points)
     assert world.sent > sent
     assert any("as few as 50%" in note for note in command.result["notes"])
 
@@ -176,22 +168,12 @@ def test_what_is_interrupted_is_gone_on_with_by_the_same_command(
     world.interrupt_after = None
     command()
     assert "; use `-o` with another folder to start over" in capsys.readouterr().err
-    assert command.content["asked"] == asked_json(command.asked)
+    assert command.content["asked"] == command.asked.json
 
 
 def test_what_does_not_fit_is_refused_with_the_least_there_is(world: World, command: Command) -> None:
-    wish = replace(wanted(), budget_s=60.0)
-    ready = Prepared(command.asked, load_profile(command.asked.profile), wish, Fit(2, "", ()), fitted(wish))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specserve.measure.tune.prepare.placed", lambda *_, **__: (ready, None))
-        with pytest.raises(UsageError, match=r"more than `--budget 1m`: .* is the least"):
-            run(
-                command.asked,
-                output=None,
-                dry_run=False,
-                write=False,
-                as_json=False,
-            )
+    with pytest.raises(UsageError, match=r"more than `--budget 1m`: .* is the least"):
+        command(plan_of(budget_s=60.0), budget="1m")
     assert world.started == []
 
 
@@ -199,13 +181,13 @@ def test_where_the_profiles_own_way_does_not_start_another_may_be_chosen(
     world: World, command: Command
 ) -> None:
     world.broken = {"draft_model"}
-    command(others(wanted(), "ngram"))
+    command(plan_of("draft_model", "ngram"))
     told = {each["name"]: each["left_out"] for each in command.result["candidates"]}
     assert told == {"ngram": None, "draft_model": "out of memory"}
     assert command.result["choice"]["candidate"] == "ngram"
 
 
 def test_a_confirmation_that_is_left_out_is_called_so(world: World, command: Command) -> None:
-    command(replace(wanted(), budget_s=None), confirm=False)
+    command(confirm=False)
     assert not command.result["confirmed"]
     assert world.started == [BASELINE, "draft_model"]

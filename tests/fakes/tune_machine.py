@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.tune.observe import observed
-from specserve.measure.tune.plan import BASELINE, Candidate, Wish, cells
+from specserve.measure.tune.plan import BASELINE, Candidate, Launch, TunePlan, TuneRequest
 from specserve.measure.workloads.workload import Prompt
 
 _BEHIND = 16
@@ -110,19 +110,34 @@ def _request(each: _Running, now_s: float) -> Request:
     )  # fmt: skip
 
 
-def wish(
+def tune_plan(
     *,
     loads: Sequence[int] = (1, 2, 4, 8),
     rungs: Mapping[int, int],
     most_tokens: int = 8,
     workloads: Sequence[str] = ("code",),
-) -> Wish:
+    between: Sequence[int] = (),
+    **changes: Any,
+) -> TunePlan:
     """A tune of one candidate."""
-    own = Candidate("draft_model", Arm("draft_model"), KEYS, most_tokens, rungs, is_own=True)
-    return Wish(
-        "p", "f" * 64, Arm(BASELINE, is_baseline=True), (own,), (), tuple(workloads), (0.0,), tuple(loads),
-        "throughput", "v1", "cpu",
+    launch = Launch(Arm("draft_model"), most_tokens, rungs)
+    own = Candidate("draft_model", KEYS, is_own=True, launches=(launch,))
+    baseline = Launch(Arm(BASELINE, is_baseline=True), 0, dict.fromkeys(between, 0))
+    return TunePlan(
+        TuneRequest("p.yaml"), "p", "f" * 64, baseline, (own,), tuple(workloads), (0.0,), tuple(loads),
+        "throughput", "v1", "cpu", **changes,
     )  # fmt: skip
+
+
+def blocks(
+    plan: TunePlan, launch: Launch, chosen: Mapping[str, Sequence[Prompt]], *, share: float = 1.0
+) -> list[Block]:
+    """What a launch is sent."""
+    is_plain = launch is plan.baseline
+    return [
+        plan.block(number, point, chosen[point.workload], is_plain=is_plain, share=share)
+        for number, point in plan.passes(launch)
+    ]
 
 
 def prompts(count: int, *, tokens: int = 64, name: str = "p") -> tuple[Prompt, ...]:
@@ -130,29 +145,30 @@ def prompts(count: int, *, tokens: int = 64, name: str = "p") -> tuple[Prompt, .
     return tuple(Prompt(f"{name}-{index}", tokens, text=f"{name} {index}") for index in range(count))
 
 
-def measured(machine: Machine, wanted: Wish, chosen: Mapping[str, Sequence[Prompt]]) -> list[Pass]:
-    """The passes of both launches of a tune."""
-    own = wanted.candidates[0]
-    found = [
-        machine.run(cell.block, arm=BASELINE, launch=0, tokens_at=lambda _: 0, speculates=False)
-        for cell in cells(wanted, chosen, candidate=None)
+def measured(machine: Machine, plan: TunePlan, chosen: Mapping[str, Sequence[Prompt]]) -> list[Pass]:
+    """The passes of all launches of a tune."""
+    return [
+        machine.run(
+            block,
+            arm=launch.name,
+            launch=number,
+            tokens_at=launch.tokens_at,
+            speculates=launch is not plan.baseline,
+        )
+        for number, launch in enumerate(plan.launches)
+        for block in blocks(plan, launch, chosen)
     ]
-    found += [
-        machine.run(cell.block, arm=own.name, launch=1, tokens_at=own.tokens_at, speculates=True)
-        for cell in cells(wanted, chosen, candidate=own)
-    ]
-    return found
 
 
 def swept(
-    machine: Machine, wanted: Wish, chosen: Mapping[str, Sequence[Prompt]]
+    machine: Machine, plan: TunePlan, chosen: Mapping[str, Sequence[Prompt]]
 ) -> dict[int, dict[int, float]]:
     """Output tokens/s by load and K, each K a server of its own: what a tune is to find with less."""
     found: dict[int, dict[int, float]] = {}
-    for cell in cells(wanted, chosen, candidate=None):
-        for tokens in range(wanted.candidates[0].most_tokens + 1):
+    for block in blocks(plan, plan.baseline, chosen):
+        for tokens in range(plan.candidates[0].most_tokens + 1):
             always = partial(_always, tokens)
-            done = machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
+            done = machine.run(block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
             seen = observed([done], tokens=tokens)
             assert seen is not None
             found.setdefault(seen.concurrency, {})[tokens] = seen.tokens_per_s

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tune_machine import Machine, prompts, texts, wish
+from tune_machine import Machine, prompts, texts, tune_plan
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import run as subject
-from specserve.measure.bench.arms import Arm, HostLoad
+from specserve.measure.bench.arms import Arm, Fit, HostLoad
 from specserve.measure.bench.traffic import Abilities
 from specserve.measure.tune.observe import StepModel
-from specserve.measure.tune.plan import BASELINE, Wish
+from specserve.measure.tune.plan import BASELINE, Candidate, TunePlan
 from specserve.measure.workloads.workload import Workload
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.signals import StopRequest
@@ -52,11 +52,25 @@ def arm(name: str) -> Arm:
     return Arm(name, PLAN, is_baseline=name == BASELINE)
 
 
-def wanted() -> Wish:
-    """A tune of one candidate at two loads, and a few between."""
-    one = wish(loads=(1, 2), rungs=RUNGS, most_tokens=4)
-    own = replace(one.candidates[0], arm=arm("draft_model"))
-    return replace(one, baseline=arm(BASELINE), candidates=(own,), prompts=4)
+def plan_of(*names: str, between: Sequence[int] = (), at_once: int = 2, **changes: Any) -> TunePlan:
+    """A tune of the profile's own candidate and others at two loads, and a few between.
+
+    Of a name such as `big+2` the candidate has a second launch, `big-k2`.
+    """
+    one = tune_plan(
+        loads=(1, 2), rungs=RUNGS, most_tokens=4, between=between, prompts=4, room=Fit(at_once, "")
+    )
+    own = one.candidates[0]
+    candidates = [_candidate(own, name) for name in (names or ("draft_model",))]
+    one = replace(one, baseline=replace(one.baseline, arm=arm(BASELINE)), candidates=tuple(candidates))
+    return replace(one, **changes)
+
+
+def _candidate(own: Candidate, text: str) -> Candidate:
+    name, _, second = text.partition("+")
+    names = [name, *([f"{name}-k{second}"] if second else [])]
+    launches = tuple(replace(own.launches[0], arm=arm(each)) for each in names)
+    return replace(own, name=name, launches=launches, is_own=name == "draft_model")
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:

@@ -6,15 +6,24 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from specserve.report.tune import as_json_text, text, tune_html
+from specserve.measure.bench.result import from_json
+from specserve.measure.tune.result import TuneResult
+from specserve.report.page import html_page
+from specserve.report.tune import result_json, tune_document
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from tune_result import example
+
+
+def text(found: TuneResult) -> str:
+    return tune_document(found).text(sys.stdout).rstrip()
+
 
 BAD = '<script>alert("x")</script>\x1b[31m'
 
@@ -31,7 +40,7 @@ def test_without_speculation_it_says_so_and_why(golden: Callable[[str, str], Non
 
 
 def test_the_page_is_what_was_agreed(golden: Callable[[str, str], None]) -> None:
-    page = re.sub(r"<style>.*?</style>\n", "", tune_html(example()), flags=re.DOTALL)
+    page = re.sub(r"<style>.*?</style>\n", "", html_page(tune_document(example())), flags=re.DOTALL)
     golden("report/tune.html", re.sub(r"specserve \d[\w.]*", "specserve VERSION", page))
 
 
@@ -46,8 +55,24 @@ def test_a_miss_of_more_than_10_percent_is_a_warning() -> None:
     assert "missed 1 of 2 points by more than 10%" in text(example())
 
 
+def test_no_advice_is_given_about_what_costs_nothing() -> None:
+    found = example()
+    (none,) = (replace(each, share=0.004) for each in found.causes if each.name == "prefill")
+    told = text(replace(found, causes=(none, *found.causes[:1])))
+    (line,) = (line for line in told.splitlines() if line.startswith("  0% "))
+    assert "prefill: decoding alone" in line
+    assert told.count("what changes it") == 1
+
+
+def test_a_result_is_read_back_from_its_json() -> None:
+    found = example()
+    again = from_json(TuneResult, json.loads(result_json(found)))
+    assert result_json(again) == result_json(found)
+    assert text(again) == text(found)
+
+
 def test_json_begins_with_its_version_and_names_the_basis_of_each_figure() -> None:
-    content = json.loads(as_json_text(example()))
+    content = json.loads(result_json(example()))
     assert next(iter(content.items())) == ("version", 1)
     assert {point["step_basis"] for point in content["points"]} == {"measured", "predicted"}
     assert {point["mean_acceptance_length_basis"] for point in content["points"]} == {"measured", "stitched"}
@@ -78,11 +103,11 @@ class _Tags(HTMLParser):
 @pytest.mark.parametrize("speculates", [True, False])
 def test_a_name_from_outside_stays_a_name(speculates: bool) -> None:
     found = example(name=BAD, speculates=speculates)
-    page = tune_html(found)
+    page = html_page(tune_document(found))
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
     assert "script" not in tags.seen
     assert "\x1b" not in page
     assert "\x1b" not in text(found)
-    assert json.loads(as_json_text(found))["name"] == BAD
+    assert json.loads(result_json(found))["name"] == BAD

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import NoNotices
-from specserve.measure.tune.plan import BASELINE, TuneRequest
-from specserve.measure.tune.prepare import Found, asked_json, prepared
-from specserve.report.tuneplan import plan_json, plan_text
+from specserve.measure.tune.candidates import plan_tune
+from specserve.measure.tune.earlier import EarlierRun
+from specserve.measure.tune.plan import BASELINE, TunePlan, TuneRequest
+from specserve.report.serializer import json_document
+from specserve.report.tune import plan_content, plan_text
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
@@ -30,46 +32,46 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def planned(file: Path, **options: Any) -> Any:
-    asked = TuneRequest(str(file), workloads=("code",), concurrency="1,4", **options)
-    return prepared(asked, starts=False, notices=NoNotices())
+def planned(file: Path, **options: Any) -> TunePlan:
+    request = TuneRequest(str(file), workloads=("code",), concurrency="1,4", **options)
+    return plan_tune(request, starts=False, notices=NoNotices())
 
 
-def content(ready: Any, found: Found | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(plan_json(ready, found))
+def content(plan: TunePlan, found: EarlierRun | None = None) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(json_document(plan_content(plan, found)))
     return told
 
 
 def test_loads_at_which_only_the_server_without_speculation_is_timed_are_named(file: Path) -> None:
-    ready = planned(file)
-    between = content(ready)["concurrency_between"]
+    plan = planned(file)
+    between = content(plan)["concurrency_between"]
     assert between and not set(between) & {1, 4}
-    assert between == list(ready.wish.extras(None))
-    line = next(line for line in plan_text(ready).splitlines() if line.startswith(f"  {BASELINE}"))
+    assert between == plan.extra_loads(plan.baseline)
+    line = next(line for line in plan_text(plan).splitlines() if line.startswith(f"  {BASELINE}"))
     assert f"its steps are also timed at concurrency {', '.join(map(str, between))}" in line
 
 
 def test_prompts_to_confirm_are_told_only_where_the_choice_is_confirmed(file: Path) -> None:
     assert "12 prompts each to choose by, the others to confirm\n" in plan_text(planned(file))
-    for ready in (planned(file, confirm=False), planned(file, budget="3m")):
-        assert "to confirm" not in plan_text(ready)
-        assert not content(ready)["confirms"]
+    for plan in (planned(file, confirm=False), planned(file, budget="3m")):
+        assert "to confirm" not in plan_text(plan)
+        assert not content(plan)["confirms"]
 
 
 def test_a_confirmation_that_is_left_out_is_called_so(file: Path) -> None:
-    ready = planned(file, budget="3m")
-    assert "Left out: the confirmation: --budget 3m" in plan_text(ready)
-    assert {"name": "the confirmation", "reason": "--budget 3m"} in content(ready)["left_out"]
-    assert "tuned" not in plan_text(ready)
+    plan = planned(file, budget="3m")
+    assert "Not measured: the confirmation: --budget 3m" in plan_text(plan)
+    assert {"name": "the confirmation", "reason": "--budget 3m"} in content(plan)["left_out"]
+    assert "tuned" not in plan_text(plan)
 
 
 def test_what_does_not_fit_names_its_limit_and_the_least_there_is(file: Path) -> None:
-    ready = planned(file, budget="30s")
-    assert not ready.fitted.fits
-    last = plan_text(ready).splitlines()[-1]
+    plan = planned(file, budget="30s")
+    assert not plan.budget.fits
+    last = plan_text(plan).splitlines()[-1]
     assert last.startswith("That is more than `--budget 30s`: ")
     assert last.endswith(" is the least (a guess).")
-    assert content(ready)["exceeded"] == last.removeprefix("That is more than ").removesuffix(".")
+    assert content(plan)["exceeded"] == last.removeprefix("That is more than ").removesuffix(".")
     assert content(planned(file))["exceeded"] is None
 
 
@@ -77,14 +79,13 @@ def test_a_profile_for_other_hardware_is_planned_for_this_machine_and_it_says_so
     assert "Planned for this machine" not in plan_text(planned(file))
     assert content(planned(file))["other_hardware"] is None
     file.write_text(PROFILE + ON_CUDA, encoding="utf-8")
-    ready = planned(file)
-    ready = replace(ready, wish=replace(ready.wish, platform="cpu"))
+    plan = planned(file)
+    plan = replace(plan, platform="cpu")
     told = "Planned for this machine (cpu); the profile names 4xH100-80GB: measure there, or use `--estimate`"
-    assert told in plan_text(ready).splitlines()
-    assert content(ready)["other_hardware"] == "4xH100-80GB"
-    assert content(ready)["platform"] == "cpu"
-    ready = replace(ready, wish=replace(ready.wish, platform="cuda"))
-    assert content(ready)["other_hardware"] is None
+    assert told in plan_text(plan).splitlines()
+    assert content(plan)["other_hardware"] == "4xH100-80GB"
+    assert content(plan)["platform"] == "cpu"
+    assert content(replace(plan, platform="cuda"))["other_hardware"] is None
 
 
 @pytest.mark.parametrize(
@@ -101,17 +102,17 @@ def test_a_profile_for_other_hardware_is_planned_for_this_machine_and_it_says_so
     ],
 )
 def test_a_run_of_the_same_command_is_named(file: Path, is_complete: bool, told: str) -> None:
-    ready = planned(file)
+    plan = planned(file)
     run = {
         "created": "2026-11-22T10:00:00+00:00",
         "is_complete": is_complete,
-        "asked": asked_json(ready.asked),
+        "asked": plan.request.json,
     }
-    found = Found(Path("/runs/p-1"), run)
-    assert told in plan_text(ready, found).splitlines()
-    assert content(ready, found)["run"] == {
+    found = EarlierRun(Path("/runs/p-1"), run)
+    assert told in plan_text(plan, found).splitlines()
+    assert content(plan, found)["run"] == {
         "path": "/runs/p-1",
         "begun": "2026-11-22",
         "is_complete": is_complete,
     }
-    assert "already" not in plan_text(ready) and content(ready)["run"] is None
+    assert "already" not in plan_text(plan) and content(plan)["run"] is None

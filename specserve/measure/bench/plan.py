@@ -38,7 +38,7 @@ _WORKLOADS = ("chat", "code")
 _LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _BLOCKS, _CPU_TOKENS = 8, 64
 _QUICK_BLOCKS, _QUICK_PROMPTS, _QUICK_TOKENS = 6, 18, 48
-_PER_SLOT = 3
+PER_SLOT = 3
 """Requests in a block for each that runs at once: its end, where fewer run, must not weigh much."""
 _LEAST_AT_RATE = 10
 
@@ -301,7 +301,7 @@ def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Pro
             found.append(planned(request.profile, PROFILE, *request.settings))
         found += [planned(request.profile, name, *request.settings, alternative=name) for name in names]
         if starts and request.check and found[0].plan is not None:
-            from specserve.serve.detached.room import room_beside
+            from specserve.serve.detached.launch import room_beside
 
             room_beside(profile, found[0].plan, name=None, notices=notices)
     for text in request.others:
@@ -373,7 +373,7 @@ def deal(prompts: Sequence[Prompt], point: Point, *, count: int, launch: int) ->
     Prompts are shuffled again for each round, alike for all variants.
     """
     rng = seeded(f"deal {point} {launch}")
-    least = _LEAST_AT_RATE if point.concurrency is None else _PER_SLOT * point.concurrency
+    least = _LEAST_AT_RATE if point.concurrency is None else PER_SLOT * point.concurrency
     rounds = max(1, math.ceil(count * least / len(prompts)))
     line = [prompt for _ in range(rounds) for prompt in rng.sample(prompts, len(prompts))]
     bounds = [len(line) * place // count for place in range(count + 1)]

@@ -269,9 +269,11 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         if arguments[0] is float and all(type(item) is float and math.isfinite(item) for item in items):
             return tuple(items)  # gaps between chunks: a run has a hundred thousand
         return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(items))
-    if origin is not None:  # a mapping of text to text
+    if kind is Any:
+        return value
+    if origin is not None:  # a mapping
         entries = _of_kind(dict, value, path).items()
-        return {key: _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
+        return {arguments[0](key): _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
     if dataclasses.is_dataclass(kind):
         return from_json(kind, value, path)  # type: ignore[arg-type]
     if issubclass(kind, Enum):

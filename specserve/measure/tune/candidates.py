@@ -1,26 +1,36 @@
-"""What a tune could try, each way planned as it is measured, and why the others are left out."""
+"""From a request to the plan of a tune: what could be tried, how each way is launched, and why others are left out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.tune.plan import Candidate, ladder_of, small_tokens
-from specserve.measure.tune.schedule import as_ranges, most_requests, situation
+from specserve.measure.bench.arms import Arm, fit, plan_arm
+from specserve.measure.bench.plan import prompts_of, sources
+from specserve.measure.tune.plan import (
+    BASELINE,
+    TUNED,
+    Candidate,
+    CandidateInfo,
+    Launch,
+    Objective,
+    TunePlan,
+    TuneRequest,
+    too_many_requests,
+)
+from specserve.measure.tune.schedule import between, ladder, ranges, schedule_obstacle
+from specserve.measure.values import numbers, seconds, whole_numbers
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.arms import Arm
-    from specserve.measure.tune.plan import TuneRequest
-    from specserve.measure.tune.result import Choice
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
-
 
 _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 """Methods whose drafts can be sampled."""
@@ -29,37 +39,135 @@ WITHOUT_DRAFT: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"method": "suffix"},
 }
 """The blocks of the methods that need no draft."""
+_LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 64)}
+_WORKLOADS = ("chat", "code")
+_MAX_TOKENS = {"cpu": 64, "cuda": 256}
 _MOST_TOKENS = 8
+MOST_REQUESTS = 256
+"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
 
 
-@dataclass(frozen=True, slots=True)
-class Idea:
-    """One way to speculate, before anything is planned."""
+def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePlan:
+    """The plan of a command. `starts`: models, memory and machine are checked, too.
 
-    name: str
-    keys: Mapping[str, Any]
-    is_own: bool = False
+    Raises ProfileError, CheckFailed, UsageError, FactError.
+    """
+    from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
+    from specserve.profile.load import load_profile
+
+    options = LaunchOptions(settings=request.settings, port=0, starts=starts)
+    _, plan = cleared(request.profile, options, notices=notices)
+    _refuse_old(plan.vllm)
+    profile = load_profile(request.profile, settings=request.settings)
+    files = sources(request.workloads)
+    workloads, temperatures, loads = _points(request, profile, tuple(files), platform=plan.platform)
+    prompts_of(workloads, files)  # a workload that cannot be read is refused before any launch
+    planner = Planner(request, profile, plan, starts, notices)
+    candidates, left_out = planner.candidates(ideas(profile, request, temperatures=temperatures), loads)
+    most = max(each.most_tokens for each in candidates)
+    plain = dict.fromkeys(between(loads, most_tokens=most, most_requests=most_requests(profile)), 0)
+    baseline = Launch(planner.arm(BASELINE), 0, plain)
+    hashed = {name: Path(text) for name, text in files.items() if Path(text).is_file()}
+    rooms = [
+        fit([baseline.arm, each.launches[0].arm]) for each in candidates
+    ]  # the baseline stays up beside each
+    found = TunePlan(
+        request=request,
+        name=profile.name,
+        fingerprint=plan.fingerprint,
+        baseline=baseline,
+        candidates=tuple(candidates),
+        workloads=workloads,
+        temperatures=temperatures,
+        loads=loads,
+        objective="throughput",
+        runner=candidates[0].runner,
+        platform=plan.platform,
+        left_out=(*left_out, *not_tried(profile, request)),
+        sources=files,
+        expect=tuple(profile.expect),
+        vllm=plan.vllm,
+        file_hashes={name: sha256(file.read_bytes()).hexdigest() for name, file in hashed.items()},
+        max_tokens=request.max_tokens or _MAX_TOKENS[plan.platform],
+        budget_s=seconds(request.budget, option="--budget", least_s=10.0) if request.budget else None,
+        room=min(rooms, key=lambda room: room.at_once),
+        hardware=profile.hardware,
+    )
+    return replace(found, objective=_objective(found))
 
 
-def ideas(profile: Profile, asked: TuneRequest, *, temperatures: Sequence[float]) -> list[Idea]:
-    """In the order of their use: the profile's own first. Raises UsageError for a candidate that is none."""
+def _refuse_old(version: str) -> None:
+    """Raises UsageError for a vLLM that does not report the acceptance of each step."""
+    from specserve.vllm.facts import STEP_METRICS
+
+    if not STEP_METRICS.at(version):
+        first = next(era.first for era in STEP_METRICS.eras if era.value)
+        raise UsageError(
+            f"vLLM {version} does not report how many tokens each step accepted (`per_request_spec_decode_metrics`)",
+            hint=(
+                f"a tune needs vLLM {first} or later; with an older one, compare single values of K with "
+                "`specserve bench`"
+            ),
+        )
+
+
+def _points(
+    request: TuneRequest, profile: Profile, files: tuple[str, ...], *, platform: str
+) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
+    """Workloads, temperatures and loads: as given, else as promised, else the defaults."""
+    from specserve.measure.workloads.shipped import SHIPPED
+
+    promised = [item for item in profile.expect if item.concurrency is not None]
+    shipped = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
+    temperatures = numbers(request.temperature, "--temperature", least=0.0, most=2.0) or tuple(
+        dict.fromkeys(item.temperature for item in promised if item.temperature is not None)
+    )
+    given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
+    usual = given or {item.concurrency for item in promised if item.concurrency} or _LOADS[platform]
+    most = most_requests(profile)
+    loads = tuple(sorted({load for load in usual if load <= most}))
+    if not loads or (given and len(loads) < len(set(given))):
+        raise too_many_requests(profile, most)
+    return files or tuple(filter(None, shipped)) or _WORKLOADS, temperatures or (0.0,), loads
+
+
+def most_requests(profile: Profile) -> int:
+    """Requests that the server runs at the same time, given or assumed."""
+    given = profile.engine.get("max_num_seqs")
+    return given if isinstance(given, int) else MOST_REQUESTS
+
+
+def _objective(plan: TunePlan) -> Objective:
+    """As given; else goodput if a point that is measured has limits. Raises UsageError for goodput without limits."""
+    from specserve.measure.tune.predict import limits_at
+
+    is_limited = any(limits_at(plan.expect, point) is not None for point in plan.points)
+    if plan.request.objective == "goodput" and not is_limited:
+        raise UsageError(
+            "none of the profile's promises limits TTFT or TPOT at a measured point",
+            hint="add `expect: [{max_tpot_p99_ms: 30}]` to the profile, or use another `--objective`",
+        )
+    return plan.request.objective or ("goodput" if is_limited else "throughput")
+
+
+def ideas(profile: Profile, request: TuneRequest, *, temperatures: Sequence[float]) -> list[Candidate]:
+    """Candidates without launches, in order of use: the profile's own first. Raises UsageError for an unknown name."""
     own: dict[str, Any] = dict(profile.speculation.keys) if profile.speculation else {}
-    if not own and not asked.candidates:
+    if not own and not request.candidates:
         raise UsageError(
             f"`{profile.file}` does not speculate: there is nothing to tune",
             hint="add a `speculation` section, or name a draft with `--candidate MODEL`",
         )
-    found = [Idea(str(own["method"]), own, is_own=True), *_sampled(own, temperatures)] if own else []
-    for name in dict.fromkeys(asked.candidates):
+    found = [Candidate(str(own["method"]), own, is_own=True), *_sampled(own, temperatures)] if own else []
+    for name in dict.fromkeys(request.candidates):
         idea = _named(name, own, profile)
         if not any(without_k(idea.keys) == without_k(each.keys) for each in found):
-            found.append(idea)
-    names: list[str] = []
-    for idea in found:  # two drafts may be called `final`
-        count = sum(name.partition("#")[0] == idea.name for name in names)
-        names.append(f"{idea.name}#{count + 1}" if count else idea.name)
-    return [replace(idea, name=name.replace("#", "-")) for idea, name in zip(found, names, strict=True)]
+            same = sum(each.name.rpartition("-")[0] == idea.name for each in found)
+            is_taken = any(each.name == idea.name for each in found)  # two drafts may be called `final`
+            found.append(replace(idea, name=f"{idea.name}-{same + 2}") if is_taken else idea)
+    return found
 
 
 def without_k(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,20 +176,20 @@ def without_k(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in keys.items() if name not in without}
 
 
-def _sampled(own: Mapping[str, Any], temperatures: Sequence[float]) -> list[Idea]:
+def _sampled(own: Mapping[str, Any], temperatures: Sequence[float]) -> list[Candidate]:
     """The other way to sample drafts, if requests are sampled at all."""
     if max(temperatures) <= 0 or own["method"] not in _SAMPLED or own.get("use_heterogeneous_vocab"):
         return []
     other = "greedy" if own.get("draft_sample_method") == "probabilistic" else "probabilistic"
-    return [Idea(f"{own['method']}-{other}", {**own, "draft_sample_method": other})]
+    return [Candidate(f"{own['method']}-{other}", {**own, "draft_sample_method": other})]
 
 
-def _named(name: str, own: Mapping[str, Any], profile: Profile) -> Idea:
+def _named(name: str, own: Mapping[str, Any], profile: Profile) -> Candidate:
     """An alternative of the profile, a method without a draft, or a draft model."""
     if name in profile.alternatives:
-        return Idea(name, dict(profile.alternatives[name].keys))
+        return Candidate(name, dict(profile.alternatives[name].keys))
     if name in WITHOUT_DRAFT:
-        return Idea(name, WITHOUT_DRAFT[name])
+        return Candidate(name, WITHOUT_DRAFT[name])
     path = Path(name)
     if not path.is_dir() and "/" not in name:
         known = ", ".join(dict.fromkeys([*WITHOUT_DRAFT, *profile.alternatives]))
@@ -91,154 +199,139 @@ def _named(name: str, own: Mapping[str, Any], profile: Profile) -> Idea:
         )
     keys = dict(own) if own.get("method") == "draft_model" else {"method": "draft_model"}
     keys.pop("revision", None)
-    return Idea(
-        f"draft-{path.name.lower()}", {**keys, "model": str(path.absolute()) if path.is_dir() else name}
-    )
+    model = str(path.absolute()) if path.is_dir() else name
+    return Candidate(f"draft-{path.name.lower()}", {**keys, "model": model})
 
 
-def not_tried(profile: Profile, asked: TuneRequest) -> list[tuple[str, str, str]]:
-    """Methods without a draft and alternatives that were not named: name, method and how to add them."""
+def not_tried(profile: Profile, request: TuneRequest) -> list[CandidateInfo]:
+    """Methods without a draft and alternatives that were not named, with how to add them."""
     own = profile.speculation.method if profile.speculation else None
     methods = {name: block.method for name, block in profile.alternatives.items()}
     for name in WITHOUT_DRAFT:
         if name != own and (name != "suffix" or find_spec("arctic_inference") is not None):
             methods.setdefault(name, name)
     return [
-        (name, method, f"needs another launch: `--candidate {name}`")
+        CandidateInfo(name, method, left_out=f"needs another launch: `--candidate {name}`")
         for name, method in methods.items()
-        if name not in asked.candidates
+        if name not in request.candidates
     ]
 
 
-def arm(
-    path: str,
-    asked: TuneRequest,
-    *,
-    name: str,
-    settings: Sequence[str] = (),
-    baseline: bool = False,
-    starts: bool = True,
-    notices: Notices,
-) -> Arm:
-    """One planned server, at its lock; `starts`: by the vLLM that is here.
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the servers of one command."""
 
-    Raises ProfileError, UsageError, FactError.
-    """
-    from specserve.measure.bench.arms import plan_arm
+    request: TuneRequest
+    profile: Profile
+    launch: LaunchPlan
+    """Of the profile itself, for vLLM's version and the platform."""
+    starts: bool
+    """Whether the servers are started, by the vLLM that is here."""
+    notices: Notices
 
-    every = (*asked.settings, *settings)
-    return plan_arm(path, name, every, check=False, starts=starts, notices=notices, baseline=baseline)
+    def arm(self, name: str, keys: Mapping[str, Any] | None = None, *more: str) -> Arm:
+        """One planned server, at its lock. `keys`: its `speculation`; None: without. `more`: settings."""
+        block = [] if keys is None else [_as_setting(keys)]
+        return plan_arm(
+            self.request.profile,
+            name,
+            (*self.request.settings, *block, *more),
+            check=False,
+            starts=self.starts,
+            notices=self.notices,
+            baseline=keys is None,
+        )
 
+    def candidates(
+        self, wanted: Sequence[Candidate], loads: Sequence[int]
+    ) -> tuple[list[Candidate], list[CandidateInfo]]:
+        """Those that can be launched, and what the rules object to in the others.
 
-def tuned(path: str, asked: TuneRequest, choice: Choice, *, name: str, notices: Notices) -> Arm:
-    """The chosen server, as the profile would serve it."""
-    assert choice.speculation is not None
-    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation)], notices=notices)
+        Raises UsageError if that is all of them, or the profile's own.
+        """
+        found, left_out = [], []
+        for idea in wanted:
+            reason = self._objection(idea)
+            if reason is None:
+                found.append(self._planned(idea, loads))
+            elif idea.is_own:
+                raise UsageError(reason, hint="run `specserve check` for details")
+            else:
+                left_out.append(CandidateInfo(idea.name, str(idea.keys["method"]), left_out=reason))
+        if not found:
+            reasons = "; ".join(str(each.left_out) for each in left_out)
+            raise UsageError("no candidate can be launched", hint=reasons)
+        return found, left_out
 
+    def _planned(self, idea: Candidate, loads: Sequence[int]) -> Candidate:
+        """The candidate with its launches."""
+        from specserve.memory.situation import runner_of
 
-def candidates(
-    profile: Profile,
-    asked: TuneRequest,
-    wanted: Sequence[Idea],
-    *,
-    loads: Sequence[int],
-    plan: LaunchPlan,
-    starts: bool,
-    notices: Notices,
-) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
-    """Those that can be launched, with their K_max and ladder; and what the rules object to in the others.
-
-    `plan`: of the profile itself, for vLLM's version and the platform.
-    """
-    found: list[Candidate] = []
-    left_out: list[tuple[str, str, str]] = []
-    for idea in wanted:
-        reason = _objection(asked, idea, starts=starts, notices=notices)
-        if reason is None:
-            found += _planned(profile, asked, idea, loads=loads, plan=plan, starts=starts, notices=notices)
-        elif idea.is_own:
-            raise UsageError(reason, hint="run `specserve check` for details")
+        most, method, engine = most_tokens(self.request, idea), str(idea.keys["method"]), self.profile.engine
+        on_cpu, ranks = self.launch.platform == "cpu", engine.get("data_parallel_size")
+        served = "v1" if on_cpu else runner_of(self.profile, self.launch.vllm, idea.keys)
+        obstacle = ladder_obstacle(
+            method,
+            served,
+            engines=ranks if isinstance(ranks, int) else 1,
+            uses_graphs=not on_cpu and engine.get("enforce_eager") is not True,
+        )
+        keys: dict[str, Any] = {**without_k(idea.keys), "num_speculative_tokens": most}
+        if obstacle is None:
+            rungs = ladder(loads, most_tokens=most, most_requests=most_requests(self.profile))
+            block = {**keys, "num_speculative_tokens_per_batch_size": ranges(rungs)}
+            launches = [Launch(self.arm(idea.name, block, _DETAILED), most, rungs)]
         else:
-            left_out.append((idea.name, str(idea.keys["method"]), reason))
-    return found, left_out
+            launches = [Launch(self.arm(idea.name, keys, _DETAILED), most)]
+            if most > 2:  # far enough from K_max to tell cost by K
+                few = self.arm(f"{idea.name}-k2", {**keys, "num_speculative_tokens": 2}, _DETAILED)
+                launches.append(Launch(few, 2))
+        return replace(idea, keys=keys, launches=tuple(launches), runner=served, ladder_obstacle=obstacle)
+
+    def _objection(self, idea: Candidate) -> str | None:
+        """The first error of the rules about a candidate as it would be served; None without one.
+
+        If servers are started, of models, memory and machine too; those of the profile's own were examined before.
+        """
+        from specserve.checks.prepare import preflight
+        from specserve.checks.run import examined
+        from specserve.plan.launch import LaunchOptions
+        from specserve.profile.load import load_profile
+
+        path = self.request.profile
+        keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(self.request, idea)}
+        settings = (*self.request.settings, _as_setting(keys))
+        try:
+            findings = examined(load_profile(path, settings=settings)).findings
+            errors = [
+                each
+                for each in findings
+                if each.severity is Severity.ERROR and not each.span.path.startswith("alternatives.")
+            ]
+            if not errors and self.starts and not idea.is_own:
+                preflight(path, LaunchOptions(settings=settings), notices=self.notices)
+        except CheckFailed as error:
+            errors = list(error.findings)
+            if not errors:
+                return error.message
+        except SpecserveError as error:
+            return error.message
+        return f"{errors[0].code}: {errors[0].message}" if errors else None
 
 
-def _planned(
-    profile: Profile,
-    asked: TuneRequest,
-    idea: Idea,
-    *,
-    loads: Sequence[int],
-    plan: LaunchPlan,
-    starts: bool,
-    notices: Notices,
-) -> list[Candidate]:
-    """One launch, or two if a launch has one K: with K_max and with a small one."""
-    most = most_tokens(asked, idea)
-    there = situation(profile, idea.keys, plan=plan)
-    rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests(profile))
-
-    def launch(name: str, keys: Mapping[str, Any]) -> Arm:
-        settings = [_as_setting(keys), _DETAILED]
-        return arm(asked.profile, asked, name=name, settings=settings, starts=starts, notices=notices)
-
-    keys = {**without_k(idea.keys), "num_speculative_tokens": most}
-    ladder = {"num_speculative_tokens_per_batch_size": as_ranges(rungs)} if rungs else {}
-    whole = Candidate(
-        name=idea.name,
-        arm=launch(idea.name, {**keys, **ladder}),
-        keys=keys,
-        runner=there.runner,
-        most_tokens=most,
-        rungs=rungs,
-        why_no_ladder=reason,
-        is_own=idea.is_own,
-    )
-    if rungs or most < 3:
-        return [whole]
-    few = small_tokens(most)
-    name = f"{idea.name}-k{few}"
-    second = launch(name, {**keys, "num_speculative_tokens": few})
-    return [whole, replace(whole, name=name, arm=second, most_tokens=few, small=True)]
+def chosen_arm(request: TuneRequest, speculation: Mapping[str, Any], *, notices: Notices) -> Arm:
+    """The chosen server, as the profile would serve it."""
+    settings = (*request.settings, _as_setting(speculation))
+    return plan_arm(request.profile, TUNED, settings, check=False, starts=True, notices=notices)
 
 
-def most_tokens(asked: TuneRequest, idea: Idea) -> int:
-    """K_max: what was given, else 8 or the profile's own K; of a head that drafts in blocks at most its block."""
+def most_tokens(request: TuneRequest, idea: Candidate) -> int:
+    """K_max: as given, else 8 or the profile's own K; at most its block for a head that drafts in blocks."""
     own = idea.keys.get("num_speculative_tokens")
     own = int(own) if isinstance(own, int | str) and str(own).isdigit() else 0
     if idea.keys["method"] in ("dflash", "dspark", "mtp") or idea.keys.get("parallel_drafting"):
-        return min(asked.most_tokens or own or 1, own or 1)
-    return asked.most_tokens or max(own, _MOST_TOKENS)
-
-
-def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices) -> str | None:
-    """The first error of the rules about a candidate as it would be served; None without one.
-
-    `starts`: models, memory and machine too; those of the profile's own were examined before.
-    """
-    from specserve.checks.prepare import preflight
-    from specserve.checks.run import examined
-    from specserve.plan.launch import LaunchOptions
-    from specserve.profile.load import load_profile
-
-    keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
-    settings = (*asked.settings, _as_setting(keys))
-    try:
-        findings, _ = examined(load_profile(asked.profile, settings=settings))
-        errors = [
-            each
-            for each in findings
-            if each.severity is Severity.ERROR and not each.span.path.startswith("alternatives.")
-        ]
-        if not errors and starts and not idea.is_own:
-            preflight(asked.profile, LaunchOptions(settings=settings), notices=notices)
-    except CheckFailed as error:
-        errors = list(error.findings)[:1]
-        if not errors:
-            return error.message
-    except SpecserveError as error:
-        return error.message
-    return f"{errors[0].code}: {errors[0].message}" if errors else None
+        return min(request.most_tokens or own or 1, own or 1)
+    return request.most_tokens or max(own, _MOST_TOKENS)
 
 
 def _as_setting(keys: Mapping[str, Any]) -> str:
@@ -246,3 +339,11 @@ def _as_setting(keys: Mapping[str, Any]) -> str:
     from specserve.vllm.arguments import jsonable
 
     return f"speculation={json.dumps(jsonable(keys))}"
+
+
+def ladder_obstacle(method: str, runner: str, *, engines: int = 1, uses_graphs: bool = False) -> str | None:
+    """Why one launch cannot measure several K, as a clause; None if it can."""
+    reason = schedule_obstacle(method, runner, engines=engines)
+    if reason is None and runner == "v1" and uses_graphs:
+        return "a schedule makes vLLM's V1 runner use other CUDA graphs"
+    return reason

@@ -1,33 +1,141 @@
-"""What a tune is to do: candidates, loads, prompts, launches, and how many fit the time."""
+"""What a tune measures: candidates and their launches, loads, blocks of requests, and how many fit the budget."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.plan import Block, Item
+from specserve.errors import UsageError
+from specserve.measure.bench.arms import Arm, Fit
+from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
 from specserve.measure.bench.result import Point
-from specserve.measure.tune import schedule
-from specserve.measure.tune.result import Objective
 from specserve.measure.workloads.workload import Prompt
-from specserve.profile.schema import Expectation
+from specserve.profile.schema import Expectation, Hardware, Profile
 
+Objective = Literal["tpot", "throughput", "goodput"]
+BASELINE, TUNED = "baseline", "tuned"
 LEAST_SHARE = 0.25
-"""Fewer of the requests than this share tell too little: a launch is left out before that."""
+"""Fewer of the requests than this share say too little: a launch is left out before that."""
+ROUNDS, LEAST_ROUNDS = 3, 2
+"""Rounds of the confirmation over all points; a single one gives no interval."""
+_ROUND = 500
+EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
+"""First block numbers of loads between the points, of these another time, and of the confirmation."""
+_EXTRA_TOKENS = 48
+"""Of an answer of which only the time of a step is wanted."""
+_GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
+_GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
+"""Of one request beside others, its prefill included: a guess for the time of a plan, before anything was measured.
+
+On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """One launch that would be of use."""
+class TuneRequest:
+    """What the command line says, as `run.json` keeps it."""
+
+    profile: str
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    temperature: str | None = None
+    objective: Objective | None = None
+    candidates: tuple[str, ...] = ()
+    """Beside the profile's own: `ngram`, `suffix`, an alternative of the profile, or a draft model."""
+    most_tokens: int | None = None
+    max_tokens: int | None = None
+    budget: str | None = None
+    confirm: bool = True
+    settings: tuple[str, ...] = ()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The values as a JSON file gives them back."""
+        content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateInfo:
+    """One way to speculate that was looked at, or why it was not."""
+
+    name: str
+    method: str
+    draft_model: str | None = None
+    draft_sample_method: str | None = None
+    runner: str | None = None
+    """vLLM's model runner, `v1` or `v2`."""
+    measured_with: int | None = None
+    """K_max; nothing is known above it."""
+    follows_schedule: bool = True
+    """Whether its drafter drafts what a schedule by batch size says."""
+    zero_cost: float | None = None
+    """Rate of a K = 0 range over that of a server without speculation, measured."""
+    has_ladder: bool = False
+    """Whether several K were measured in one launch."""
+    step_model_error: float | None = None
+    """How far the form of the step times is off at the measured points, the median, as a share."""
+    left_out: str | None = None
+    """Why it was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One server that is measured, and how many tokens it drafts at each load."""
+
+    arm: Arm
+    most_tokens: int = 0
+    """0: without speculation."""
+    tokens_by_load: Mapping[int, int] = field(default_factory=dict)
+    """K by load if that differs. Loads that are none of the plan's points are only measured for the time of a step."""
+
+    @property
+    def name(self) -> str:
+        """The arm's."""
+        return self.arm.name
+
+    def tokens_at(self, load: int) -> int:
+        """K at this load."""
+        return self.tokens_by_load.get(load, self.most_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to speculate."""
+
+    name: str
+    keys: Mapping[str, Any]
+    """The `speculation` block that it stands for, without what only the measurement adds."""
+    is_own: bool = False
+    launches: tuple[Launch, ...] = ()
+    """One with K_max; a second one with a small K if a launch has one K at every load."""
+    runner: str = "v1"
+    """vLLM's model runner."""
+    ladder_obstacle: str | None = None
+    """Why a launch has one K at every load; None: it follows a schedule by batch size."""
+
+    @property
+    def follows_schedule(self) -> bool:
+        """Whether it drafts as many tokens as a schedule by batch size says."""
+        return self.ladder_obstacle is None
+
+    @property
+    def most_tokens(self) -> int:
+        """K_max."""
+        return self.launches[0].most_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCost:
+    """One launch and the time that it takes."""
 
     name: str
     start_s: float
-    """Until it serves."""
     measure_s: float
     """For all requests."""
     is_needed: bool = False
@@ -35,12 +143,12 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What is done in the time."""
+class Budget:
+    """What is done in the time that there is."""
 
     kept: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
-    """Names with the reason."""
+    """Launches with the reason."""
     share: float
     """Of the requests, 0 to 1."""
     seconds: float
@@ -53,156 +161,212 @@ class Fitted:
         return self.exceeded is None
 
 
-def fit(wanted: Sequence[Wanted], *, budget_s: float | None) -> Fitted:
-    """The first of the wanted launches (they come in order of use) with as many requests as the time allows.
+def fit_budget(wanted: Sequence[LaunchCost], *, budget_s: float | None) -> Budget:
+    """The first of the launches, which come in order of use, with as many requests as the time allows.
 
     Needed ones stay in any case; of the others the last goes first.
     """
-    kept, left_out, exceeded = list(wanted), [], None
-    while budget_s is not None and (least_s := _seconds(kept, LEAST_SHARE)) > budget_s:
-        given = f"--budget {duration(budget_s)}"
-        optional = [each for each in kept if not each.is_needed]
-        if not optional:
-            exceeded = f"`{given}`: {duration(math.ceil(least_s))} is the least (a guess)"
-            break
-        kept.remove(optional[-1])
-        left_out.append((optional[-1].name, given))
-    share, measuring_s = 1.0, math.fsum(each.measure_s for each in kept)
-    if budget_s is not None and measuring_s:
-        share = min(1.0, max(LEAST_SHARE, (budget_s - _seconds(kept, 0.0)) / measuring_s))
-    names = tuple(each.name for each in kept)
-    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded)
 
+    def seconds(share: float) -> float:
+        return math.fsum(each.start_s + each.measure_s * share for each in kept)
 
-def _seconds(kept: Sequence[Wanted], share: float) -> float:
-    return math.fsum(each.start_s + each.measure_s * share for each in kept)
+    kept, left_out, exceeded, share = list(wanted), [], None, 1.0
+    if budget_s is not None:
+        option = f"--budget {duration(budget_s)}"
+        while seconds(LEAST_SHARE) > budget_s and any(not each.is_needed for each in kept):
+            last = [each for each in kept if not each.is_needed][-1]
+            kept.remove(last)
+            left_out.append((last.name, option))
+        if (least_s := seconds(LEAST_SHARE)) > budget_s:
+            exceeded = f"`{option}`: {duration(math.ceil(least_s))} is the least (a guess)"
+        if measuring_s := seconds(1.0) - seconds(0.0):
+            share = min(1.0, max(LEAST_SHARE, (budget_s - seconds(0.0)) / measuring_s))
+    return Budget(tuple(each.name for each in kept), tuple(left_out), share, seconds(share), exceeded)
 
 
 def duration(seconds: float) -> str:
     """`45s`, `20m`, `1h30m`: as `--budget` takes it."""
     whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
-    parts = [f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", f"{rest}s" if rest else ""]
-    return "".join(parts) or "0s"
-
-
-BASELINE, TUNED = "baseline", "tuned"
-_GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
-_GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
-"""Of one request beside others, its prefill included: a guess for the time of a plan, before anything was measured.
-
-On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
-"""
-ROUNDS, LEAST_ROUNDS = 3, 2
-"""Of the confirmation over all points; with a single one there is no interval."""
-_WAVES = 3
-"""Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
-_EXTRA_TOKENS = 48
-"""Of an answer of which only the time of a step is wanted."""
-EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
-"""Numbers of blocks: of loads between, of these another time, and of the confirmation; below are those to choose by."""
+    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
+    return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to speculate, as it is launched to be measured."""
-
-    name: str
-    arm: Arm
-    keys: Mapping[str, Any]
-    """The `speculation` block that it stands for, without what only the measurement adds."""
-    most_tokens: int
-    rungs: Mapping[int, int] = field(default_factory=dict)
-    """K by batch size, if several are measured in this launch; else K_max at all."""
-    why_no_ladder: str | None = None
-    """Why it has one K at every load; None: it follows a schedule by batch size."""
-    is_own: bool = False
-    runner: str = "v1"
-    """vLLM's model runner."""
-    small: bool = False
-    """A second launch with a small K, if one launch has only one K."""
-
-    @property
-    def follows_schedule(self) -> bool:
-        """Whether it drafts as many tokens as a schedule by batch size says."""
-        return self.why_no_ladder is None
-
-    def tokens_at(self, load: int) -> int:
-        """What it drafts at this load."""
-        return self.rungs.get(load, self.most_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
+class TunePlan:
     """A whole tune, before its first launch."""
 
+    request: TuneRequest
     name: str
     fingerprint: str
-    baseline: Arm
+    baseline: Launch
     candidates: tuple[Candidate, ...]
-    left_out: tuple[tuple[str, str, str], ...]
-    """Name, method and reason."""
     workloads: tuple[str, ...]
     temperatures: tuple[float, ...]
     loads: tuple[int, ...]
     objective: Objective
     runner: str
     platform: str
+    left_out: tuple[CandidateInfo, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     """What a workload is loaded from, by its name, if that is a file."""
     expect: tuple[Expectation, ...] = ()
     """The profile's promises."""
     vllm: str = ""
     """The version that is measured."""
-    marks: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of the workloads' files."""
-    between: tuple[int, ...] = ()
-    """Loads at which only a step of the server without speculation is timed."""
+    file_hashes: Mapping[str, str] = field(default_factory=dict)
+    """Of the workloads that are files."""
     prompts: int = 12
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
     budget_s: float | None = None
+    room: Fit = field(default_factory=lambda: Fit(1, ""))
+    """How many servers run at the same time."""
+    hardware: Hardware | None = None
+    """What the profile is meant for."""
+
+    @property
+    def other_hardware(self) -> str | None:
+        """The same in words, if it is of another platform than this machine."""
+        there = self.hardware
+        if (
+            there is None
+            or there.accelerator is None
+            or (there.accelerator == "cpu") == (self.platform == "cpu")
+        ):
+            return None
+        count = there.count * there.nodes
+        return f"{count}x{there.accelerator}" if count > 1 else str(there.accelerator)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Every workload at every temperature and load."""
+        return points(self.workloads, concurrency=self.loads, rates=(), temperatures=self.temperatures)
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Every launch but the confirmation; a pass has the place of its launch in this list."""
+        return [self.baseline, *(launch for each in self.candidates for launch in each.launches)]
+
+    @property
+    def budget(self) -> Budget:
+        """Which launches are made, and with how many of the prompts, by a guess of what they take."""
+        start_s, rate = _GUESSED_START_S[self.platform], _GUESSED_TOKENS_PER_S[self.platform]
+        each_s = 2 * PER_SLOT * _EXTRA_TOKENS / 2 / rate  # of a load between, its two passes
+        first, second, *others = (
+            LaunchCost(
+                launch.name,
+                start_s,
+                self._seconds(self._choosing_requests) / rate + each_s * len(self.extra_loads(launch)),
+                is_needed=number < 2,
+            )
+            for number, launch in enumerate(self.launches)
+        )
+        confirming_s = self._seconds(self._confirming_requests) * 2 * ROUNDS / rate
+        confirmation = [LaunchCost(TUNED, start_s, confirming_s)] if self.request.confirm else []
+        return fit_budget([first, second, *confirmation, *others], budget_s=self.budget_s)
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the choice is launched, too."""
+        return TUNED in self.budget.kept
+
+    @property
+    def confirmation_passes(self) -> float:
+        """What the fewest rounds of the confirmation take, in passes that choose."""
+        relative = self._seconds(self._confirming_requests) / self._seconds(self._choosing_requests)
+        return 2 * LEAST_ROUNDS * relative * len(self.points)
+
+    def _seconds(self, requests: Callable[[int], int]) -> float:
+        """Seconds of a pass at every point, if a request makes one token per second at every load."""
+        return sum(requests(load) / load for load in self._point_loads) * self.max_tokens
+
+    @property
+    def _point_loads(self) -> list[int]:
+        return [point.concurrency or 1 for point in self.points]
+
+    def _choosing_requests(self, load: int) -> int:
+        return max(self.prompts, PER_SLOT * load)
+
+    def _confirming_requests(self, load: int, prompts: int | None = None) -> int:
+        """Requests of one round at one load."""
+        return max(PER_SLOT * load, -(-(prompts or self.prompts) // ROUNDS), 4)
 
     @property
     def digest(self) -> str:
         """What tells runs apart whose passes must not be mixed."""
-        laid = [
-            (each.name, _fingerprint(each.arm), dict(each.keys), dict(each.rungs), each.most_tokens)
-            for each in self.candidates
-        ]
+
+        def launch(each: Launch) -> list[Any]:
+            fingerprint = each.arm.plan.fingerprint if each.arm.plan else ""
+            return [each.name, fingerprint, dict(each.tokens_by_load), each.most_tokens]
+
         content = [
-            _fingerprint(self.baseline), laid, self.workloads, self.temperatures, self.loads, self.between,
-            self.prompts, self.max_tokens, self.platform, self.vllm, dict(self.marks),
+            list(map(launch, self.launches)), [dict(each.keys) for each in self.candidates], self.workloads,
+            self.temperatures, self.loads, self.prompts, self.max_tokens, self.platform, self.vllm,
+            dict(self.file_hashes),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def extras(self, candidate: Candidate | None) -> Mapping[int, int]:
-        """K by load, of loads at which only a step is timed. `candidate`: None is the server without speculation."""
-        rungs = dict.fromkeys(self.between, 0) if candidate is None else candidate.rungs
-        return {load: tokens for load, tokens in rungs.items() if load not in self.loads}
+    def extra_loads(self, launch: Launch) -> list[int]:
+        """Loads at which only a step is timed."""
+        return [load for load in launch.tokens_by_load if load not in self.loads]
 
-    def points(self) -> list[Point]:
-        """Every workload at every temperature and load."""
+    def passes(self, launch: Launch) -> list[tuple[int, Point]]:
+        """The block numbers and points of a launch, in order; a resumed tune finds its passes by these numbers.
+
+        Loads between come first and last, so that a bad minute of the machine is not all that is known of them.
+        """
+        between = [
+            (load, Point(self.workloads[0], self.temperatures[0], load)) for load in self.extra_loads(launch)
+        ]
+        before, after = ([(first + load, point) for load, point in between] for first in (EXTRA, AGAIN))
+        return [*before, *enumerate(self.points), *after]
+
+    def confirmation(self) -> list[tuple[int, Point]]:
+        """The same for the confirmation: rounds over all points."""
         return [
-            Point(workload, temperature, load)
-            for workload in self.workloads
-            for temperature in self.temperatures
-            for load in self.loads
+            (CONFIRMING + place * _ROUND + number, point)
+            for place in range(ROUNDS)
+            for number, point in enumerate(self.points)
         ]
 
+    def block(
+        self,
+        number: int,
+        point: Point,
+        prompts: Sequence[Prompt],
+        *,
+        is_plain: bool = False,
+        share: float = 1.0,
+    ) -> Block:
+        """The requests of one pass. `share`: of the prompts, by the budget. `is_plain`: on the baseline."""
+        load = point.concurrency or 1
+        if number >= CONFIRMING:
+            place = (number - CONFIRMING) // _ROUND
+            turned = [*prompts[place % len(prompts) :], *prompts[: place % len(prompts)]]
+            wanted = share * self._confirming_requests(load, len(prompts))
+            count = max(4, 2 * load, round(wanted))
+            return Block(number, point, items(turned[:count], least=count), 77 + place)
+        if number >= EXTRA:
+            most = _EXTRA_TOKENS // 2 if is_plain else _EXTRA_TOKENS  # with one token a step fewer do
+            short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
+            count = load + max(2, load // 4)
+            return Block(number, point, items(short[:count], least=count), load)
+        some = prompts[: max(2, round(len(prompts) * share))]
+        return Block(number, point, items(some, least=PER_SLOT * load), number)
 
-def _fingerprint(arm: Arm) -> str:
-    return arm.plan.fingerprint if arm.plan is not None else ""
+
+def too_many_requests(profile: Profile, most: int) -> UsageError:
+    """The error of a concurrency that the server does not run at the same time."""
+    assumed = "" if "max_num_seqs" in profile.engine else " (assumed)"
+    return UsageError(
+        f"max_num_seqs is {most}{assumed}: at a higher concurrency, requests would wait",
+        hint="lower `--concurrency`, or set `engine.max_num_seqs`",
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedPass:
-    """One pass of a launch: a block, and what is drafted in it."""
-
-    block: Block
-    tokens: int
-    is_extra: bool = False
-    """Only its step time is used."""
+def is_optional(block: int) -> bool:
+    """Whether a pass is left out if the budget is used up: a load between, or a third round of the confirmation."""
+    return EXTRA <= block < CONFIRMING or block >= CONFIRMING + LEAST_ROUNDS * _ROUND
 
 
 def split(prompts: Sequence[Prompt], count: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -215,139 +379,6 @@ def split(prompts: Sequence[Prompt], count: int) -> tuple[tuple[Prompt, ...], tu
 
 
 def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
-    """Every prompt once, and as often again as it takes to have so many requests."""
-    times = max(1, -(-least // len(prompts)))
-    return tuple(Item(prompt, copy) for copy in range(1, times + 1) for prompt in prompts)[
-        : max(least, len(prompts))
-    ]
-
-
-def cells(
-    wish: Wish, prompts: Mapping[str, Sequence[Prompt]], *, candidate: Candidate | None, share: float = 1.0
-) -> list[PlannedPass]:
-    """The passes of one launch, in order. Block numbers say what is measured, so that a resumed tune finds it.
-
-    Loads between come first and last, so that a bad minute of the machine is not all that is known of them.
-    """
-    found = _extras(wish, prompts, candidate, first=EXTRA)
-    for number, point in enumerate(wish.points()):
-        load = point.concurrency or 1
-        some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
-        block = Block(number, point, items(some, least=_WAVES * load), number)
-        found.append(PlannedPass(block, candidate.tokens_at(load) if candidate else 0))
-    return found + _extras(wish, prompts, candidate, first=AGAIN)
-
-
-def _extras(
-    wish: Wish, prompts: Mapping[str, Sequence[Prompt]], candidate: Candidate | None, *, first: int
-) -> list[PlannedPass]:
-    """Loads between: only a step's time is of use."""
-    workload, temperature = wish.workloads[0], wish.temperatures[0]
-    most = _EXTRA_TOKENS if candidate is not None else _EXTRA_TOKENS // 2  # with one a step fewer do
-    short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts[workload]]
-    found = []
-    for load, tokens in wish.extras(candidate).items():
-        count = load + max(2, load // 4)
-        some = items(short, least=count)[:count]
-        block = Block(first + load, Point(workload, temperature, load), some, load)
-        found.append(PlannedPass(block, tokens, is_extra=True))
-    return found
-
-
-def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]], *, share: float = 1.0) -> list[Block]:
-    """Rounds over all points, with prompts that nothing was chosen by. `share`: of the requests, by the budget."""
-    found = []
-    for place in range(ROUNDS):
-        for number, point in enumerate(wish.points()):
-            prompts = list(held_out[point.workload])
-            turned = prompts[place % len(prompts) :] + prompts[: place % len(prompts)]
-            least = max(4, 2 * (point.concurrency or 1))
-            count = max(least, round(share * _confirming_requests(len(prompts), point.concurrency or 1)))
-            some = items(turned[:count], least=count)
-            found.append(Block(CONFIRMING + place * 500 + number, point, some, 77 + place))
-    return found
-
-
-def _confirming_requests(prompts: int, load: int) -> int:
-    """In one round at one load."""
-    return max(_WAVES * load, -(-prompts // ROUNDS), 4)
-
-
-def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
-    """Which launches are made, and with how many of the prompts, by a guess of what they take.
-
-    `confirms`: whether the choice is to be launched, too.
-    """
-    start_s, rate = _GUESSED_START_S[wish.platform], _GUESSED_TOKENS_PER_S[wish.platform]
-    pass_s = measuring_s(wish, tokens_per_s=rate)
-    each_s = 2 * _WAVES * _EXTRA_TOKENS / 2 / rate  # of a load between, its two passes
-    wanted = [Wanted(BASELINE, start_s, pass_s + each_s * len(wish.extras(None)), is_needed=True)]
-    for index, each in enumerate(wish.candidates):
-        extras_s = each_s * len(wish.extras(each))
-        wanted.append(Wanted(each.name, start_s, pass_s + extras_s, is_needed=index == 0))
-    own = [each for each in wanted if each.is_needed]
-    confirming_s = confirmation_s(wish, tokens_per_s=rate)
-    confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
-    return fit([*own, *confirm, *(each for each in wanted if not each.is_needed)], budget_s=wish.budget_s)
-
-
-def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
-    """Seconds of one launch's passes, if a request makes so many tokens/s at every load."""
-    requests = [max(wish.prompts, _WAVES * load) / load for load in wish.loads]
-    return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
-
-
-def confirmation_s(wish: Wish, *, tokens_per_s: float) -> float:
-    """Seconds of the confirmation's passes, of both servers."""
-    requests = [2 * ROUNDS * _confirming_requests(wish.prompts, load) / load for load in wish.loads]
-    return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
-
-
-def in_words(name: str) -> str:
-    """A launch as a person calls it."""
-    return "the confirmation" if name == TUNED else name
-
-
-def small_tokens(most: int) -> int:
-    """The K of a second launch, far enough from K_max to tell cost by K."""
-    return max(1, min(2, most - 1))
-
-
-def ladder_of(
-    situation: schedule.Situation, *, loads: Sequence[int], most_tokens: int, most_requests: int
-) -> tuple[Mapping[int, int], str | None]:
-    """K by batch size for one launch; or none, with the reason."""
-    reason = schedule.why_no_ladder(situation)
-    if reason is not None:
-        return {}, reason
-    found = dict(schedule.rungs(loads, most_tokens=most_tokens, most_requests=most_requests))
-    beyond = max(found) + 1
-    if beyond <= most_requests:
-        found[beyond] = 0  # what a K = 0 range costs, once drafts are resident
-    return found, None
-
-
-@dataclass(frozen=True, slots=True)
-class TuneRequest:
-    """What the command line says, as `run.json` keeps it."""
-
-    profile: str
-    workloads: tuple[str, ...] = ()
-    concurrency: str | None = None
-    temperature: str | None = None
-    objective: str | None = None
-    candidates: tuple[str, ...] = ()
-    """Beside the profile's own: `ngram`, `suffix`, an alternative of the profile, or a draft model."""
-    most_tokens: int | None = None
-    max_tokens: int | None = None
-    budget: str | None = None
-    confirm: bool = True
-    settings: tuple[str, ...] = ()
-
-
-OPTIONS = {
-    "workloads": "workload", "concurrency": "concurrency", "temperature": "temperature", "objective": "objective",
-    "candidates": "candidate", "most_tokens": "k-max", "max_tokens": "max-tokens", "budget": "budget",
-    "confirm": "no-confirm", "settings": "set",
-}  # fmt: skip
-"""The command line's name for each."""
+    """Every prompt once, and as often again as it takes to have that many requests."""
+    count = max(least, len(prompts))
+    return numbered([prompts[at % len(prompts)] for at in range(count)])

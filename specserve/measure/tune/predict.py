@@ -1,20 +1,17 @@
-"""From the passes of a tune to every K at every load: length, step time, rate, with what each rests on."""
+"""From the passes of a tune to every K at every load: length, step time and rate, with what each rests on."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass
-from specserve.measure.tune import observe
-from specserve.measure.tune.choose import Known, limits_at, share_within
-from specserve.measure.tune.observe import Observed, StepModel, Timed, observed
-from specserve.measure.tune.plan import AGAIN, BASELINE, EXTRA, Candidate, Wish, small_tokens
-from specserve.measure.tune.result import Row
-from specserve.measure.tune.walk import Steps, length_interval
+from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, length_interval, observed
+from specserve.measure.tune.plan import AGAIN, EXTRA, Candidate, CandidateInfo, Launch, TunePlan
 from specserve.profile.schema import Expectation
 
 _DRAWS = 300
@@ -24,237 +21,309 @@ STEP_ERROR = 0.05
 """Of a step time between measured ones."""
 STEP_ERROR_ALONE = 0.08
 """The same if a launch has one K at every load."""
+ZERO = Interval(1.0, 1.0, 1.0)
 
 
-def key(point: Point) -> str:
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What one K gives at one load; of K = 0 it was measured."""
+
+    tpot_ms: float
+    plain_tpot_ms: float
+    """The same without speculation at this load."""
+    output_tokens_per_s: float
+    speedup: Interval
+    """Over no speculation at this load."""
+    within_limits: float | None = None
+    """Share of requests within the profile's limits; None without limits."""
+    plain_within_limits: float | None = None
+    """The same without speculation, measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """At full load; None if this K was not measured at this load."""
+
+    output_tokens_per_s: float | None = None
+    tpot_ms: float | None = None
+    """The mean over requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One K of one candidate at one load of one workload: predicted, and measured if it was."""
+
+    candidate: str
+    workload: str
+    temperature: float
+    concurrency: int
+    num_speculative_tokens: int
+    mean_acceptance_length: Interval
+    """Its bounds by a bootstrap over prompts."""
+    mean_acceptance_length_basis: str
+    """`measured` or `stitched`."""
+    break_even_mean_acceptance_length: float
+    """The length from which this K pays here, prefills included; infinite if these alone cost more."""
+    step_ms: float
+    step_basis: str
+    """`measured` or `predicted`."""
+    predicted: Predicted
+    measured: MeasuredRates = field(default_factory=MeasuredRates)
+
+    @property
+    def point(self) -> Point:
+        """Where it is."""
+        return Point(self.workload, self.temperature, self.concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One candidate after its launches."""
+
+    candidate: Candidate
+    rows: tuple[Row, ...]
+    models: Mapping[str, StepModel]
+    """By `workload/temperature`."""
+    per_position: Mapping[str, tuple[float, ...]]
+    """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""
+    zero_cost: float | None
+    """Rate of a K = 0 range over that of a server without speculation, measured; None: not measured."""
+
+    @property
+    def info(self) -> CandidateInfo:
+        """For the result."""
+        own, errors = self.candidate, [model.error for model in self.models.values()]
+        model, sampled = (own.keys.get(key) for key in ("model", "draft_sample_method"))
+        return CandidateInfo(
+            name=own.name,
+            method=str(own.keys["method"]),
+            draft_model=str(model) if model else None,
+            draft_sample_method=str(sampled) if sampled else None,
+            runner=own.runner,
+            measured_with=own.most_tokens,
+            follows_schedule=own.follows_schedule,
+            zero_cost=self.zero_cost,
+            has_ladder=bool(own.launches[0].tokens_by_load),
+            step_model_error=statistics.median_low(errors) if errors else None,
+        )
+
+
+def place_of(point: Point) -> str:
     """`workload/temperature`."""
     return f"{point.workload}/{point.temperature:g}"
 
 
-def plain_of(wish: Wish, passes: Sequence[Pass]) -> dict[str, dict[int, Observed]]:
-    """The server without speculation, by `workload/temperature` and load."""
-    found: dict[str, dict[int, Observed]] = {}
-    for point in wish.points():
-        seen = observed(_at(passes, 0, point, arm=BASELINE), tokens=0)
-        if seen is not None:
-            found.setdefault(key(point), {})[seen.concurrency] = seen
-    return found
+def limits_at(expect: Iterable[Expectation], point: Point) -> Expectation | None:
+    """The promise of latencies that holds at a point, the most particular one; None without any."""
+
+    def given(item: Expectation) -> list[tuple[object, object]]:
+        pairs = (
+            (item.workload, point.workload), (item.temperature, point.temperature),
+            (item.concurrency, point.concurrency),
+        )  # fmt: skip
+        return [(wanted, there) for wanted, there in pairs if wanted is not None]
+
+    found = [
+        item for item in expect if has_limits(item) and all(wanted == there for wanted, there in given(item))
+    ]
+    return max(found, key=lambda item: len(given(item)), default=None)
 
 
-def plain_rows_of(wish: Wish, passes: Sequence[Pass]) -> tuple[Row, ...]:
+def share_within(
+    limits: Expectation | None, *, tpots_s: Collection[float], ttfts_s: Collection[float]
+) -> float | None:
+    """Share of requests that keep `max_tpot_p99_ms` and `max_ttft_p99_ms`; None without such limits.
+
+    The two are taken as independent: times per token are predicted request by request, first tokens are not.
+    """
+    if limits is None:
+        return None
+    shares = [
+        sum(time_s * 1000 <= limit for time_s in times_s) / len(times_s)
+        for limit, times_s in ((limits.max_tpot_p99_ms, tpots_s), (limits.max_ttft_p99_ms, ttfts_s))
+        if limit is not None and times_s
+    ]
+    return math.prod(shares) if shares else None
+
+
+def plain_rows(plan: TunePlan, passes: Sequence[Pass]) -> tuple[Row, ...]:
     """K = 0 at every point: the server without speculation, all of it measured."""
-    every = plain_of(wish, passes)
-    return tuple(
-        row
-        for place, at_load in every.items()
-        for row in Measured("", at_load, (), limits=_limits(wish, place)).plain_rows()
-    )
+    found = []
+    for point, seen in _points_of(plan, passes, plan.baseline).items():
+        tpot_ms = _mean_ms(seen.tpot_s)
+        if seen.step_s is not None and tpot_ms is not None:
+            limits, rate = limits_at(plan.expect, point), seen.tokens_per_s
+            within = share_within(limits, tpots_s=seen.tpot_s, ttfts_s=seen.first_s)
+            found.append(
+                Row(
+                    "", point.workload, point.temperature, seen.concurrency, 0, ZERO, "measured", 1.0,
+                    seen.step_s * 1000, "measured", Predicted(tpot_ms, tpot_ms, rate, ZERO, within, within),
+                    MeasuredRates(rate, tpot_ms),
+                )
+            )  # fmt: skip
+    return tuple(found)
 
 
-def known_of(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launches: Sequence[int]) -> Known:
-    """One candidate: every K at every load. `launches`: its numbers; a second one drafts a small K."""
-    others = list(_others(wish, passes, candidate, launch=launches[0]))
-    every = {
-        place: Measured(
-            candidate.name,
-            plain,
-            list(_drafted(wish, passes, candidate, place, launches=launches)),
-            others,
-            candidate.most_tokens,
-            candidate.follows_schedule,
-            _limits(wish, place),
-        )
-        for place, plain in plain_of(wish, passes).items()
-    }
-    prefills = _prefills(list(every.values()))
+def predict(plan: TunePlan, passes: Sequence[Pass], candidate: Candidate) -> Prediction:
+    """Every K of a candidate at every load."""
+    plain = _points_of(plan, passes, plan.baseline)
+    drafted = [
+        (point, seen)
+        for launch in candidate.launches
+        for point, seen in _points_of(plan, passes, launch).items()
+        if point in plain
+    ]
+    first = candidate.launches[0]
+    others = [  # a K = 0 range is left out: it is not a server without speculation
+        Timed(load, launch.tokens_at(load), step_s)
+        for launch in (plan.baseline, first)
+        for load in plan.extra_loads(launch)
+        if (launch is plan.baseline or launch.tokens_at(load))
+        and (step_s := _between_s(plan, passes, launch, load))
+    ]
+    ratios = [
+        seen.held_up_s / plain[point].held_up_s for point, seen in drafted if plain[point].held_up_s > 0
+    ]
+    prefills = max(1.0, statistics.median(ratios)) if ratios else 1.0
     rows: list[Row] = []
     models: dict[str, StepModel] = {}
     positions: dict[str, tuple[float, ...]] = {}
-    for place, found in every.items():
-        measured = replace(found, prefills=prefills)
-        steps = measured.model()
-        if steps is not None:
-            models[place] = steps
-            rows += measured.rows(steps)
-            if rates := measured.per_position():
+    for place in dict.fromkeys(map(place_of, plain)):
+        here = Measured(
+            candidate,
+            {seen.concurrency: seen for point, seen in plain.items() if place_of(point) == place},
+            [seen for point, seen in drafted if place_of(point) == place],
+            {
+                point.concurrency or 1: limits_at(plan.expect, point)
+                for point in plain
+                if place_of(point) == place
+            },
+            prefills,
+        )
+        points = [
+            Timed(each.concurrency, each.tokens, each.step_s)
+            for each in (*here.plain.values(), *here.drafted)
+            if each.step_s
+        ]
+        if {bool(each.tokens) for each in points} == {True, False}:
+            models[place] = fit([*points, *others])
+            rows += here.rows(models[place])
+            if rates := here.per_position():
                 positions[f"{candidate.name}/{place}"] = rates
-    zero_cost = _zero_cost(passes, candidate, next(iter(models.values()), None), launch=launches[0])
-    return Known(candidate, tuple(rows), models, positions, zero_cost)
+    zero_cost = None
+    load = next((load for load in plan.extra_loads(first) if not first.tokens_at(load)), None)
+    if load is not None and models and (step_s := _between_s(plan, passes, first, load)):
+        zero_cost = min(1.0, next(iter(models.values())).at(load, 0) / step_s)
+    return Prediction(candidate, tuple(rows), models, positions, zero_cost)
 
 
-def _drafted(
-    wish: Wish, passes: Sequence[Pass], candidate: Candidate, place: str, *, launches: Sequence[int]
-) -> Iterator[Observed]:
-    for index, launch in enumerate(launches):
-        for point in wish.points():
-            if key(point) == place:
-                small = small_tokens(candidate.most_tokens)
-                tokens = small if index else candidate.tokens_at(point.concurrency or 1)
-                seen = observed(_at(passes, launch, point), tokens=tokens)
-                if seen is not None:
-                    yield seen
+def _points_of(plan: TunePlan, passes: Sequence[Pass], launch: Launch) -> dict[Point, Observed]:
+    """What a launch did at each point, by the passes to choose by."""
+    number = plan.launches.index(launch)
+    found = {}
+    for point in plan.points:
+        mine = [
+            each for each in passes if (each.launch, each.point) == (number, point) and each.block < EXTRA
+        ]
+        seen = observed(mine, tokens=launch.tokens_at(point.concurrency or 1))
+        if seen is not None:
+            found[point] = seen
+    return found
 
 
-def _at(passes: Sequence[Pass], launch: int, point: Point, *, arm: str | None = None) -> list[Pass]:
-    """Those to choose by: neither loads between, nor the confirmation."""
-    return [
-        each
-        for each in passes
-        if (each.launch, each.point) == (launch, point) and each.block < EXTRA and arm in (None, each.arm)
-    ]
-
-
-def _limits(wish: Wish, place: str) -> dict[int, Expectation]:
-    """Of one workload and temperature, by concurrency."""
-    points = {point.concurrency or 1: point for point in wish.points() if key(point) == place}
-    found = {load: limits_at(wish.expect, point) for load, point in points.items()}
-    return {load: item for load, item in found.items() if item is not None}
-
-
-def _others(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch: int) -> Iterator[Timed]:
-    """Step times of the loads between; a K = 0 range is left out: it is not a server without speculation."""
-    for number, who in ((0, None), (launch, candidate)):
-        for load, tokens in wish.extras(who).items():
-            step_s = _between_s(passes, launch=number, load=load, tokens=tokens)
-            if step_s and (tokens or who is None):
-                yield Timed(load, tokens, step_s)
-
-
-def _between_s(passes: Sequence[Pass], *, launch: int, load: int, tokens: int) -> float | None:
+def _between_s(plan: TunePlan, passes: Sequence[Pass], launch: Launch, load: int) -> float | None:
     """Seconds of a step at a load between; None if it was not measured."""
-    numbers = (EXTRA + load, AGAIN + load)
-    mine = [each for each in passes if each.launch == launch and each.block in numbers]
-    seen = observed(mine, tokens=tokens) if mine else None
+    number = plan.launches.index(launch)
+    mine = [each for each in passes if each.launch == number and each.block in (EXTRA + load, AGAIN + load)]
+    seen = observed(mine, tokens=launch.tokens_at(load))
     return seen.step_s if seen is not None else None
-
-
-def _zero_cost(
-    passes: Sequence[Pass], candidate: Candidate, model: StepModel | None, *, launch: int
-) -> float | None:
-    """The rate of a K = 0 range over that of no speculation: a plain step over the range's, at its load."""
-    load = next((load for load, tokens in candidate.rungs.items() if not tokens), None)
-    if load is None or model is None:
-        return None
-    step_s = _between_s(passes, launch=launch, load=load, tokens=0)
-    return min(1.0, model.at(load, 0) / step_s) if step_s else None
-
-
-def _prefills(every: Sequence[Measured]) -> float:
-    """What prefills take with this candidate, over what they take without: the median over all points, 1 at least."""
-    ratios = [
-        seen.held_up_s / measured.plain[seen.concurrency].held_up_s
-        for measured in every
-        for seen in measured.drafted
-        if seen.concurrency in measured.plain and measured.plain[seen.concurrency].held_up_s > 0
-    ]
-    return max(1.0, statistics.median(ratios)) if ratios else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """All that was measured of one candidate and of the server without speculation, for one workload."""
 
-    candidate: str
+    candidate: Candidate
     plain: Mapping[int, Observed]
     """Without speculation, by concurrency."""
     drafted: Sequence[Observed]
-    others: Sequence[Timed] = ()
-    """Step times at loads between, of whatever workload."""
-    most_tokens: int = 1
-    follows_schedule: bool = True
-    limits: Mapping[int, Expectation] = field(default_factory=dict)
+    limits: Mapping[int, Expectation | None]
     """Of the profile, by concurrency."""
-    prefills: float = 1.0
+    prefills: float
     """What prefills take with a draft that has its own, over what they take without; at least 1."""
 
-    def model(self) -> StepModel | None:
-        """The step times of the candidate; None if no step could be timed, with speculation or without."""
-        plain = [Timed(load, 0, seen.step_s) for load, seen in self.plain.items() if seen.step_s]
-        drafted = [Timed(seen.concurrency, seen.tokens, seen.step_s) for seen in self.drafted if seen.step_s]
-        return observe.fit([*plain, *drafted, *self.others]) if plain and drafted else None
+    @property
+    def requests(self) -> list[Steps]:
+        """Those that drafted the most: what was offered less says nothing of more."""
+        most = max((seen.tokens for seen in self.drafted), default=0)
+        return [each for seen in self.drafted if seen.tokens == most for each in seen.requests]
 
     def rows(self, steps: StepModel) -> Iterator[Row]:
         """Every K up to what was measured, at every load that was measured without speculation."""
-        requests = self._requests()
         lengths = {
-            tokens: length_interval(requests, tokens=tokens, draws=_DRAWS)
-            for tokens in range(1, self.most_tokens + 1)
+            tokens: length_interval(self.requests, tokens=tokens, draws=_DRAWS)
+            for tokens in range(1, self.candidate.most_tokens + 1)
         }
         for load in sorted(self.plain):
             for tokens, length in lengths.items():
                 if length is not None:
                     yield self._row(load, tokens, length, steps)
 
-    def plain_rows(self) -> Iterator[Row]:
-        """The server without speculation as K = 0 at every load."""
-        one = Interval(1.0, 1.0, 1.0)
-        for load, seen in sorted(self.plain.items()):
-            tpot_ms = _mean_ms(seen.tpot_s)
-            if seen.step_s is None or tpot_ms is None:
-                continue
-            within = share_within(self.limits.get(load), tpots_s=seen.tpot_s, ttfts_s=seen.first_s)
-            yield Row(
-                "", seen.workload, seen.temperature, load, 0, one, "measured", seen.step_s * 1000, "measured",
-                break_even=1.0, tpot_ms=tpot_ms, plain_tpot_ms=tpot_ms, tokens_per_s=seen.tokens_per_s,
-                speedup=one, measured_tokens_per_s=seen.tokens_per_s, measured_tpot_ms=tpot_ms,
-                within_limits=within, plain_within_limits=within,
-            )  # fmt: skip
-
     def per_position(self) -> tuple[float, ...]:
         """The share of steps with K_max drafts that accepted 1, 2, … tokens or more."""
+        most = self.candidate.most_tokens
         took = [
             accepted
-            for each in self._requests()
+            for each in self.requests
             for accepted, offered in zip(each.accepted, each.drafted, strict=True)
-            if offered == self.most_tokens
+            if offered == most
         ]
-        places = range(1, self.most_tokens + 1) if took else ()
+        places = range(1, most + 1) if took else ()
         return tuple(sum(each >= place for each in took) / len(took) for place in places)
 
-    def _most(self) -> list[Observed]:
-        """What drafted the most: what was offered less says nothing of more."""
-        most = max((seen.tokens for seen in self.drafted), default=0)
-        return [seen for seen in self.drafted if seen.tokens == most]
-
-    def _requests(self) -> list[Steps]:
-        return [each for seen in self._most() for each in seen.requests]
-
     def _row(self, load: int, tokens: int, length: Interval, steps: StepModel) -> Row:
-        plain = self.plain[load]
-        seen = next(
-            (each for each in self.drafted if (each.concurrency, each.tokens) == (load, tokens)), None
-        )
+        plain, limits = self.plain[load], self.limits[load]
+        same = [each for each in self.drafted if (each.concurrency, each.tokens) == (load, tokens)]
+        seen = same[0] if same else None
         step_s, plain_s = steps.at(load, tokens), steps.at(load, 0)
-        held_up_s = plain.held_up_s * self.prefills
-        plain_request_s = _request_s(plain, 1.0, plain_s, plain.held_up_s)
-        speedup = plain_request_s / _request_s(plain, length.value, step_s, held_up_s)
-        for_steps_s = plain_request_s - held_up_s
-        spread = self._spread(plain, seen, length)
-        basis = "measured" if tokens == self.most_tokens else "stitched"
-        is_timed = seen is not None and seen.step_s is not None
+        held_up_s, later_tokens = plain.held_up_s * self.prefills, plain.output_tokens - 1
+        # a request in a closed loop takes its steps, and what prefills hold it up, its own and those of others
+        plain_request_s = plain.held_up_s + later_tokens * plain_s
+        speedup = plain_request_s / (held_up_s + later_tokens / length.value * step_s)
+        for_steps_s, spread = plain_request_s - held_up_s, math.exp(self._spread(plain, seen, length))
+        waiting_s = self._waiting_s(load, tokens)
+        within = share_within(
+            limits,
+            # times per token by each request's own acceptance; first tokens wait for longer steps
+            tpots_s=[
+                step_s * each.steps_with(tokens) / each.tokens + waiting_s
+                for each in (self.requests if limits else ())
+                if each.tokens
+            ],
+            ttfts_s=[at_s + ((step_s - plain_s) / 2 if load > 1 else 0.0) for at_s in plain.first_s],
+        )
         return Row(
-            candidate=self.candidate,
+            candidate=self.candidate.name,
             workload=plain.workload,
             temperature=plain.temperature,
             concurrency=load,
-            tokens=tokens,
-            mean_length=length,
-            length_basis=basis,
+            num_speculative_tokens=tokens,
+            mean_acceptance_length=length,
+            mean_acceptance_length_basis="measured" if tokens == self.candidate.most_tokens else "stitched",
+            break_even_mean_acceptance_length=later_tokens * step_s / for_steps_s
+            if for_steps_s > 0
+            else math.inf,
             step_ms=step_s * 1000,
-            step_basis="measured" if is_timed else "predicted",
-            break_even=(plain.output_tokens - 1) * step_s / for_steps_s if for_steps_s > 0 else math.inf,
-            tpot_ms=(step_s / length.value + self._waiting_s(load, tokens)) * 1000,
-            plain_tpot_ms=(plain_s + self._waiting_s(load, 0)) * 1000,
-            tokens_per_s=plain.tokens_per_s * speedup,
-            speedup=Interval(speedup, speedup * math.exp(-spread), speedup * math.exp(spread)),
-            measured_tokens_per_s=seen.tokens_per_s if seen is not None else None,
-            measured_tpot_ms=_mean_ms(seen.tpot_s) if seen is not None else None,
-            within_limits=self._within(
-                load, tokens, step_s=step_s, later_s=(step_s - plain_s) / 2 if load > 1 else 0.0
+            step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
+            predicted=Predicted(
+                tpot_ms=(step_s / length.value + waiting_s) * 1000,
+                plain_tpot_ms=(plain_s + self._waiting_s(load, 0)) * 1000,
+                output_tokens_per_s=plain.tokens_per_s * speedup,
+                speedup=Interval(speedup, speedup / spread, speedup * spread),
+                within_limits=within,
+                plain_within_limits=share_within(limits, tpots_s=plain.tpot_s, ttfts_s=plain.first_s),
             ),
-            plain_within_limits=share_within(
-                self.limits.get(load), tpots_s=plain.tpot_s, ttfts_s=plain.first_s
-            ),
+            measured=MeasuredRates(seen.tokens_per_s, _mean_ms(seen.tpot_s)) if seen else MeasuredRates(),
         )
 
     def _waiting_s(self, load: int, tokens: int) -> float:
@@ -276,29 +345,9 @@ class Measured:
         """Half the width of the logarithm of a speedup: of the length by prompts, and of both step times."""
         known = length.low > 0 and math.isfinite(length.high)
         by_length = math.log(length.high / length.low) / 2 if known else math.log(2.0)
-        between = STEP_ERROR if self.follows_schedule else STEP_ERROR_ALONE
+        between = STEP_ERROR if self.candidate.follows_schedule else STEP_ERROR_ALONE
         by_step = between if seen is None else max(TIMED_ERROR, 2 * seen.step_error)
         return math.hypot(by_length, by_step, 2 * plain.step_error)
-
-    def _within(self, load: int, tokens: int, *, step_s: float, later_s: float) -> float | None:
-        """Share within the profile's limits: times per token by each request's own acceptance; first tokens as without
-        speculation, later by what longer steps keep them waiting.
-        """
-        waiting_s = self._waiting_s(load, tokens)
-        return share_within(
-            self.limits.get(load),
-            tpots_s=[
-                step_s * each.steps_with(tokens) / each.tokens + waiting_s
-                for each in self._requests()
-                if each.tokens
-            ],
-            ttfts_s=[first_s + later_s for first_s in self.plain[load].first_s],
-        )
-
-
-def _request_s(plain: Observed, length: float, step_s: float, held_up_s: float) -> float:
-    """Seconds of one request in a closed loop: its steps, and what prefills hold it up, its own and those of others."""
-    return held_up_s + (plain.output_tokens - 1) / length * step_s
 
 
 def _mean_ms(seconds: Sequence[float]) -> float | None:

@@ -1,128 +1,61 @@
-"""What a tune found, and how its choice is written into the profile."""
+"""The result of a tune: what was chosen, what keeps its speedup from K + 1, and how it is written into the profile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from specserve.errors import UsageError
-from specserve.measure.bench.result import Comparison, Interval, Point
+from specserve.measure.bench.arms import host, versions
+from specserve.measure.bench.result import Point, Verdict
+from specserve.measure.run import Measurement
+from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed, load_words
+from specserve.measure.tune.observe import StepModel
+from specserve.measure.tune.plan import BASELINE, TUNED, CandidateInfo, TunePlan
+from specserve.measure.tune.predict import STEP_ERROR_ALONE, Prediction, Row, place_of, plain_rows
 
-Objective = Literal["tpot", "throughput", "goodput"]
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateInfo:
-    """One way to speculate that was looked at, or why it was not."""
-
-    name: str
-    method: str
-    draft_model: str | None = None
-    draft_sample_method: str | None = None
-    runner: str | None = None
-    """vLLM's model runner, `v1` or `v2`."""
-    measured_with: int | None = None
-    """K_max; nothing is known above it."""
-    follows_schedule: bool = True
-    """Whether its drafter drafts what a schedule by batch size says."""
-    zero_cost: float | None = None
-    """Rate of a K = 0 range over that of a server without speculation, measured."""
-    has_ladder: bool = False
-    """Whether several K were measured in one launch."""
-    step_model_error: float | None = None
-    """How far the form of the step times is off at the measured points, the median, as a share."""
-    left_out: str | None = None
-    """Why it was not measured."""
+MOVES = {
+    "acceptance": "a draft closer to the target (same family, distilled on this traffic), a lower temperature, or "
+    "probabilistic drafts above temperature 0",
+    "draft cost": "a smaller draft, a head (EAGLE, MTP) or ngram, or a smaller K",
+    "verification cost": "a smaller K, a lower concurrency, or an accelerator with more FLOP/s for its bandwidth",
+    "prefill": "prefix caching or shorter prompts: speculation speeds up only the decoding",
+    "memory": "a smaller draft, a smaller K, or more memory for the KV cache",
+}
+_IMPLAUSIBLE = 0.95
+"""Plain steps that a step with more tokens cannot take less than, but for drift."""
+_COSTS_BELOW = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One K of one candidate at one load of one workload: predicted, and measured if it was."""
-
-    candidate: str
-    workload: str
-    temperature: float
-    concurrency: int
-    tokens: int
-    mean_length: Interval | None
-    """Tokens a step; its bounds by a bootstrap over prompts."""
-    length_basis: str
-    """`measured` or `stitched`."""
-    step_ms: float
-    step_basis: str
-    """`measured` or `predicted`."""
-    break_even: float
-    """The mean acceptance length from which this K pays here, prefills included; infinite if these alone cost more."""
-    tpot_ms: float
-    """Predicted; of K = 0 measured."""
-    plain_tpot_ms: float
-    """The same without speculation at this load."""
-    tokens_per_s: float
-    """Predicted."""
-    speedup: Interval
-    """Predicted, over no speculation at this load."""
-    measured_tokens_per_s: float | None = None
-    """At full load."""
-    measured_tpot_ms: float | None = None
-    """The mean over requests, at full load."""
-    within_limits: float | None = None
-    """Share of requests within the profile's limits, predicted; None without limits."""
-    plain_within_limits: float | None = None
-    """The same without speculation, measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One thing that holds the speedup down, with its number, and what would move it."""
+class Cause:
+    """One thing that holds the speedup down, with its number, and what would change it."""
 
     name: str
     """draft cost, verification cost, acceptance, memory, prefill."""
     share: float | None
     """What it takes of the speedup that would be there without it, 0 to 1."""
     told: str
+    """The figures."""
     moves: str
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is best here."""
+class BaselineRate:
+    """The server without speculation at one point, measured."""
 
-    speculates: bool
-    reason: str
-    candidate: str | None = None
-    speculation: Mapping[str, Any] | None = None
-    """The whole block for the profile; None: run without."""
-    by_load: Mapping[int, int] = field(default_factory=dict)
-    """K by concurrency."""
-    schedule: tuple[tuple[int, int, int], ...] | None = None
-    """None if one K serves all loads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """The choice against no speculation, on prompts that it was not chosen by."""
-
-    comparison: Comparison
-    predicted_speedup: float
-    tokens_per_s: float
-    predicted_tokens_per_s: float
-    within_limits: float | None = None
-    """Share of requests within the profile's limits, measured; None without limits."""
-    plain_within_limits: float | None = None
-    """The same without speculation."""
-
-    @property
-    def miss(self) -> float:
-        """Measured over predicted speedup, less one."""
-        measured = self.comparison.speedup
-        return measured.value / self.predicted_speedup - 1 if measured is not None else 0.0
+    point: str
+    """`workload/temperature`."""
+    concurrency: int
+    output_tokens_per_s: float
+    basis: str = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """A whole tune."""
+    """A whole tune; its fields are the keys of result.json."""
 
     name: str
     fingerprint: str
@@ -136,36 +69,231 @@ class TuneResult:
     platform: str
     objective: str
     launches: int
-    candidates: tuple[CandidateInfo, ...]
-    rows: tuple[Row, ...]
-    baseline: Mapping[str, Mapping[int, float]]
-    """Output tokens/s without speculation, measured, by `workload/temperature` and concurrency."""
     choice: Choice
-    plain_rows: tuple[Row, ...] = ()
+    candidates: tuple[CandidateInfo, ...]
+    baseline: tuple[BaselineRate, ...]
+    points: tuple[Row, ...]
+    plain_points: tuple[Row, ...] = ()
     """K = 0: the server without speculation at every point."""
     confirmed: tuple[Confirmed, ...] = ()
-    is_interleaved: bool = False
+    confirmed_turn_by_turn: bool = False
     """Whether the confirmation took turns with the server without speculation."""
-    causes: tuple[Limit, ...] = ()
-    caused: Row | None = None
-    """The row that the causes are of."""
-    notes: tuple[str, ...] = ()
-    per_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    causes_of: Row | None = None
+    causes: tuple[Cause, ...] = ()
+    per_position_acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""
+    notes: tuple[str, ...] = ()
 
     def is_chosen(self, row: Row) -> bool:
         """Whether a row is what was chosen for its load."""
-        chosen = self.choice
-        return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
+        chosen = self.choice.num_speculative_tokens_by_concurrency.get(row.concurrency)
+        return self.choice.candidate == row.candidate and chosen == row.num_speculative_tokens
 
     def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
         """A workload, and its temperature if there are several."""
-        several = len({row.temperature for row in self.rows}) > 1
+        several = len({row.temperature for row in self.points}) > 1
         return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload
 
 
+def tune_result(
+    plan: TunePlan,
+    tune: Measurement,
+    predictions: Sequence[Prediction],
+    choice: Choice,
+    confirmed: Sequence[Confirmed],
+    *,
+    failed: Mapping[str, str],
+    duration_s: float,
+) -> TuneResult:
+    """The result; without a gain, with the one cause that explains it, if there is one. `failed`: launches."""
+    chosen = next((each for each in predictions if each.candidate.name == choice.candidate), predictions[0])
+    row = explained(choice, chosen.rows)
+    model = chosen.models.get(place_of(row.point)) if row is not None else None
+    kv = [
+        size for name in (chosen.candidate.name, BASELINE) if (size := tune.kv_tokens.get(name)) is not None
+    ]
+    found: tuple[Cause, ...] = ()
+    if row is not None and model is not None:
+        found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if len(kv) == 2 else None)
+        gains = max(each.predicted.speedup.value for each in chosen.rows) >= LEAST_SPEEDUP
+        if not (choice.speculates or confirmed or gains):
+            mine = [each for each in chosen.rows if place_of(each.point) == place_of(row.point)]
+            choice = replace(choice, reason=why_none(mine, steps=model) or choice.reason)
+    plain = plain_rows(plan, tune.passes)
+    notes = [
+        *tune.notes, *_notes(plan, failed), *_losses(choice, chosen, confirmed), *better_rates(choice, chosen, plain)
+    ]  # fmt: skip
+    return TuneResult(
+        name=plan.name,
+        fingerprint=plan.fingerprint,
+        created=tune.directory.content["created"],
+        duration_s=round(duration_s, 1),
+        versions={**versions(), **tune.versions},
+        host=tune.host or host(platform_of_arms=plan.platform),
+        runner=plan.runner,
+        platform=plan.platform,
+        objective=plan.objective,
+        launches=tune.launches,
+        choice=choice,
+        candidates=(*(each.info for each in predictions), *_left_out(plan, failed)),
+        baseline=tuple(
+            BaselineRate(place_of(each.point), each.concurrency, each.predicted.output_tokens_per_s)
+            for each in plain
+        ),
+        points=tuple(row for each in predictions for row in each.rows),
+        plain_points=plain,
+        confirmed=tuple(confirmed),
+        confirmed_turn_by_turn=any(each.launch and each.arm == BASELINE for each in tune.passes),
+        causes_of=row if found else None,
+        causes=found,
+        per_position_acceptance={
+            place: rates for each in predictions for place, rates in each.per_position.items()
+        },
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
+    """The row whose causes are given: the choice at the lowest load, else the best there is."""
+    chosen = choice.num_speculative_tokens_by_concurrency
+    kept = [
+        row
+        for row in rows
+        if row.num_speculative_tokens == (chosen.get(row.concurrency) or row.num_speculative_tokens)
+    ]
+    lowest = min((row.concurrency for row in kept), default=None)
+    at_lowest = [row for row in kept if row.concurrency == lowest]
+    return max(at_lowest, key=lambda row: row.predicted.speedup.value, default=None)
+
+
+def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
+    """What limits one K at one load, the largest first. `kv_tokens`: of the cache with and without speculation."""
+    length, speedup = row.mean_acceptance_length.value, row.predicted.speedup.value
+    load, tokens = row.concurrency, row.num_speculative_tokens
+    plain_s, step_s = steps.at(load, 0), row.step_ms / 1000
+    verify_s = min(max(step_s - steps.draft_s(load, tokens), plain_s), step_s)
+    decoding, verified = length * plain_s / step_s, verify_s / plain_s
+    verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} plain steps"
+    if verified < _IMPLAUSIBLE:
+        verifies += (
+            ": less than one, so the machine was slower without speculation, or it is slow with single tokens"
+        )
+    drafts = f"{tokens} draft steps take {(step_s - verify_s) / step_s:.0%} of a step"
+    lost = {
+        "acceptance": ((tokens + 1) / length, f"{length:.2f} of {tokens + 1} tokens a step"),
+        "verification cost": (verified, verifies),
+        "draft cost": (
+            step_s / verify_s,
+            f"{drafts}, {(step_s - verify_s) / tokens / plain_s:.2f} plain steps each",
+        ),
+        "prefill": (
+            decoding / speedup,
+            f"decoding alone is {decoding:.2f}x, whole requests are {speedup:.2f}x",
+        ),
+    }
+    logs = {name: math.log(factor) for name, (factor, _) in lost.items()}
+    total = math.fsum(max(0.0, log) for log in logs.values()) or 1.0
+    found = [
+        Cause(name, max(0.0, logs[name]) / total, lost[name][1], MOVES[name])
+        for name in sorted(logs, key=lambda name: -logs[name])
+    ]
+    if kv_tokens is not None and kv_tokens[1]:
+        # what the draft takes costs if requests wait for room, and nothing below that
+        drafting, plain = kv_tokens
+        words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
+        found.append(Cause("memory", None, words, MOVES["memory"]))
+    return tuple(found)
+
+
+def why_none(rows: Sequence[Row], *, steps: StepModel) -> str | None:
+    """Why no K gains, if one cause alone explains it; None if there is a gain, or no single cause."""
+    row = max(rows, key=lambda each: each.predicted.speedup.value, default=None)
+    if row is None or row.predicted.speedup.value >= LEAST_SPEEDUP:
+        return None
+    load, tokens, length = row.concurrency, row.num_speculative_tokens, row.mean_acceptance_length.value
+    plain_s = steps.at(load, 0)
+    each_s = (steps.at(load, tokens) - steps.verify_s(load, tokens)) / tokens
+    if each_s >= 0.8 * plain_s:
+        accepted = f"{(length - 1) / tokens:.0%} of the draft tokens are accepted"
+        return f"a draft step costs {each_s / plain_s:.2f} steps of the target: no gain is possible, though {accepted}"
+    if length < 1.2:
+        needed = row.break_even_mean_acceptance_length
+        words = f", {needed:.2f} would be needed" if math.isfinite(needed) else ""
+        return f"next to nothing is accepted: {length:.2f} tokens a step{words}"
+    return None
+
+
+def _left_out(plan: TunePlan, failed: Mapping[str, str]) -> Iterator[CandidateInfo]:
+    """What was not measured, with the reason."""
+    yield from plan.left_out
+    reasons = {**failed, **dict(plan.budget.left_out)}
+    for each in plan.candidates:
+        if each.name in reasons:
+            yield CandidateInfo(each.name, str(each.keys["method"]), left_out=reasons[each.name])
+
+
+def _notes(plan: TunePlan, failed: Mapping[str, str]) -> Iterator[str]:
+    """How well things are known, and what was left out."""
+    for each in plan.candidates:
+        if each.ladder_obstacle and each.name in plan.budget.kept and each.name not in failed:
+            yield (
+                f"{each.name}: {each.ladder_obstacle}; step times between the measured K are interpolated "
+                f"(± {STEP_ERROR_ALONE * 100:.0f} %)"
+            )
+    for name, reason in plan.budget.left_out:
+        yield f"{'the confirmation' if name == TUNED else name} was left out: {reason}"
+
+
+def _losses(choice: Choice, prediction: Prediction, confirmed: Sequence[Confirmed]) -> Iterator[str]:
+    """Loads at which the choice is slower than a server without speculation, as measured, else as predicted."""
+    for item in (each.comparison for each in confirmed):
+        if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
+            yield (
+                f"at {load_words(item.point.concurrency)}, {item.point.workload}: speculation costs, "
+                f"{item.speedup.value:.2f}x measured; send such load to a server without it"
+            )
+    measured, cost = {each.comparison.point for each in confirmed}, prediction.zero_cost
+    for load, tokens in choice.num_speculative_tokens_by_concurrency.items():
+        if not tokens and cost is not None and cost < _COSTS_BELOW:
+            yield (
+                f"at {load_words(load)} even K = 0 runs at {cost:.2f}x of a server without speculation "
+                "(its step measured): send such load to one"
+            )
+    for row in _chosen_rows(choice, prediction):
+        gain = row.predicted.speedup.value
+        if gain < _COSTS_BELOW and row.point not in measured:
+            yield f"at {load_words(row.concurrency)}, {row.workload}: speculation costs, {gain:.2f}x predicted"
+
+
+def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -> Iterator[str]:
+    """Rates in the table that were measured above the one predicted for the choice, with why they were not chosen."""
+    for chosen in _chosen_rows(choice, prediction):
+        rate = chosen.predicted.output_tokens_per_s
+        same = [row for row in (*plain, *prediction.rows) if row.point == chosen.point]
+        best = max(same, key=lambda row: row.measured.output_tokens_per_s or 0.0)
+        measured, tokens = best.measured.output_tokens_per_s or 0.0, best.num_speculative_tokens
+        if measured <= rate or tokens == chosen.num_speculative_tokens:
+            continue
+        why = "predictions are compared, because they take the speed of the machine from all passes"
+        if not tokens:
+            why = "K = 0 is chosen only for the highest load, if a K = 0 range won there"
+        elif best.predicted.output_tokens_per_s > rate:
+            why = (
+                "one K serves several loads or workloads if that costs little, or if vLLM follows no schedule"
+            )
+        yield (
+            f"at {load_words(chosen.concurrency)}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
+            f"more than the {rate:.1f} predicted for the chosen K = {chosen.num_speculative_tokens}: {why}"
+        )
+
+
+def _chosen_rows(choice: Choice, prediction: Prediction) -> list[Row]:
+    chosen = choice.num_speculative_tokens_by_concurrency
+    return [row for row in prediction.rows if row.num_speculative_tokens == chosen.get(row.concurrency)]
+
+
 def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
-    """Raises UsageError where a choice could not be written, before anything is measured."""
+    """Raises UsageError if a choice could not be written, before anything is measured."""
     if not Path(path).is_file():
         raise UsageError(f"`--write` can only change a profile file, and `{path}` is not a file")
     if any(setting.startswith("speculation") for setting in settings):
@@ -175,34 +303,34 @@ def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
 
 
 def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> str:
-    """Change `speculation` in the file; returns what was done. Raises UsageError if it cannot be, and FactError."""
+    """Change `speculation` in the file, and return what was done. Raises UsageError and FactError if it cannot be."""
     from specserve.profile.writer import rewrite_section
 
     refuse_unwritable(path, settings=settings)
-    wanted = result.choice.speculation if result.choice.speculates else None
-    if not rewrite_section(
+    is_changed = rewrite_section(
         path,
         "speculation",
-        wanted,
-        said=lambda p: p.speculation and p.speculation.keys,
+        result.choice.speculation,
+        said=lambda profile: profile.speculation and profile.speculation.keys,
         remark=remark(result),
-    ):
+    )
+    if not is_changed:
         return f"{path} already has this `speculation`"
     return f"{path}: `speculation` was changed; `git diff` shows it"
 
 
 def remark(result: TuneResult) -> str:
     """When, on what, with which result; begins as every such remark does, so that the next one replaces it."""
-    where = result.host.get("accelerator", result.platform)
-    head = f"specserve tune: {result.created[:10]}, {where}, vLLM {result.versions.get('vllm', '?')}"
+    accelerator = result.host.get("accelerator", result.platform)
+    head = f"specserve tune: {result.created[:10]}, {accelerator}, vLLM {result.versions.get('vllm', '?')}"
     if not result.choice.speculates:
         return f"{head}: {result.choice.reason}"
-    told = [
+    measured = [
         f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
         f" ({result.place(each.comparison.point, lead='T = ')})"
         for each in result.confirmed
         if each.comparison.speedup is not None
     ]
-    if told:
-        return f"{head}: measured {', '.join(told)}"
-    return f"{head}: predicted {result.choice.reason}"
+    return (
+        f"{head}: measured {', '.join(measured)}" if measured else f"{head}: predicted {result.choice.reason}"
+    )

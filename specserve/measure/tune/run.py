@@ -1,4 +1,4 @@
-"""One tune from its first launch to its confirmation, on the measuring engine."""
+"""One tune from its plan to its result: run in its directory, resumed by the same command, confirmed."""
 
 from __future__ import annotations
 
@@ -6,77 +6,63 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from zlib import crc32
 
-from specserve.errors import LaunchError, TrafficError
+from specserve.diagnostics import Notices
+from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.plan import Block, arm_order
+from specserve.measure.bench.plan import arm_order
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Noted, OnNews, RunDirectory
-from specserve.measure.bench.traffic import Driver, Running
-from specserve.measure.run import Measurement
+from specserve.measure.bench.rundir import (
+    Noted,
+    OnNews,
+    RunDirectory,
+)
+from specserve.measure.bench.traffic import Running
+from specserve.measure.run import Measurement, Outlet
+from specserve.measure.tune.candidates import chosen_arm
+from specserve.measure.tune.choose import Choice, Confirmed, after, choose, confirmed_of
+from specserve.measure.tune.earlier import EarlierRun, open_directory
 from specserve.measure.tune.plan import (
     BASELINE,
     CONFIRMING,
     EXTRA,
-    LEAST_ROUNDS,
     LEAST_SHARE,
-    ROUNDS,
-    Candidate,
-    Wish,
-    cells,
-    confirmation_s,
-    confirming,
-    measuring_s,
+    TUNED,
+    TunePlan,
+    TuneRequest,
+    duration,
+    is_optional,
     split,
 )
-from specserve.measure.tune.result import Choice
+from specserve.measure.tune.predict import predict
+from specserve.measure.tune.result import TuneResult, refuse_unwritable, tune_result
 from specserve.measure.workloads.workload import Prompt
-from specserve.serve.signals import StopRequest
+from specserve.serve.signals import StopRequest, stop_on_signals
 
 _EXTRA_SHARE = 0.25
 """A pass at a load between takes about this share of one at a point."""
 
 
 class Tune(Measurement):
-    """A tune while it runs; a context manager, which ends what still serves.
+    """A tune while it runs; a context manager, which ends what still serves."""
 
-    Launches are numbered in the order of the wish; the confirmation is the last.
-    """
-
-    def __init__(
-        self,
-        wish: Wish,
-        directory: RunDirectory,
-        on_news: OnNews,
-        stop: StopRequest,
-        *,
-        fits_two: bool,
-        slots: Sequence[tuple[str, ...]] = (),
-        share: float = 1.0,
-    ) -> None:
-        """`fits_two`: two servers fit at once, so they can take turns. `slots`: accelerators of each of two servers.
-
-        `share`: of the prompts, by the budget.
-        """
+    def __init__(self, plan: TunePlan, directory: RunDirectory, on_news: OnNews, stop: StopRequest) -> None:
         super().__init__(
-            directory, on_news, stop, points=wish.points(), sources=wish.sources, max_tokens=wish.max_tokens
+            directory, on_news, stop, points=plan.points, sources=plan.sources, max_tokens=plan.max_tokens
         )
-        content = directory.content
-        self.wish, self.share = wish, share
-        self._fits_two, self._slots = fits_two, slots
-        self.least_share = float(content.get("least_share", 1.0))
-        """Of a workload's prompts, the fewest that a pass was sent."""
-        self.failed: dict[str, str] = dict(content.get("failed", {}))
-        """Candidates that could not be measured, with the reason."""
-        self.is_interleaved = bool(content.get("is_interleaved"))
+        self.plan = plan
+        self.failed: dict[str, str] = {}
+        """Launches that could not be measured, with the reason."""
+        self._takes_turns = plan.room.at_once >= 2
+        """Whether the chosen server and the one without speculation run at the same time."""
         self._stack = ExitStack()
-        self._plain: Running | None = None
-        """The server without speculation, which stays up for the confirmation if two servers fit at once."""
+        self._plain: dict[str, Running] = {}
+        """The server without speculation, which stays up for the confirmation if two servers fit."""
         self._began_s = time.monotonic()
         self._confirms = False
         """Whether a confirmation is still to come, for which a part of the budget is held back."""
-        self._full_s: list[float] = []
-        """What each pass at a point took, or would have taken with all prompts."""
 
     def __enter__(self) -> Tune:
         return self
@@ -84,106 +70,133 @@ class Tune(Measurement):
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
-    def prompts(self) -> tuple[dict[str, tuple[Prompt, ...]], dict[str, tuple[Prompt, ...]]]:
-        """By workload, the prompts to choose by, and those held out for the confirmation."""
-        chosen, held_out = {}, {}
-        for name, workload in self.workloads.items():
-            chosen[name], held_out[name] = split(workload.prompts, self.wish.prompts)
-            if chosen[name] == held_out[name]:
-                self.note(f"{name}: too few prompts to keep some for the confirmation")
+    def measure(self) -> None:
+        """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays."""
+        plan, kept, baseline = self.plan, self.plan.budget.kept, self.plan.baseline
+        launches = [each for each in plan.launches if each.name in kept]
+        self._confirms = plan.confirms
+        self.expected.update((each.name, point) for each in launches for _, point in plan.passes(each))
+        self.expected.subtract((each.arm, each.point) for each in self.passes if each.block < CONFIRMING)
+        self.launches_left = len(launches)
+        # if the servers of the confirmation cannot run at once, this one is sent its prompts now
+        more = plan.confirmation() if plan.confirms and not self._takes_turns else []
+        self._measure(
+            0, [baseline.arm], [*plan.passes(baseline), *more], stays=plan.confirms and self._takes_turns
+        )
+        errors = []
+        for candidate in plan.candidates:
+            try:
+                for launch in candidate.launches:
+                    if launch in launches:
+                        self._measure(plan.launches.index(launch), [launch.arm], plan.passes(launch))
+            except (LaunchError, TrafficError) as error:  # further launches only add to the one that failed
+                errors.append(error)
+                self.failed[launch.name] = error.message
+                self.on_news(Noted(f"{launch.name} is left out: {error.message}"))
+        self._confirms = False
+        if errors and all(each.name in self.failed or each.name not in kept for each in plan.candidates):
+            raise errors[0]
+
+    def confirm(self, arm: Arm, *, number: int) -> None:
+        """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
+        arms = [arm, self.plan.baseline.arm] if self._takes_turns else [arm]
+        passes, there = self.plan.confirmation(), self._sent()
+        self.expected.clear()
+        self.expected.update(
+            (each.name, point)
+            for block, point in passes
+            for each in arms
+            if (number, block, each.name) not in there
+        )
+        self.launches_left = len(arms) - len(self._plain)
+        self._measure(number, arms, passes)
+
+    def confirmation_number(self, choice: Choice) -> int:
+        """The number of the launch that confirms a choice; another choice of a resumed tune has another one."""
+        return CONFIRMING + crc32(json.dumps(choice.speculation, sort_keys=True).encode())
+
+    def _sent(self) -> set[tuple[int, int, str]]:
+        """Launch, block and arm of every pass that is there."""
+        return {(each.launch, each.block, each.arm) for each in self.passes}
+
+    def _measure(
+        self, launch: int, arms: Sequence[Arm], passes: Sequence[tuple[int, Point]], *, stays: bool = False
+    ) -> None:
+        """Start the servers and send the passes that are not there yet. `stays`: the server runs on afterwards."""
+        there, label, slots = self._sent(), str(launch), self.plan.room.slots
+        missing = [each for each in passes if any((launch, each[0], arm.name) not in there for arm in arms)]
+        if not missing or (self.is_late() and all(is_optional(block) for block, _ in missing)):
+            self.launches_left -= len(arms)
+            return
+        devices = {arms[0].name: slots[0], BASELINE: slots[1]} if len(slots) > 1 else {}
+        if stays:
+            own = devices.get(BASELINE)
+            self._plain[BASELINE] = self._stack.enter_context(self.server(arms[0], label=label, devices=own))
+        beside = self._plain if arms[-1].is_baseline else {}
+        with self.session(arms, label=label, devices=devices, beside=beside) as (servers, driver):
+            for number, point in missing:
+                if is_optional(number) and self.is_late():
+                    continue
+                is_choosing = number < CONFIRMING
+                block = self.plan.block(
+                    number,
+                    point,
+                    self.prompts(point.workload)[not is_choosing],
+                    is_plain=arms[0].is_baseline,
+                    share=self.share_now() if is_choosing else self.plan.budget.share,
+                )
+                for name in arm_order(block, list(servers)):
+                    if (launch, number, name) not in there:
+                        self.send_block(servers[name], driver, block, launch=launch)
+
+    def prompts(self, workload: str) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+        """Those to choose by, and those held out for the confirmation."""
+        chosen, held_out = split(self.workloads[workload].prompts, self.plan.prompts)
+        if chosen == held_out:
+            self.note(f"{workload}: too few prompts to keep some for the confirmation")
         return chosen, held_out
 
-    def measure(self, candidates: Sequence[Candidate], *, confirms: bool) -> None:
-        """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays.
+    def _shares(self) -> list[tuple[float, float]]:
+        """The share of the prompts that each pass at a point was sent, and the seconds that it took."""
+        return [
+            (
+                len({each.prompt for each in done.requests}) / len(self.prompts(done.point.workload)[0]),
+                done.duration_s,
+            )
+            for done in self.passes
+            if done.block < EXTRA
+        ]
 
-        `confirms`: whether a confirmation follows; if its two servers cannot run at once, the one without
-        speculation is sent its prompts now.
-        """
-        self.failed.clear()
-        self._confirms = confirms
-        self._expect(candidates)
-        self._launch(0, self.wish.baseline, None, confirms=confirms)
-        first: LaunchError | TrafficError | None = None
-        for number, each in enumerate(candidates, start=1):
-            if each.small and candidates[number - 2].name in self.failed:
-                continue  # it only adds to the one before
-            try:
-                self._launch(number, each.arm, each, confirms=False)
-            except (LaunchError, TrafficError) as error:
-                first = first or error
-                self.failed[each.name] = error.message
-                self.on_news(Noted(f"{each.name} is left out: {error.message}"))
-        self._confirms = False
-        if first is not None and all(each.small or each.name in self.failed for each in candidates):
-            raise first
-
-    def confirm(self, arm: Arm, *, launch: int) -> None:
-        """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
-        blocks = self._confirming()
-        least = LEAST_ROUNDS * len(self.points)
-        if self.is_late():
-            blocks = blocks[:least]
-        # without room for two, the server without speculation was sent them in the first launch
-        if all(
-            self.has(launch, block, name) or (name == BASELINE and self.has(0, block, name))
-            for block in blocks
-            for name in (BASELINE, arm.name)
-        ):
-            return
-        arms = [arm, self.wish.baseline] if self._fits_two else [arm]
-        self.expected.clear()
-        for block in blocks:
-            for each in arms:
-                self.expected[each.name, block.point] += not self.has(launch, block, each.name)
-        self.launches_left = 1 if self._plain is not None else len(arms)
-        self.is_interleaved = self._fits_two
-        self.directory.update(is_interleaved=self.is_interleaved)
-        beside = {BASELINE: self._plain} if self._plain is not None else {}
-        with self.session(arms, label=str(launch), devices=self._devices(arm.name), beside=beside) as (
-            servers,
-            driver,
-        ):
-            for place, block in enumerate(blocks):
-                if place >= least and self.is_late():
-                    break  # with fewer rounds there would be no interval
-                for name in arm_order(block, list(servers)):
-                    self._pass(servers[name], driver, block, launch=launch)
-
-    def launch_of(self, choice: Choice, *, first: int) -> int:
-        """The number of the launch that confirms this choice; after a resumption, another choice has another one."""
-        block = json.dumps(choice.speculation, sort_keys=True)
-        known = list(self.directory.content.get("confirming", []))
-        if block not in known:
-            known.append(block)
-            self.directory.update(confirming=known)
-        return first + known.index(block)
+    def _pass_s(self) -> float | None:
+        """What a pass with all prompts takes; None before the first."""
+        took_s = [seconds / share for share, seconds in self._shares()]
+        return sum(took_s) / len(took_s) if took_s else None
 
     def share_now(self) -> float:
         """Of the prompts: as planned, and less if passes take longer than the budget has room for."""
-        left_s = self.left_s()
-        if left_s is None or not self._full_s:
-            return self.share
-        left = sum(
-            count if point in self.points else count * _EXTRA_SHARE
-            for (_, point), count in (+self.expected).items()
+        left_s, pass_s, share = self.left_s(), self._pass_s(), self.plan.budget.share
+        if left_s is None or pass_s is None:
+            return share
+        weights = (
+            (1.0 if point in self.points else _EXTRA_SHARE, count)
+            for (_, point), count in self.expected.items()
         )
-        wanted_s = sum(self._full_s) / len(self._full_s) * max(1.0, left)
-        return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
+        left = sum(weight * max(0, count) for weight, count in weights)
+        return min(share, max(LEAST_SHARE, left_s / (pass_s * max(1.0, left))))
 
     def left_s(self) -> float | None:
         """Of the budget, less what the confirmation needs; None without one."""
-        if self.wish.budget_s is None:
+        if self.plan.budget_s is None:
             return None
         spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
-        return self.wish.budget_s - spent_s - self.confirmation_s()
+        return self.plan.budget_s - spent_s - self.confirmation_s()
 
     def confirmation_s(self) -> float:
         """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
-        if not self._confirms or not self._full_s:
+        pass_s = self._pass_s()
+        if not self._confirms or pass_s is None:
             return 0.0
-        relative = confirmation_s(self.wish, tokens_per_s=1.0) / measuring_s(self.wish, tokens_per_s=1.0)
-        pass_s = sum(self._full_s) / len(self._full_s)
-        sent_s = pass_s * len(self.points) * relative * LEAST_ROUNDS / ROUNDS * self.share
+        sent_s = pass_s * self.plan.confirmation_passes * self.plan.budget.share
         return sent_s + max(self._starts_s, default=0.0)
 
     def is_late(self) -> bool:
@@ -191,67 +204,137 @@ class Tune(Measurement):
         left_s = self.left_s()
         return left_s is not None and left_s <= 0
 
-    def _expect(self, candidates: Sequence[Candidate]) -> None:
-        """Count the passes and launches that are still to come."""
-        workload, temperature = self.wish.workloads[0], self.wish.temperatures[0]
-        for each in (None, *candidates):
-            name = BASELINE if each is None else each.arm.name
-            self.expected.update((name, point) for point in self.points)
-            for load in self.wish.extras(each):
-                self.expected[name, Point(workload, temperature, load)] += 2
-        self.expected.subtract((each.arm, each.point) for each in self.passes if each.block < CONFIRMING)
-        self.launches_left = 1 + len(candidates)
+    def budget_notes(self) -> list[str]:
+        """What the budget left out, for the result."""
+        there, found = self._sent(), []
+        planned = [
+            (number, block, each.name)
+            for number, each in enumerate(self.plan.launches)
+            if each.name in self.plan.budget.kept and each.name not in self.failed
+            for block, _ in self.plan.passes(each)
+        ]
+        missing = sum(each not in there for each in planned)
+        if missing and self.plan.budget_s is not None:
+            found.append(
+                f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
+                f"{len(planned)} passes; the others only time steps at loads between those asked for"
+            )
+        if (least := min((share for share, _ in self._shares()), default=1.0)) < 1:
+            found.append(
+                f"to stay within the budget, as few as {least:.0%} of a workload's prompts were sent"
+            )
+        return found
 
-    def _confirming(self) -> list[Block]:
-        return confirming(self.wish, self.prompts()[1], share=self.share)
 
-    def _launch(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> None:
-        """One server and its cells, those that are not there yet."""
-        if self.workloads and self._is_done(number, arm, candidate, confirms=confirms):
-            self.launches_left -= 1
-            return
-        label = str(number)
-        beside: dict[str, Running] = {}
-        if candidate is None and confirms and self._fits_two:
-            devices = self._devices(BASELINE).get(BASELINE)
-            self._plain = self._stack.enter_context(self.server(arm, label=label, devices=devices))
-            beside = {BASELINE: self._plain}
-        devices_of = self._devices(arm.name)
-        with self.session([arm], label=label, devices=devices_of, beside=beside) as (servers, driver):
-            server, chosen = servers[arm.name], self.prompts()[0]
-            for place in range(len(cells(self.wish, chosen, candidate=candidate))):
-                share = self.share_now()
-                cell = cells(self.wish, chosen, candidate=candidate, share=share)[place]
-                if not (cell.is_extra and self.is_late()):
-                    self._pass(server, driver, cell.block, launch=number, share=share)
-            if confirms and not self._fits_two:
-                for block in self._confirming():
-                    self._pass(server, driver, block, launch=number)
+def refuse_unrunnable(request: TuneRequest, *, write: bool) -> None:
+    """Raises UsageError for a profile from stdin, and with `write` for one that could not be changed."""
+    if request.profile == "-":
+        raise UsageError(
+            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
+        )
+    if write:
+        refuse_unwritable(request.profile, settings=request.settings)
 
-    def _devices(self, name: str) -> dict[str, tuple[str, ...]]:
-        """Accelerators by arm, if each of two servers has its own."""
-        if len(self._slots) < 2:
-            return {}
-        return {name: self._slots[0], BASELINE: self._slots[1]}
 
-    def _is_done(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> bool:
-        is_late = self.is_late()
-        found = cells(self.wish, self.prompts()[0], candidate=candidate, share=self.share)
-        wanted = [cell.block for cell in found if not (cell.is_extra and is_late)]
-        if confirms and not self._fits_two:
-            wanted += self._confirming()
-        return all(self.has(number, block, arm.name) for block in wanted)
+def run_tune(
+    plan: TunePlan, found: EarlierRun | None, *, output: str | None, outlet: Outlet
+) -> tuple[TuneResult, Path, SpecserveError | None]:
+    """The result, where its raw data lies, and why the choice could not be confirmed, if it could not.
 
-    def _pass(
-        self, server: Running, driver: Driver, block: Block, *, launch: int, share: float = 1.0
-    ) -> None:
-        if self.has(launch, block, server.arm.name):
-            return
-        done = self.send_block(server, driver, block, launch=launch)
-        if block.number < EXTRA:
-            self._full_s.append(done.duration_s / share)
-            sent = len({item.prompt.id for item in block.items})
-            kept = sent / len(self.prompts()[0][block.point.workload])
-            if kept < self.least_share:
-                self.least_share = kept
-                self.directory.update(least_share=kept)
+    Raises UsageError if the limits leave no two launches, SpecserveError; what was measured stays.
+    """
+    if not plan.budget.fits:
+        raise UsageError(
+            "at least two launches are needed, one with speculation and one without, which is more than "
+            f"{plan.budget.exceeded}",
+            hint="raise this limit; `--dry-run` shows how long each launch takes",
+        )
+    began, say = time.monotonic(), outlet.notices.say
+    if found is not None and found.answers(plan.request) and (result := found.result()) is not None:
+        say(f"already measured on {found.begun}; use `-o` with another folder to measure again")
+        return result, found.path, None
+    directory = open_directory(plan, found, output)
+    with ExitStack() as stack:
+        stack.enter_context(directory)
+        if found is not None:
+            say(f"resuming the run of {found.begun}; use `-o` with another folder to start over")
+            directory.update(asked=plan.request.json, is_complete=False)
+        stop = stack.enter_context(stop_on_signals())
+        view = stack.enter_context(outlet.open_view())
+        names = ", ".join(name for name in plan.budget.kept if name != TUNED)
+        say(f"measuring {len(plan.points)} points on {names}; K up to {plan.candidates[0].most_tokens}")
+        say(f"run directory: {directory.path}")
+        tune = Tune(plan, directory, view, stop)
+        try:
+            with tune:
+                result, failure = _tuned(tune, began, outlet=outlet)
+        except SpecserveError as error:
+            if tune.passes:
+                error.hint = error.hint or "the same command resumes from what was measured"
+            raise
+        finally:
+            directory.spend(began)
+    return result, directory.path, failure
+
+
+def unconfirmed(error: SpecserveError, *, write: bool) -> SpecserveError:
+    """The same error as that of a command whose choice was to be confirmed."""
+    rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
+    ways = f"the same command tries it again, {rather}"
+    error.message = f"the choice could not be confirmed: {error.message}"
+    error.hint = f"{error.hint}; {ways}" if error.hint else ways
+    return error
+
+
+def _tuned(tune: Tune, began: float, *, outlet: Outlet) -> tuple[TuneResult, SpecserveError | None]:
+    """The result, and why the choice could not be confirmed."""
+    plan, directory, failure = tune.plan, tune.directory, None
+    tune.measure()
+    notes = tune.budget_notes()
+    for note in notes:
+        outlet.notices.say(note)
+    kept = [
+        each for each in plan.candidates if each.name in plan.budget.kept and each.name not in tune.failed
+    ]
+    predictions = [predict(plan, tune.passes, each) for each in kept]
+    notes += [
+        f"{each.candidate.name}: no step could be timed, or the server did not report its steps"
+        for each in predictions
+        if not each.rows
+    ]
+    predictions = [each for each in predictions if each.rows]
+    if not predictions:
+        raise TrafficError(
+            "no configuration with speculation could be measured",
+            hint="use longer answers (`--max-tokens`), or another workload",
+        )
+    choice = choose(predictions, objective=plan.objective)
+    confirmed: tuple[Confirmed, ...] = ()
+    if choice.speculates and plan.confirms:
+        if tune.is_late():
+            notes.append("the budget was used up before the choice could be confirmed at every point")
+        else:
+            failure = _confirm(tune, choice, notices=outlet.notices)
+            notes += [f"the choice could not be confirmed: {failure.message}"] if failure else []
+        confirmed = confirmed_of(
+            plan, tune.passes, choice, predictions, launch=tune.confirmation_number(choice)
+        )
+        choice = after(choice, confirmed, objective=plan.objective)
+    tune.notes = [*tune.notes, *notes]
+    spent_s = float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
+    result = tune_result(plan, tune, predictions, choice, confirmed, failed=tune.failed, duration_s=spent_s)
+    for name, text in outlet.files(result).items():
+        directory.write(name, text)
+    directory.update(is_complete=failure is None)
+    return result, failure
+
+
+def _confirm(tune: Tune, choice: Choice, *, notices: Notices) -> SpecserveError | None:
+    """Measure the choice, and return why it could not be measured."""
+    assert choice.speculation is not None
+    arm = chosen_arm(tune.plan.request, choice.speculation, notices=notices)
+    try:
+        tune.confirm(arm, number=tune.confirmation_number(choice))
+    except (LaunchError, TrafficError) as error:
+        return error
+    return None

@@ -1,37 +1,31 @@
-"""vLLM's schedule of draft tokens by batch size, and several K in one launch."""
+"""vLLM's schedule of draft tokens by batch size: the best one, and the one that measures several K in a launch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from specserve.plan.launchplan import LaunchPlan
-    from specserve.profile.schema import Profile
-
-Rates = Mapping[int, Mapping[int, float]]
-"""By concurrency, then by K: tokens/s, or whatever else is better the larger it is."""
 Range = tuple[int, int, int]
-
+"""First and last batch size, and K."""
 MOST_LOSS = 0.01
-"""Neighbouring ranges become one where no load loses more by it."""
-MOST_REQUESTS = 256
-"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
+"""Neighbouring ranges become one if no load loses more by it."""
 LEAST_GAIN = 0.02
-"""A K other than the neighbour's must be better by so much."""
+"""A schedule, or a K = 0 range, must be better than one K by so much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A choice for every load that was looked at."""
+    """K for every load that was looked at."""
 
     chosen: Mapping[int, int]
     """K by concurrency."""
-    ranges: tuple[Range, ...]
-    """As vLLM takes them; one range if one K serves all."""
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The schedule as vLLM takes it; one range if one K serves all."""
+        return ranges(self.chosen)
 
     @property
     def largest(self) -> int:
@@ -45,130 +39,77 @@ class Schedule:
 
     def at(self, batch: int) -> int:
         """The K of a batch, as vLLM looks it up."""
-        found = [tokens for first, _, tokens in self.ranges if first <= batch]
-        return found[-1]
+        return [tokens for first, _, tokens in self.ranges if first <= batch][-1]
 
 
-def build(rates: Rates, *, zero_wins_at: Collection[int] = (), may_vary: bool = True) -> Schedule:
-    """The schedule of the best rates.
+def build(
+    rates: Mapping[int, Mapping[int, float]], *, zero_wins_at: Collection[int] = (), may_vary: bool = True
+) -> Schedule:
+    """The best schedule. `rates`: by load and K, whatever is better the larger it is.
 
-    `zero_wins_at`: loads where a K = 0 range was measured, and won; nowhere else is K = 0 chosen beside others.
+    `zero_wins_at`: loads at which a K = 0 range was measured, and won; no other gets K = 0 beside loads that draft.
     `may_vary`: whether runner and method follow a schedule. Raises ValueError without rates.
     """
-    loads = sorted(rates)
-    if not loads or not all(rates[load] for load in loads):
+    losses = {load: _losses(rates[load], zero=load in zero_wins_at) for load in sorted(rates)}
+    if not losses or not all(losses.values()):
         raise ValueError("a schedule needs rates at every load")
-    allowed = {load: _allowed(rates[load], zero=load in zero_wins_at) for load in loads}
-    constant = _one_for_all(allowed)
-    if not may_vary:
-        return _schedule(dict.fromkeys(loads, constant))
-    chosen = {load: max(sorted(allowed[load]), key=lambda tokens: allowed[load][tokens]) for load in loads}
-    chosen = _merged(allowed, chosen)
-    if _worst(allowed, dict.fromkeys(loads, constant), chosen) < LEAST_GAIN:
-        return _schedule(dict.fromkeys(loads, constant))
-    return _schedule(chosen)
+    _, constant = _least_loss(losses.values())
+    groups = [([load], _least_loss([own])[1]) for load, own in losses.items()]
+    while may_vary and len(groups) > 1:
+        merged = [
+            (*_least_loss(losses[load] for load in one + other), place)
+            for place, ((one, _), (other, _)) in enumerate(pairwise(groups))
+        ]
+        loss, tokens, place = min(merged, key=lambda each: (each[0], each[2]))
+        if loss > MOST_LOSS:
+            break
+        groups[place : place + 2] = [(groups[place][0] + groups[place + 1][0], tokens)]
+    chosen = {load: tokens for loads, tokens in groups for load in loads}
+    gain = max(own[constant] - own[chosen[load]] for load, own in losses.items())
+    return Schedule(chosen if may_vary and gain >= LEAST_GAIN else dict.fromkeys(losses, constant))
 
 
-def _allowed(rates: Mapping[int, float], *, zero: bool) -> Mapping[int, float]:
-    """Without K = 0 where it was not measured to win, unless there is nothing else."""
-    kept = {tokens: rate for tokens, rate in rates.items() if tokens > 0 or zero}
-    return kept or dict(rates)
+def _losses(rates: Mapping[int, float], *, zero: bool) -> dict[int, float]:
+    """What each K costs against the best, as a share; K = 0 only if it was measured to win, or is all there is."""
+    kept = {tokens: rate for tokens, rate in rates.items() if tokens or zero} or rates
+    best = max(kept.values(), default=0.0)
+    return {tokens: 1.0 - rate / best if best > 0 else 1.0 for tokens, rate in kept.items()}
 
 
-def _one_for_all(allowed: Mapping[int, Mapping[int, float]]) -> int:
-    """The K whose worst loss over the loads is least."""
-    common = set.intersection(*(set(rates) for rates in allowed.values()))
+def _least_loss(losses: Iterable[Mapping[int, float]]) -> tuple[float, int]:
+    """The K whose largest loss over these loads is least, behind that loss."""
+    every = list(losses)
+    common = set(every[0]).intersection(*every[1:])
     if not common:
         raise ValueError("each K was tried at only some of the loads")
-    return min(sorted(common), key=lambda tokens: max(_loss(rates, tokens) for rates in allowed.values()))
-
-
-def _loss(rates: Mapping[int, float], tokens: int) -> float:
-    """What choosing this K costs against the best, as a share; all of it if its rate is not known."""
-    best = max(rates.values())
-    return 1.0 if tokens not in rates or best <= 0 else 1.0 - rates[tokens] / best
-
-
-def _worst(
-    allowed: Mapping[int, Mapping[int, float]], simple: Mapping[int, int], fine: Mapping[int, int]
-) -> float:
-    """The largest share that the simple choice loses against the fine one."""
-    return max(_loss(rates, simple[load]) - _loss(rates, fine[load]) for load, rates in allowed.items())
-
-
-def _merged(allowed: Mapping[int, Mapping[int, float]], chosen: Mapping[int, int]) -> dict[int, int]:
-    """Groups of neighbouring loads under one K, as few as cost no load more than MOST_LOSS."""
-    groups: list[tuple[list[int], int]] = [([load], chosen[load]) for load in sorted(chosen)]
-    while len(groups) > 1:
-        offers = []
-        for index, ((mine, _), (theirs, _)) in enumerate(pairwise(groups)):
-            loads = [*mine, *theirs]
-            tokens = _one_for_all({load: allowed[load] for load in loads})
-            offers.append((max(_loss(allowed[load], tokens) for load in loads), index, loads, tokens))
-        cost, index, loads, tokens = min(offers)
-        if cost > MOST_LOSS:
-            break
-        groups[index : index + 2] = [(loads, tokens)]
-    return {load: tokens for loads, tokens in groups for load in loads}
-
-
-def _schedule(chosen: Mapping[int, int]) -> Schedule:
-    return Schedule(dict(chosen), ranges(chosen))
+    return min((max(each[tokens] for each in every), tokens) for tokens in common)
 
 
 def ranges(chosen: Mapping[int, int]) -> tuple[Range, ...]:
-    """Ranges whose bounds lie between loads, at their geometric mean, never on one.
+    """Ranges whose limits lie between batch sizes, at their geometric mean, never on one.
 
-    A batch at a bound would change its K from step to step. The last range ends at the largest load: vLLM carries
-    its K on.
+    A batch at a limit would change its K from step to step. A closed loop's batch may be one smaller for a step, never
+    larger, so the upper of two near sizes gets the room. The last range ends at the largest: vLLM carries its K on.
     """
-    groups: list[list[int]] = []
-    for load in sorted(chosen):
-        if groups and chosen[groups[-1][-1]] == chosen[load]:
-            groups[-1].append(load)
-        else:
-            groups.append([load])
     found, first = [], 1
-    for group, after in zip(groups, [*groups[1:], None], strict=True):
-        last = group[-1] if after is None else _between(group[-1], after[0])
-        found.append((first, last, chosen[group[0]]))
-        first = last + 1
+    sizes = sorted(chosen)
+    for size, after in zip(sizes, [*sizes[1:], None], strict=True):
+        if after is None or chosen[after] != chosen[size]:
+            last = size if after is None or after - size < 3 else math.isqrt(size * after)
+            found.append((first, last, chosen[size]))
+            first = last + 1
     return tuple(found)
 
 
-def _between(low: int, high: int) -> int:
-    """The last batch size of the lower range.
-
-    A closed loop's batch may be one smaller for a step, never larger: so the upper load gets the room first.
-    """
-    return low if high - low < 3 else math.isqrt(low * high)
-
-
-_LEAST_BESIDE, _MOST_BESIDE = 3, 7
-_LEAST_STEP, _MOST_BETWEEN = 1.12, 9
 FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
+"""Source: vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
 FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
-"""`_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
+"""Source: `_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What decides whether a schedule holds."""
-
-    method: str
-    runner: str
-    """`v1` or `v2`."""
-    platform: str
-    """`cpu` or `cuda`."""
-    data_parallel_size: int = 1
-    enforce_eager: bool = False
-
-
-def follows_schedule(situation: Situation) -> str | None:
-    """None if the drafter follows the schedule; else why not, as a clause."""
-    method, runner = situation.method, situation.runner
-    if situation.data_parallel_size > 1:
+def schedule_obstacle(method: str, runner: str, *, engines: int = 1) -> str | None:
+    """Why the drafter follows no schedule, as a clause; None if it does. `engines`: of data parallelism."""
+    if engines > 1:
         return "vLLM has no schedule with data parallelism"
     if runner == "v2" and method not in FOLLOWS_ON_V2:
         return f"`{method}` on vLLM's V2 runner drafts num_speculative_tokens whatever the schedule says"
@@ -177,90 +118,41 @@ def follows_schedule(situation: Situation) -> str | None:
     return None
 
 
-def why_no_ladder(situation: Situation) -> str | None:
-    """None if several K can be measured in one launch; else why not."""
-    reason = follows_schedule(situation)
-    if (
-        reason is None
-        and situation.runner == "v1"
-        and situation.platform != "cpu"
-        and not situation.enforce_eager
-    ):
-        return "a schedule makes vLLM's V1 runner use other CUDA graphs"
-    return reason
+_LEAST_BESIDE, _MOST_BESIDE = 3, 7
+_LEAST_STEP, _MOST_BETWEEN = 1.12, 9
 
 
-def rungs(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> Mapping[int, int]:
-    """K by batch size: of every load, and of a few batches beside them.
+def ladder(loads: Collection[int], *, most_tokens: int, most_requests: int) -> dict[int, int]:
+    """K by batch size for a launch that measures several K: of every load, and of a few batches beside them.
 
     The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
-    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart.
+    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart. The
+    largest batch has K = 0: what such a range costs while a draft is loaded.
     """
-    ordered = sorted({load for load in loads if load <= most_requests})
-    found = {
-        load: most_tokens if place == 0 else max(1, round(most_tokens / (place + 1)))
-        for place, load in enumerate(ordered)
-    }
-    beside = dict.fromkeys(batch for load in ordered for batch in (load + 1, load - 1))
-    further = range(ordered[-1] + 2, ordered[-1] + 2 + _LEAST_BESIDE)
-    near, far = (
-        [batch for batch in found_there if 1 <= batch <= most_requests and batch not in found]
-        for found_there in (beside, further)
-    )
-    kept = sorted(near[:_MOST_BESIDE] + far[: max(0, _LEAST_BESIDE - len(near))])
+    found = {load: max(1, round(most_tokens / place)) for place, load in enumerate(sorted(loads), start=1)}
+    largest = max(found)
+    beside = dict.fromkeys(batch for load in found for batch in (load + 1, load - 1))
+    near = [batch for batch in beside if 1 <= batch <= most_requests and batch not in found]
+    further = range(largest + 2, min(largest + 1 + _LEAST_BESIDE, most_requests) + 1)
+    kept = sorted([*near[:_MOST_BESIDE], *list(further)[: max(0, _LEAST_BESIDE - len(near))]])
     other = (1, most_tokens, max(1, most_tokens // 2))
     found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
-    return {batch: found[batch] for batch in sorted(found)}
+    if max(found) < most_requests:
+        found[max(found) + 1] = 0
+    return dict(sorted(found.items()))
 
 
-def between(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:
+def between(loads: Collection[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:
     """Batches at which a plain step is timed, too: as many requests as verifications at these loads have tokens.
 
     A plain step of n requests runs the same kernels as a verification of n tokens, and drafts nothing: so what kernels
     are good at, and what drafts cost, can be told apart. Neighbours are not much alike, and there are a few at most.
     """
-    counts = sorted({load * (tokens + 1) for load in loads for tokens in range(1, most_tokens + 1)})
-    wanted = [count for count in counts if count <= most_requests and count not in loads]
-    if not wanted:
-        return ()
-    step = max(_LEAST_STEP, (wanted[-1] / wanted[0]) ** (1 / _MOST_BETWEEN))
+    counts = {load * (tokens + 1) for load in loads for tokens in range(1, most_tokens + 1)}
+    wanted = sorted(count for count in counts - set(loads) if count <= most_requests)
     found: list[int] = []
     for count in wanted:
+        step = max(_LEAST_STEP, (wanted[-1] / wanted[0]) ** (1 / _MOST_BETWEEN))
         if not found or count >= found[-1] * step:
             found.append(count)
     return tuple(found)
-
-
-def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
-    """vLLM's `num_speculative_tokens_per_batch_size` of K by batch size; equal neighbours are one range.
-
-    A batch between has the K of the next one above.
-    """
-    ranges: list[list[int]] = []
-    for batch in sorted(found):
-        if ranges and ranges[-1][2] == found[batch]:
-            ranges[-1][1] = batch
-        else:
-            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, found[batch]])
-    return ranges
-
-
-def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) -> Situation:
-    """What decides whether a schedule by batch size holds for a candidate here."""
-    from specserve.memory.situation import runner_of
-
-    on_cpu = plan.platform == "cpu"
-    ranks = profile.engine.get("data_parallel_size")
-    return Situation(
-        method=str(keys["method"]),
-        runner="v1" if on_cpu else runner_of(profile, plan.vllm, keys),
-        platform=plan.platform,
-        data_parallel_size=ranks if isinstance(ranks, int) else 1,
-        enforce_eager=profile.engine.get("enforce_eager") is True,
-    )
-
-
-def most_requests(profile: Profile) -> int:
-    """That a server takes at once, given or assumed."""
-    given = profile.engine.get("max_num_seqs")
-    return given if isinstance(given, int) else MOST_REQUESTS

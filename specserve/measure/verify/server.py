@@ -13,7 +13,7 @@ from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, TrafficError, UsageError
 from specserve.measure.values import refuse_given
-from specserve.measure.workloads import userfile
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
     from specserve.checks.prepare import cleared, refuse_exposed
     from specserve.plan.launch import LaunchOptions
-    from specserve.serve.detached.room import room_beside
+    from specserve.serve.detached.launch import room_beside
 
     options = LaunchOptions(
         settings=tuple(request.settings), port=0, alternative=request.alternative, check=request.check
@@ -190,9 +190,9 @@ MOST_PROMPTS = 64
 
 
 def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
-    """The first 64 prompts of a file (see `userfile`), and how many lie beyond them; without a file, those that ship.
+    """The first 64 prompts of a file (see `workloads`), and how many lie beyond them; without a file, those that ship.
 
     Raises FactError for what cannot be read.
     """
-    found, _ = userfile.read(Path(path) if path is not None else SHIPPED, may_mix=True)
+    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
     return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)

@@ -32,6 +32,14 @@ class Prompt:
             self.text if self.text is not None else "\n".join(part["content"] for part in self.messages or ())
         )
 
+    def line(self, identity: str | None = None, *, max_tokens: int | None = None) -> dict[str, object]:
+        """Return it as a line of a user's file or of `generate`. `max_tokens`: at most so many."""
+        tokens = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        said: dict[str, object] = {"prompt": self.text}
+        if self.messages is not None:
+            said = {"messages": [dict(part) for part in self.messages]}
+        return {"id": self.id if identity is None else identity, **said, "max_tokens": tokens}
+
 
 CountPrompt = Callable[[Prompt], int | None]
 """How many tokens the target gets of a whole request, with all that stands around it; None if nobody can tell."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import UsageError
-from specserve.measure.tune.candidates import Idea, ideas, not_tried
-from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.candidates import ideas, not_tried
+from specserve.measure.tune.plan import Candidate, TuneRequest
 from specserve.profile.load import load_profile
 
 PROFILE = """\
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def found(file: Path, *names: str) -> list[Idea]:
+def found(file: Path, *names: str) -> list[Candidate]:
     return ideas(load_profile(str(file)), TuneRequest(str(file), candidates=names), temperatures=(0.0,))
 
 
@@ -48,9 +48,9 @@ def test_a_candidate_is_an_alternative_a_method_or_a_draft_model(file: Path, tmp
 
 
 def test_what_was_not_named_says_how_to_add_it(file: Path) -> None:
-    def names(*candidates: str) -> dict[str, str]:
-        asked = TuneRequest(str(file), candidates=candidates)
-        return {name: why for name, _, why in not_tried(load_profile(str(file)), asked)}
+    def names(*candidates: str) -> dict[str, str | None]:
+        request = TuneRequest(str(file), candidates=candidates)
+        return {each.name: each.left_out for each in not_tried(load_profile(str(file)), request)}
 
     assert names()["small"] == "needs another launch: `--candidate small`"
     assert "ngram" not in names() and "small" not in names("small")

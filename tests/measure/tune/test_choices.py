@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specserve.measure.tune import plan, schedule
-from specserve.measure.tune.schedule import Situation, as_ranges, follows_schedule, rungs, why_no_ladder
-from specserve.measure.tune.walk import Steps, length_interval
+from specserve.measure.tune.candidates import ladder_obstacle
+from specserve.measure.tune.observe import Steps, length_interval
+from specserve.measure.tune.schedule import ladder, ranges, schedule_obstacle
 from tests.measure.tune.making import problems
 
 wanted = st.lists(
     st.builds(
-        plan.Wanted, st.text(min_size=1, max_size=3), st.floats(0, 100), st.floats(0, 600), st.booleans()
+        plan.LaunchCost, st.text(min_size=1, max_size=3), st.floats(0, 100), st.floats(0, 600), st.booleans()
     ),
     max_size=8,
     unique_by=lambda each: each.name,
@@ -25,9 +27,9 @@ wanted = st.lists(
 
 @given(wanted, st.none() | st.floats(0, 3000))
 def test_a_plan_keeps_its_budget_or_says_that_it_cannot(
-    launches: list[plan.Wanted], seconds: float | None
+    launches: list[plan.LaunchCost], seconds: float | None
 ) -> None:
-    found = plan.fit(launches, budget_s=seconds)
+    found = plan.fit_budget(launches, budget_s=seconds)
     names = [each.name for each in launches]
     assert set(found.kept) | {name for name, _ in found.left_out} == set(names)
     assert [name for name in names if name in found.kept] == list(found.kept)
@@ -38,14 +40,14 @@ def test_a_plan_keeps_its_budget_or_says_that_it_cannot(
 
 
 def test_with_time_enough_nothing_is_left_out() -> None:
-    launches = [plan.Wanted("plain", 20, 60, is_needed=True), plan.Wanted("ngram", 20, 60)]
-    found = plan.fit(launches, budget_s=1000)
+    launches = [plan.LaunchCost("plain", 20, 60, is_needed=True), plan.LaunchCost("ngram", 20, 60)]
+    found = plan.fit_budget(launches, budget_s=1000)
     assert (found.kept, found.left_out, found.share) == (("plain", "ngram"), (), 1.0)
 
 
 def test_what_is_least_needed_goes_first_with_the_reason() -> None:
-    launches = [plan.Wanted("plain", 20, 60, is_needed=True), plan.Wanted("ngram", 20, 60)]
-    assert plan.fit(launches, budget_s=40).left_out == (("ngram", "--budget 40s"),)
+    launches = [plan.LaunchCost("plain", 20, 60, is_needed=True), plan.LaunchCost("ngram", 20, 60)]
+    assert plan.fit_budget(launches, budget_s=40).left_out == (("ngram", "--budget 40s"),)
 
 
 @pytest.mark.parametrize(
@@ -61,41 +63,45 @@ def test_a_duration_reads_as_it_is_typed(seconds: float, text: str) -> None:
 def test_a_ladder_is_a_schedule_that_vllm_takes(loads: list[int], most: int, requests: int) -> None:
     loads = [load for load in loads if load <= requests]
     assume(loads)
-    found = rungs(loads, most_tokens=most, most_requests=requests)
+    found = ladder(loads, most_tokens=most, most_requests=requests)
     assert set(loads) <= set(found)
     assert list(found) == sorted(found)
-    assert all(1 <= tokens <= most for tokens in found.values())
+    drafting = {batch: tokens for batch, tokens in found.items() if tokens}
+    assert all(1 <= tokens <= most for tokens in drafting.values())
     assert max(found) <= requests
+    assert len(found) - len(drafting) == (max(drafting) < requests)
     assert found[min(loads)] == most
-    assert len(found) <= len(loads) + 7
-    ranges = [(row[0], row[1], row[2]) for row in as_ranges(found)]
-    assert problems(ranges, loads=[]) == []
-    looked_up = {batch: tokens for first, last, tokens in ranges for batch in range(first, last + 1)}
+    assert len(drafting) <= len(loads) + 7
+    rows = ranges(found)
+    assert problems(rows, loads=[]) == []
+    looked_up = {batch: tokens for first, last, tokens in rows for batch in range(first, last + 1)}
     assert {batch: looked_up[batch] for batch in found} == found
 
 
 @pytest.mark.parametrize(
-    ("situation", "reason"),
+    ("method", "runner", "more", "reason"),
     [
-        (Situation("draft_model", "v1", "cpu"), None),
-        (Situation("ngram", "v1", "cpu"), None),
-        (Situation("eagle3", "v2", "cuda"), None),
-        (Situation("draft_model", "v2", "cuda"), "whatever the schedule says"),
-        (Situation("ngram", "v2", "cuda"), "whatever the schedule says"),
-        (Situation("eagle3", "v2", "cuda", data_parallel_size=2), "data parallelism"),
-        (Situation("suffix", "v1", "cpu"), "no schedule"),
-        (Situation("draft_model", "v1", "cuda"), "CUDA graphs"),
-        (Situation("draft_model", "v1", "cuda", enforce_eager=True), None),
+        ("draft_model", "v1", {}, None),
+        ("ngram", "v1", {}, None),
+        ("eagle3", "v2", {}, None),
+        ("draft_model", "v2", {}, "whatever the schedule says"),
+        ("ngram", "v2", {}, "whatever the schedule says"),
+        ("eagle3", "v2", {"engines": 2}, "data parallelism"),
+        ("suffix", "v1", {}, "no schedule"),
+        ("draft_model", "v1", {"uses_graphs": True}, "CUDA graphs"),
+        ("eagle3", "v2", {"uses_graphs": True}, None),
     ],
 )
-def test_where_several_k_can_be_measured_in_one_launch(situation: Situation, reason: str | None) -> None:
-    found = why_no_ladder(situation)
+def test_where_several_k_can_be_measured_in_one_launch(
+    method: str, runner: str, more: dict[str, Any], reason: str | None
+) -> None:
+    found = ladder_obstacle(method, runner, **more)
     assert found is None if reason is None else reason in (found or "")
 
 
 def test_a_draft_model_on_v2_saves_no_drafting_by_a_schedule() -> None:
-    assert follows_schedule(Situation("draft_model", "v2", "cuda")) is not None
-    assert follows_schedule(Situation("draft_model", "v1", "cuda")) is None
+    assert schedule_obstacle("draft_model", "v2") is not None
+    assert schedule_obstacle("draft_model", "v1") is None
     assert "eagle3" in schedule.FOLLOWS_ON_V2
 
 

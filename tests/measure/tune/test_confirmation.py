@@ -8,11 +8,11 @@ import pytest
 
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.choose import Known, after, choose
-from specserve.measure.tune.plan import Candidate
-from specserve.measure.tune.result import Choice, Confirmed, Row
+from specserve.measure.tune.choose import Choice, Confirmed, after, choose
+from specserve.measure.tune.plan import Candidate, Launch
+from specserve.measure.tune.predict import Predicted, Prediction, Row
 
-CHOICE = Choice(True, "1.05x at best", "draft_model", {"num_speculative_tokens": 3}, by_load={1: 3, 8: 3})
+CHOICE = Choice(True, "1.05x at best", "draft_model", {"num_speculative_tokens": 3}, {1: 3, 8: 3})
 
 
 def confirmed(load: int, speedup: float, verdict: Verdict) -> Confirmed:
@@ -79,17 +79,24 @@ def test_by_time_per_token_that_decides(ratio: float, stays: bool) -> None:
 
 
 def row(load: int, tokens: int, speedup: float) -> Row:
+    gain = Interval(speedup, speedup * 0.9, speedup * 1.1)
     return Row(
-        "draft_model", "code", 0.0, load, tokens, Interval(2.0, 1.9, 2.1), "measured", 30.0, "measured", 1.5, 10.0,
-        15.0, 60.0, Interval(speedup, speedup * 0.9, speedup * 1.1),
+        "draft_model", "code", 0.0, load, tokens, Interval(2.0, 1.9, 2.1), "measured", 1.5, 30.0, "measured",
+        Predicted(10.0, 15.0, 60.0, gain),
     )  # fmt: skip
 
 
-def constant(*rows: Row) -> Known:
+def constant(*rows: Row) -> Prediction:
     """A candidate that follows no schedule."""
-    keys = {"method": "draft_model"}
-    own = Candidate("draft_model", Arm("draft_model"), keys, 5, why_no_ladder="it has none", is_own=True)
-    return Known(own, rows, {}, {}, None)
+    launch = Launch(Arm("draft_model"), 5)
+    own = Candidate(
+        "draft_model",
+        {"method": "draft_model"},
+        is_own=True,
+        launches=(launch,),
+        ladder_obstacle="it has none",
+    )
+    return Prediction(own, rows, {}, {}, None)
 
 
 def test_one_k_for_all_loads_that_costs_over_them_is_not_chosen_for_one_load_where_it_pays() -> None:

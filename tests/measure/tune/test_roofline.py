@@ -11,17 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.hardware.accelerators import accelerator, catalogue, entries
-from specserve.measure.tune.roofline import (
-    Pair,
-    Rates,
-    Work,
-    draft_s,
-    estimate,
-    model_s,
-    pair,
-    speedup,
-    step_s,
-)
+from specserve.measure.tune.estimate import estimate_load
+from specserve.measure.tune.roofline import Pair, Rates, Work, draft_s, model_s, pair_of, speedup, step_s
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_pair import LLAMA_8B, arm
@@ -35,7 +26,7 @@ def rates(name: str) -> Rates:
 
 @pytest.mark.parametrize("tokens", [1, 16, 128, 512])
 def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Path, tokens: int) -> None:
-    found = pair(arm(tmp_path), context_tokens=0)
+    found = pair_of(arm(tmp_path), context_tokens=0)
     published_s = 5.886e-3 + 21.0e-6 * tokens
     assert model_s(found.target, tokens=tokens, context=0, rates=rates("H100-80GB")) == pytest.approx(
         published_s, rel=0.02
@@ -43,13 +34,13 @@ def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Pa
 
 
 def test_each_layer_on_several_gpus_waits_for_two_reductions(tmp_path: Path) -> None:
-    work, by = pair(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
+    work, by = pair_of(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
     alone, shared = (model_s(replace(work, gpus=gpus), tokens=1, context=0, rates=by) for gpus in (1, 4))
     assert shared - alone == pytest.approx(2 * work.layers * by.all_reduce_s)
 
 
 def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:
-    found, by = pair(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
+    found, by = pair_of(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
     more = model_s(found, tokens=1, context=1_000_000, rates=by) - model_s(
         found, tokens=1, context=0, rates=by
     )
@@ -114,11 +105,11 @@ def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
 
 @given(pairs, st.integers(1, 256), st.floats(0.0, 0.99))
 def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Pair, batch: int, alpha: float) -> None:
-    got = estimate(found, acceptance=alpha, batch=batch, most_tokens=8, rates=rates("H100-80GB"))
+    got = estimate_load(found, acceptance=alpha, batch=batch, most_tokens=8, rates=rates("H100-80GB"))
     assert got.speedup.low <= got.speedup.value <= got.speedup.high
-    if got.tokens:
+    if got.num_speculative_tokens:
         assert got.speedup.value >= 1.0
-        assert got.mean_length >= got.break_even * 0.999
+        assert got.assumed_mean_acceptance_length >= got.break_even_mean_acceptance_length * 0.999
     else:
         assert got.speedup.value <= 1.0 + 1e-9
         assert got.tpot_ms == pytest.approx(got.plain_step_ms)
@@ -129,16 +120,16 @@ def test_no_other_k_gives_more_than_that_of_an_estimate(
     found: Pair, batch: int, alpha: float, tokens: int
 ) -> None:
     by = rates("H100-80GB")
-    got = estimate(found, acceptance=alpha, batch=batch, most_tokens=8, rates=by)
+    got = estimate_load(found, acceptance=alpha, batch=batch, most_tokens=8, rates=by)
     other = speedup(found, acceptance=alpha, batch=batch, tokens=tokens, rates=by)
     assert other.low <= other.value <= other.high
     assert other.value <= max(1.0, got.speedup.value) * (1 + 1e-9)
 
 
 def test_the_best_k_falls_with_the_load_of_a_dense_model(tmp_path: Path) -> None:
-    found, by = pair(arm(tmp_path), context_tokens=1000), rates("H100-80GB")
+    found, by = pair_of(arm(tmp_path), context_tokens=1000), rates("H100-80GB")
     best = [
-        estimate(found, acceptance=0.7, batch=batch, most_tokens=8, rates=by).tokens
+        estimate_load(found, acceptance=0.7, batch=batch, most_tokens=8, rates=by).num_speculative_tokens
         for batch in (1, 8, 64, 256)
     ]
     assert best == sorted(best, reverse=True)
@@ -153,7 +144,7 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
 
 def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Path) -> None:
     one, four = (
-        pair(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
+        pair_of(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
         for count in (1, 4)
     )
     assert four == pytest.approx(one / 4, rel=0.01)
@@ -162,6 +153,6 @@ def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Pa
 def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Path) -> None:
     target = {**LLAMA_8B, "num_nextn_predict_layers": 1}
     head = "{method: mtp, num_speculative_tokens: 4}"
-    draft = pair(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
+    draft = pair_of(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
     assert draft is not None
     assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]

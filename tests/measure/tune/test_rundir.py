@@ -11,8 +11,9 @@ import pytest
 
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.tune.plan import TuneRequest
-from specserve.measure.tune.prepare import Found, Prepared, asked_json, open_directory, placed, prepared
+from specserve.measure.tune.candidates import plan_tune
+from specserve.measure.tune.earlier import EarlierRun, find_run, open_directory
+from specserve.measure.tune.plan import TunePlan, TuneRequest
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
@@ -28,44 +29,45 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> TuneRequest:
+def command(tmp_path: Path) -> TuneRequest:
     file = tmp_path / "p.yaml"
     file.write_text(PROFILE, encoding="utf-8")
     return TuneRequest(str(file), workloads=("code",), concurrency="1,4")
 
 
-def changed(asked: TuneRequest, *pairs: str) -> TuneRequest:
+def changed(command: TuneRequest, *pairs: str) -> TuneRequest:
     """The same command after these words of the profile became those."""
     text = PROFILE
     for before, after in zip(pairs[::2], pairs[1::2], strict=True):
         assert before in text
         text = text.replace(before, after)
-    Path(asked.profile).write_text(text, encoding="utf-8")
-    return asked
+    Path(command.profile).write_text(text, encoding="utf-8")
+    return command
 
 
-def found(asked: TuneRequest, *, output: str | None = None) -> tuple[Prepared, Found | None]:
-    return placed(asked, output=output, starts=False, notices=NoNotices())
+def found(command: TuneRequest, *, output: str | None = None) -> tuple[TunePlan, EarlierRun | None]:
+    plan = plan_tune(command, starts=False, notices=NoNotices())
+    return plan, find_run(plan, output)
 
 
-def begun(asked: TuneRequest, *, output: str | None = None, **fields: Any) -> Path:
+def begun(command: TuneRequest, *, output: str | None = None, **fields: Any) -> Path:
     """A run of this command, as it lies there after an interruption."""
-    ready, there = found(asked, output=output)
-    with open_directory(ready, there, output) as directory:
+    plan, there = found(command, output=output)
+    with open_directory(plan, there, output) as directory:
         directory.update(**fields)
         return directory.path
 
 
-def ending(asked: TuneRequest) -> str:
-    return prepared(asked, starts=False, notices=NoNotices()).wish.digest
+def ending(command: TuneRequest) -> str:
+    return plan_tune(command, starts=False, notices=NoNotices()).digest
 
 
-def test_the_same_command_finds_its_run(asked: TuneRequest) -> None:
-    assert found(asked)[1] is None
-    path = begun(asked)
-    there = found(asked)[1]
+def test_the_same_command_finds_its_run(command: TuneRequest) -> None:
+    assert found(command)[1] is None
+    path = begun(command)
+    there = found(command)[1]
     assert there is not None and there.path == path
-    assert begun(asked) == path
+    assert begun(command) == path
 
 
 @pytest.mark.parametrize(
@@ -79,48 +81,48 @@ def test_the_same_command_finds_its_run(asked: TuneRequest) -> None:
         ("model: small, ", "model: small, revision: 0123456789012345678901234567890123456789, "),
     ],
 )
-def test_another_model_or_argument_is_another_run(asked: TuneRequest, before: str, after: str) -> None:
-    one = ending(asked)
-    assert ending(changed(asked, before, after)) != one
+def test_another_model_or_argument_is_another_run(command: TuneRequest, before: str, after: str) -> None:
+    one = ending(command)
+    assert ending(changed(command, before, after)) != one
 
 
-def test_another_candidate_is_another_run(asked: TuneRequest) -> None:
-    assert ending(asked) != ending(replace(asked, candidates=("ngram",)))
+def test_another_candidate_is_another_run(command: TuneRequest) -> None:
+    assert ending(command) != ending(replace(command, candidates=("ngram",)))
 
 
 def test_another_k_of_the_profile_is_another_run_only_if_it_changes_what_is_measured(
-    asked: TuneRequest,
+    command: TuneRequest,
 ) -> None:
-    path = begun(asked)
-    assert begun(changed(asked, "tokens: 5", "tokens: 3")) == path
-    ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
+    path = begun(command)
+    assert begun(changed(command, "tokens: 5", "tokens: 3")) == path
+    plan, there = found(changed(command, "tokens: 5", "tokens: 12"))
     assert there is None
-    assert ready.kept[0].most_tokens == 12
-    with open_directory(ready, None, None) as directory:
+    assert plan.candidates[0].most_tokens == 12
+    with open_directory(plan, None, None) as directory:
         assert directory.path.parent == path.parent
 
 
-def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: TuneRequest) -> None:
-    ready, _ = found(asked)
-    with open_directory(ready, None, None):
-        ready, there = found(asked)
+def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(command: TuneRequest) -> None:
+    plan, _ = found(command)
+    with open_directory(plan, None, None):
+        plan, there = found(command)
         with pytest.raises(UsageError, match=r"another .* is writing"):
-            open_directory(ready, there, None)
+            open_directory(plan, there, None)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": "tune", "version": 2}', '{"kind": "bench"}'])
-def test_what_is_no_run_is_left_as_it_is(asked: TuneRequest, text: str) -> None:
-    path = begun(asked)
+def test_what_is_no_run_is_left_as_it_is(command: TuneRequest, text: str) -> None:
+    path = begun(command)
     (path / "run.json").write_text(text, encoding="utf-8")
-    assert found(asked)[1] is None
-    assert begun(asked) == path.with_name(f"{path.name}-2")
+    assert found(command)[1] is None
+    assert begun(command) == path.with_name(f"{path.name}-2")
     assert (path / "run.json").read_text(encoding="utf-8") == text
 
 
-def test_a_folder_that_was_named_is_gone_on_with(asked: TuneRequest, tmp_path: Path) -> None:
+def test_a_folder_that_was_named_is_gone_on_with(command: TuneRequest, tmp_path: Path) -> None:
     output = str(tmp_path / "mine")
-    assert begun(asked, output=output) == Path(output)
-    assert begun(asked, output=output) == Path(output)
+    assert begun(command, output=output) == Path(output)
+    assert begun(command, output=output) == Path(output)
 
 
 @pytest.mark.parametrize(
@@ -137,33 +139,33 @@ def test_a_folder_that_was_named_is_gone_on_with(asked: TuneRequest, tmp_path: P
     ],
 )
 def test_a_folder_of_another_command_says_what_was_asked_for_there(
-    asked: TuneRequest, tmp_path: Path, other: dict[str, Any], told: str
+    command: TuneRequest, tmp_path: Path, other: dict[str, Any], told: str
 ) -> None:
     output = str(tmp_path / "mine")
-    begun(asked, output=output)
+    begun(command, output=output)
     with pytest.raises(UsageError) as raised:
-        found(replace(asked, **other), output=output)
+        found(replace(command, **other), output=output)
     assert told in raised.value.message
     assert "--budget" not in raised.value.message
     assert raised.value.hint == "use another `-o`, or none"
 
 
-def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest, tmp_path: Path) -> None:
+def test_where_the_same_was_asked_for_the_profile_was_another(command: TuneRequest, tmp_path: Path) -> None:
     output = str(tmp_path / "mine")
-    begun(asked, output=output)
+    begun(command, output=output)
     with pytest.raises(UsageError, match=r"the profile, a model, .* or vLLM has changed"):
-        found(changed(asked, "model: small", "model: other"), output=output)
-    copy = Path(asked.profile).with_name("q.yaml")
+        found(changed(command, "model: small", "model: other"), output=output)
+    copy = Path(command.profile).with_name("q.yaml")
     copy.write_text(PROFILE.replace("small", "other"), encoding="utf-8")
     with pytest.raises(UsageError, match=r"the profile was `.*p\.yaml`"):
-        found(replace(asked, profile=str(copy)), output=output)
+        found(replace(command, profile=str(copy)), output=output)
 
 
-def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(command: TuneRequest, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 2}', encoding="utf-8")
     with pytest.raises(UsageError, match="` is not a run directory of `specserve tune`"):
-        found(asked, output=str(tmp_path / "mine"))
+        found(command, output=str(tmp_path / "mine"))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +179,9 @@ def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: 
     ],
 )
 def test_a_complete_run_answers_what_it_was_asked(
-    asked: TuneRequest, other: dict[str, Any], answers: bool
+    command: TuneRequest, other: dict[str, Any], answers: bool
 ) -> None:
-    content = {"created": "2026-11-22T10:00:00", "is_complete": True, "asked": asked_json(asked)}
-    there = Found(Path("x"), json.loads(json.dumps(content)))
-    assert there.answers(replace(asked, **other)) is answers
-    assert not Found(Path("x"), {**content, "is_complete": False}).answers(asked)
+    content = {"created": "2026-11-22T10:00:00", "is_complete": True, "asked": command.json}
+    there = EarlierRun(Path("x"), json.loads(json.dumps(content)))
+    assert there.answers(replace(command, **other)) is answers
+    assert not EarlierRun(Path("x"), {**content, "is_complete": False}).answers(command)

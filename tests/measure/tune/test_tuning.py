@@ -14,22 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specserve.measure.tune.choose import Known, choose, speedups
+from specserve.measure.tune.choose import Choice, choose, speedups
 from specserve.measure.tune.observe import StepModel
-from specserve.measure.tune.outcome import causes, why_none
-from specserve.measure.tune.plan import Wish, cells, ladder_of
-from specserve.measure.tune.predict import known_of
-from specserve.measure.tune.result import Choice
-from specserve.measure.tune.schedule import Situation
-from specserve.measure.tune.walk import geometric
+from specserve.measure.tune.plan import Launch, TunePlan
+from specserve.measure.tune.predict import Prediction, predict
+from specserve.measure.tune.result import better_rates, causes, why_none
+from specserve.measure.tune.roofline import geometric
+from specserve.measure.tune.schedule import ladder
 from specserve.metrics.counters import Acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish
+from tune_machine import KEYS, Machine, measured, prompts, swept, texts, tune_plan
 
 ROOT = Path(__file__).parents[3]
 LOADS = (1, 2, 4, 8)
-CPU = Situation("draft_model", "v1", "cpu")
+LADDER = ladder(LOADS, most_tokens=8, most_requests=16)
 MEMORY_BOUND = StepModel(0.027, 0.0004, (), 0.001, 0.0025, 0.0001)
 COMPUTE_BOUND = StepModel(0.02, 0.003, ((16, 0.002),), 0.001, 0.0025, 0.0003)
 COSTS_UNDER_LOAD = StepModel(0.027, 0.0004, ((8, 0.005),), 0.001, 0.0025, 0.0003)
@@ -37,35 +36,34 @@ AS_TARGET = StepModel(0.027, 0.0004, (), 0.0, 0.0275, 0.0)
 
 
 def known(
-    truth: StepModel, *, chance: float, ladder: bool = True
-) -> tuple[Known, Wish, dict[int, dict[int, float]]]:
-    rungs, _ = ladder_of(CPU, loads=(1, 2, 4, 8), most_tokens=8, most_requests=16)
-    wanted = wish(rungs=rungs if ladder else {})
+    truth: StepModel, *, chance: float, has_ladder: bool = True
+) -> tuple[Prediction, TunePlan, dict[int, dict[int, float]]]:
+    plan = tune_plan(rungs=LADDER if has_ladder else {})
     chosen = {"code": prompts(12)}
     machine = Machine(truth, texts(prompts=chosen["code"], chance=chance))
-    passes = measured(machine, wanted, chosen)
-    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
-    return found, wanted, swept(machine, wanted, chosen)
+    found = predict(plan, measured(machine, plan, chosen), plan.candidates[0])
+    return found, plan, swept(machine, plan, chosen)
 
 
-def known_of_two_launches(truth: StepModel, *, chance: float) -> tuple[Known, dict[int, dict[int, float]]]:
+def known_of_two_launches(
+    truth: StepModel, *, chance: float
+) -> tuple[Prediction, dict[int, dict[int, float]]]:
     """Where a launch has one K: K_max and 2."""
-    wanted = wish(rungs={})
-    own = wanted.candidates[0]
-    few = replace(own, name="few", most_tokens=2, small=True)
-    chosen = {"code": prompts(12)}
+    plan = tune_plan(rungs={})
+    own = plan.candidates[0]
+    few = Launch(replace(own.launches[0].arm, name="few"), 2)
+    own = replace(own, launches=(*own.launches, few), ladder_obstacle="it has none")
+    plan, chosen = replace(plan, candidates=(own,)), {"code": prompts(12)}
     machine = Machine(truth, texts(prompts=chosen["code"], chance=chance))
-    passes = measured(machine, wanted, chosen)
-    passes += [
-        machine.run(cell.block, arm="few", launch=2, tokens_at=few.tokens_at, speculates=True)
-        for cell in cells(wanted, chosen, candidate=few)
+    found = predict(plan, measured(machine, plan, chosen), own)
+    return found, swept(machine, plan, chosen)
+
+
+def misses(found: Prediction, truth: Mapping[int, Mapping[int, float]]) -> list[float]:
+    return [
+        abs(row.predicted.output_tokens_per_s / truth[row.concurrency][row.num_speculative_tokens] - 1)
+        for row in found.rows
     ]
-    found = known_of(wanted, passes, replace(own, why_no_ladder="it has none"), launches=[1, 2])
-    return found, swept(machine, wanted, chosen)
-
-
-def misses(found: Known, truth: Mapping[int, Mapping[int, float]]) -> list[float]:
-    return [abs(row.tokens_per_s / truth[row.concurrency][row.tokens] - 1) for row in found.rows]
 
 
 @pytest.mark.parametrize("truth", [MEMORY_BOUND, COMPUTE_BOUND])
@@ -120,29 +118,37 @@ def noisy(launch: int, now_s: float) -> float:
 def test_the_choice_is_within_3_percent_of_a_sweep_that_was_measured(
     mood: Callable[[int, float], float], seed: int
 ) -> None:
-    rungs, _ = ladder_of(CPU, loads=LOADS, most_tokens=8, most_requests=16)
-    wanted, chosen = wish(rungs=rungs), {"code": prompts(12, tokens=48)}
+    wanted, chosen = tune_plan(rungs=LADDER), {"code": prompts(12, tokens=48)}
     demo = texts(prompts=chosen["code"], chance=Demo.chance, seed=seed)
     machine = Machine(Demo(), demo, prefill_s=0.15)
     passes = measured(replace(machine, mood=mood), wanted, chosen)
-    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
+    found = predict(wanted, passes, wanted.candidates[0])
     sweep = swept(machine, wanted, chosen)
     choice = choose([found], objective="throughput")
     for load, rates in sweep.items():
-        assert rates[choice.by_load[load]] >= 0.97 * max(rates.values())
+        assert rates[choice.num_speculative_tokens_by_concurrency[load]] >= 0.97 * max(rates.values())
     truth = {
-        (row.concurrency, row.tokens): sweep[row.concurrency][row.tokens] / sweep[row.concurrency][0]
+        (row.concurrency, row.num_speculative_tokens): sweep[row.concurrency][row.num_speculative_tokens]
+        / sweep[row.concurrency][0]
         for row in found.rows
     }
-    off = [abs(row.speedup.value / truth[row.concurrency, row.tokens] - 1) for row in found.rows]
-    held = [row.speedup.low <= truth[row.concurrency, row.tokens] <= row.speedup.high for row in found.rows]
+    off = [
+        abs(row.predicted.speedup.value / truth[row.concurrency, row.num_speculative_tokens] - 1)
+        for row in found.rows
+    ]
+    held = [
+        row.predicted.speedup.low
+        <= truth[row.concurrency, row.num_speculative_tokens]
+        <= row.predicted.speedup.high
+        for row in found.rows
+    ]
     assert statistics.median(off) <= 0.06
     assert statistics.fmean(held) >= 0.9
 
 
 @pytest.mark.parametrize("chance", [0.5, 0.8])
 def test_without_a_ladder_the_prediction_is_rougher_and_still_of_use(chance: float) -> None:
-    found, _, sweep = known(MEMORY_BOUND, chance=chance, ladder=False)
+    found, _, sweep = known(MEMORY_BOUND, chance=chance, has_ladder=False)
     assert statistics.median(misses(found, sweep)) <= 0.10
 
 
@@ -151,8 +157,8 @@ def test_where_no_schedule_is_followed_two_launches_and_one_k_for_all_loads(trut
     found, sweep = known_of_two_launches(truth, chance=0.7)
     assert statistics.median(misses(found, sweep)) <= 0.05
     choice = choose([found], objective="throughput")
-    assert choice.schedule is None
-    assert len(set(choice.by_load.values())) == 1
+    assert choice.num_speculative_tokens_per_batch_size is None
+    assert len(set(choice.num_speculative_tokens_by_concurrency.values())) == 1
 
 
 def test_a_draft_of_which_nothing_is_accepted_is_best_left_out() -> None:
@@ -166,7 +172,7 @@ def test_a_draft_of_which_nothing_is_accepted_is_best_left_out() -> None:
 
 def test_no_prediction_is_surer_than_a_step_time_can_be_measured() -> None:
     found, _, _ = known(MEMORY_BOUND, chance=1.0)  # every request of every prompt is accepted alike
-    widths = [math.log(row.speedup.high / row.speedup.low) / 2 for row in found.rows]
+    widths = [math.log(row.predicted.speedup.high / row.predicted.speedup.low) / 2 for row in found.rows]
     assert min(widths) == pytest.approx(0.03)  # where the step was timed; elsewhere more
     assert max(widths) == pytest.approx(0.05)
 
@@ -174,8 +180,8 @@ def test_no_prediction_is_surer_than_a_step_time_can_be_measured() -> None:
 def test_no_single_cause_is_named_where_a_cheap_draft_is_accepted_and_gains_nothing() -> None:
     found, _, _ = known(COMPUTE_BOUND, chance=0.6)
     steps = next(iter(found.models.values()))
-    losing = [row for row in found.rows if row.speedup.value < 1.0]
-    assert losing and max(row.mean_length.value for row in losing if row.mean_length) > 1.2
+    losing = [row for row in found.rows if row.predicted.speedup.value < 1.0]
+    assert losing and max(row.mean_acceptance_length.value for row in losing) > 1.2
     assert why_none(losing, steps=steps) is None
 
 
@@ -194,10 +200,16 @@ def test_where_it_costs_at_the_highest_load_a_range_of_k_0_ends_the_schedule() -
     assert max(rate for k, rate in sweep[8].items() if k) < 0.8 * sweep[8][0]
     assert found.zero_cost == pytest.approx(0.9, abs=0.03)
     choice = choose([found], objective=wanted.objective)
-    assert choice.speculates and choice.speculation is not None and choice.schedule is not None
-    assert choice.by_load[8] == 0
-    assert all(choice.by_load[load] > 0 for load in (1, 2, 4))
-    assert [tokens for _, _, tokens in choice.schedule].index(0) == len(choice.schedule) - 1
+    assert (
+        choice.speculates
+        and choice.speculation is not None
+        and choice.num_speculative_tokens_per_batch_size is not None
+    )
+    assert choice.num_speculative_tokens_by_concurrency[8] == 0
+    assert all(choice.num_speculative_tokens_by_concurrency[load] > 0 for load in (1, 2, 4))
+    assert [tokens for _, _, tokens in choice.num_speculative_tokens_per_batch_size].index(0) == len(
+        choice.num_speculative_tokens_per_batch_size
+    ) - 1
     assert choice.speculation["num_speculative_tokens_per_batch_size"][-1][2] == 0
 
 
@@ -206,21 +218,25 @@ def test_where_a_small_k_is_better_than_a_range_of_k_0_there_is_none() -> None:
     assert max(rate for k, rate in sweep[8].items() if k) > 0.9 * sweep[8][0]
     choice = choose([found], objective=wanted.objective)
     assert choice.speculates
-    assert 0 not in choice.by_load.values()
+    assert 0 not in choice.num_speculative_tokens_by_concurrency.values()
 
 
 def test_the_choice_reserves_no_more_tokens_than_it_uses() -> None:
     found, wanted, _ = known(COMPUTE_BOUND, chance=0.9)
     choice = choose([found], objective=wanted.objective)
     assert choice.speculates and choice.speculation is not None
-    assert choice.speculation["num_speculative_tokens"] == max(choice.by_load.values())
+    assert choice.speculation["num_speculative_tokens"] == max(
+        choice.num_speculative_tokens_by_concurrency.values()
+    )
     assert choice.speculation["model"] == KEYS["model"]
-    assert (choice.schedule is None) == ("num_speculative_tokens_per_batch_size" not in choice.speculation)
+    assert (choice.num_speculative_tokens_per_batch_size is None) == (
+        "num_speculative_tokens_per_batch_size" not in choice.speculation
+    )
 
 
 def test_requests_that_had_nothing_drafted_count_with_one_token_a_step() -> None:
     chosen = {"code": prompts(12)}
-    wanted = wish(rungs={}, loads=(1,))
+    wanted = tune_plan(rungs={}, loads=(1,))
     machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=1.0))
     passes = measured(machine, wanted, chosen)
     passes[-1] = replace(
@@ -230,43 +246,42 @@ def test_requests_that_had_nothing_drafted_count_with_one_token_a_step() -> None
         ),
     )
     own = wanted.candidates[0]
-    found = known_of(wanted, passes, own, launches=[1])
-    row = next(row for row in found.rows if row.tokens == 8)
-    assert row.mean_length is not None
-    assert 1.0 < row.mean_length.value < 2.1
+    found = predict(wanted, passes, own)
+    row = next(row for row in found.rows if row.num_speculative_tokens == 8)
+    assert 1.0 < row.mean_acceptance_length.value < 2.1
 
 
 def test_a_server_that_does_not_tell_its_steps_says_nothing_of_its_drafts() -> None:
     chosen = {"code": prompts(12)}
-    wanted = wish(rungs={}, loads=(1,))
+    wanted = tune_plan(rungs={}, loads=(1,))
     machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=0.8))
     passes = measured(machine, wanted, chosen)
     silent = tuple(replace(each, steps=()) for each in passes[-1].requests)
     passes[-1] = replace(passes[-1], requests=silent, acceptance=Acceptance(10, 80, 40, (5,) * 8))
-    assert known_of(wanted, passes, wanted.candidates[0], launches=[1]).rows == ()
+    assert predict(wanted, passes, wanted.candidates[0]).rows == ()
 
 
 def test_where_no_step_could_be_timed_nothing_is_said() -> None:
     chosen = {"code": prompts(12, tokens=1)}
-    wanted = wish(rungs={}, loads=(1,))
+    wanted = tune_plan(rungs={}, loads=(1,))
     machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=0.8))
-    found = known_of(wanted, measured(machine, wanted, chosen), wanted.candidates[0], launches=[1])
+    found = predict(wanted, measured(machine, wanted, chosen), wanted.candidates[0])
     assert found.rows == ()
 
 
 def test_nothing_is_said_above_what_was_measured() -> None:
     found, _, _ = known(MEMORY_BOUND, chance=0.9)
-    assert max(row.tokens for row in found.rows) == found.info.measured_with == 8
+    assert max(row.num_speculative_tokens for row in found.rows) == found.info.measured_with == 8
 
 
 def test_a_better_draft_is_preferred_and_the_profiles_own_where_both_are_alike() -> None:
     good, wanted, _ = known(MEMORY_BOUND, chance=0.9)
     poor, _, _ = known(MEMORY_BOUND, chance=0.5)
 
-    def named(each: Known, name: str, *, is_own: bool) -> Known:
+    def named(each: Prediction, name: str, *, is_own: bool) -> Prediction:
         return replace(each, candidate=replace(each.candidate, name=name, is_own=is_own))
 
-    def chosen(*each: Known) -> Choice:
+    def chosen(*each: Prediction) -> Choice:
         return choose(each, objective=wanted.objective)
 
     assert chosen(named(poor, "own", is_own=True), named(good, "other", is_own=False)).candidate == "other"
@@ -299,9 +314,41 @@ def test_a_verification_that_takes_less_than_a_plain_step_is_told_to_be_none() -
 def test_the_largest_cause_is_the_one_that_was_made() -> None:
     def largest(truth: StepModel, chance: float, load: int) -> str:
         found, _, _ = known(truth, chance=chance)
-        row = next(row for row in found.rows if (row.concurrency, row.tokens) == (load, 4))
+        row = next(row for row in found.rows if (row.concurrency, row.num_speculative_tokens) == (load, 4))
         return causes(row, steps=next(iter(found.models.values())))[0].name
 
     assert largest(AS_TARGET, 1.0, 1) == "draft cost"
     assert largest(MEMORY_BOUND, 0.2, 1) == "acceptance"
     assert largest(COMPUTE_BOUND, 0.95, 8) == "verification cost"
+
+
+def test_a_measured_rate_above_the_choice_is_explained() -> None:
+    found, wanted, _ = known(MEMORY_BOUND, chance=0.7)
+    choice = choose([found], objective=wanted.objective)
+    chosen = choice.num_speculative_tokens_by_concurrency[1]
+    (at,) = (
+        row.predicted.output_tokens_per_s
+        for row in found.rows
+        if (row.concurrency, row.num_speculative_tokens) == (1, chosen)
+    )
+
+    def told(tokens: int, *, predicted: float) -> list[str]:
+        rows = [
+            replace(
+                row,
+                predicted=replace(row.predicted, output_tokens_per_s=predicted * at),
+                measured=replace(row.measured, output_tokens_per_s=1.2 * at),
+            )
+            if (row.concurrency, row.num_speculative_tokens) == (1, tokens)
+            else replace(row, measured=replace(row.measured, output_tokens_per_s=None))
+            for row in found.rows
+        ]
+        return list(better_rates(choice, replace(found, rows=tuple(rows)), []))
+
+    other = chosen - 1
+    (noisy,) = told(other, predicted=0.9)
+    assert f"at concurrency 1, code: K = {other} measured {1.2 * at:.1f} tokens/s" in noisy
+    assert f"the {at:.1f} predicted for the chosen K = {chosen}: predictions are compared" in noisy
+    (merged,) = told(other, predicted=1.01)
+    assert "one K serves several loads" in merged
+    assert told(chosen, predicted=1.0) == []
