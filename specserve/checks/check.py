@@ -128,9 +128,8 @@ def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, st
         host = with_taken_port(seen_from(host, plan), plan)
     except SpecserveError as error:
         return context, f"no launch can be planned: {error.message}"
-    if plan.port in host.taken_ports and plan.port in wanted.servers:
-        name = f"the detached server `{wanted.servers[plan.port]}`"
-        host = replace(host, taken_ports={**host.taken_ports, plan.port: name})
+    if name := wanted.servers.get(plan.port):
+        host = replace(host, taken_ports={plan.port: f"the detached server `{name}`"})
     return replace(context, plan=plan, host=host), ""
 
 

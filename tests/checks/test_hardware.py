@@ -77,15 +77,6 @@ def test_devices_are_counted_too(target: Load) -> None:
     assert found(target(lines % "[0, 1]")) == []
 
 
-def test_accelerators_stay_idle_only_by_the_profiles_own_count(target: Load) -> None:
-    (finding,) = found(target("\nhardware: {accelerator: L4-24GB, count: 2, nodes: 2}"))
-    assert (finding.code, finding.message) == (
-        "SD308",
-        "the launch takes 1 of 4 accelerators; the others stay idle",
-    )
-    assert found(target(""), assume("4xL4-24GB")) == []
-
-
 @pytest.mark.parametrize(
     ("hardware", "there", "words"),
     [

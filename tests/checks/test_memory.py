@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,18 @@ def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load
     assert (finding.code, finding.severity) == ("SD302", Severity.INFO)
     assert "the KV cache of an unknown architecture is not computed" in finding.message
     assert any("the architecture `DeepseekV4ForCausalLM` is not known" in note for note in finding.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "free_gib", "offered"),
+    [(0.9, 40, True), (0.9, 10, False), (0.15, 5, False)],
+)
+def test_a_full_gpu_is_not_told_to_take_more_and_to_take_less(
+    profile: Load, share: float, free_gib: int, offered: bool
+) -> None:
+    machine = replace(assume("1xH100-80GB"), basis="found", free_bytes=(free_gib * 2**30,))
+    loaded = profile_of(profile, f"engine: {{gpu_memory_utilization: {share}}}")
+    wanted = CheckOptions(offline=True, here=False, machine=machine)
+    advice = {item.code: item.help or "" for item in judged(gather(loaded, wanted=wanted, read=read).context)}
+    assert ("gpu_memory_utilization" in advice["SD312"]) is offered
+    assert "gpu_memory_utilization" not in advice.get("SD301", "")

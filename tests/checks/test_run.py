@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checks.check import check
+from specserve.checks.gather import CheckOptions
 from specserve.checks.run import lint
 from specserve.diagnostics import Report, Severity
+from specserve.profile.load import examine
+from specserve.vllm.versions import installed
 
 Write = Callable[..., Path]
 WIDE = "target: {model: ./target}\nserver:\n  host: 0.0.0.0"
@@ -109,3 +113,11 @@ def test_an_override_is_judged_like_what_it_overrides(write: Write) -> None:
     (finding,) = lint([file], settings=["server.host=0.0.0.0"]).findings
     assert finding.code == "SD108"
     assert finding.span.file.startswith("--set server.host")
+
+
+@pytest.mark.skipif(installed() is None, reason="needs a vLLM: `make setup`")
+def test_the_port_of_a_detached_server_that_is_starting_is_taken_by_its_name(write: Write) -> None:
+    file = str(write("target: {model: ./m}\nserver: {port: 8123}"))
+    wanted = CheckOptions(offline=True, servers={8123: "demo"})
+    found = {item.code: item.message for item in check([(file, *examine(file))], wanted=wanted).findings}
+    assert found["SD403"] == "port 8123 is taken by the detached server `demo`"

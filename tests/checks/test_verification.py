@@ -22,20 +22,6 @@ def test_synthetic_text_is_an_error_and_fly_a_warning(profile: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "hits"),
-    [
-        ("", 0),
-        ("hardware: {accelerator: cpu}", 1),
-        ("env: {VLLM_USE_V2_MODEL_RUNNER: 0}", 1),
-        ("env: {VLLM_USE_V2_MODEL_RUNNER: 1}", 0),
-    ],
-)
-def test_block_verification_needs_the_v2_runner(profile: Load, more: str, hits: int) -> None:
-    speculation = "{method: eagle3, model: ./h, num_speculative_tokens: 4, rejection_sample_method: block}"
-    assert len(of("SD130", profile(f'vllm: ">=0.32"\nspeculation: {speculation}\n{more}'))) == hits
-
-
-@pytest.mark.parametrize(
     ("speculation", "expect", "hits"),
     [
         ("{method: eagle3, model: ./h, num_speculative_tokens: 2}", "[{temperature: 0.7}]", 1),

@@ -17,12 +17,15 @@ _STATIC = (
 _OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization", "tokenizers")
 RETIRED = {
     "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
+    "SD130": "block verification is rarely asked for, and only the V1 runner ignores it",
     "SD134": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD160": "vLLM refuses such a launch itself, at its start",
+    "SD163": "names prove nothing about tokenizers: `specserve check` compares them",
     "SD168": "it concerned a single vLLM version",
     "SD206": "mapping two equal vocabularies harms nothing",
     "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
     "SD254": "vLLM refuses such settings itself, in the first seconds of a start",
+    "SD308": "accelerators that stay idle do no harm",
     "SD409": "the launch itself says that the list of devices has no effect",
 }
 """Why a code is no longer used. A retired code is never given to another rule."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specserve.checks.config import section
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, count, rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, count, rule
 from specserve.checks.rules.memory import gib, machine_words
 from specserve.errors import UsageError
 from specserve.plan.nodes import node_count
@@ -143,24 +143,6 @@ def split_node(ctx: Context) -> Hits:
         stages = -(-size // machine.count)
         help_ = f"`tensor_parallel_size: {machine.count}` with `pipeline_parallel_size: {stages}`"
         yield Hit("target.tensor_parallel_size", text, help=help_)
-
-
-@rule("SD308", INFO, needs="hardware")
-def idle_accelerators(ctx: Context) -> Hits:
-    """The profile's `hardware` has more accelerators than the launch uses.
-
-    The others stay idle: vLLM takes tensor_parallel_size x pipeline_parallel_size x data_parallel_size of them.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 4}
-    Instead: hardware: {accelerator: L4-24GB, count: 1}
-    Source: specserve, checks/rules/hardware.py
-    """
-    machine, ranks = ctx.machine, world_size(ctx.profile)
-    assert machine is not None
-    there = machine.count * machine.nodes
-    if machine.basis == "profile" and not machine.is_cpu and there > ranks:
-        yield Hit("hardware.count", f"the launch takes {ranks} of {there} accelerators; the others stay idle")
 
 
 @rule("SD309", ERROR, needs="hardware")

@@ -19,29 +19,6 @@ _ONLINE = frozenset(
 )  # fmt: skip
 """Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
 _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
-_FAMILIES = {
-    "Llama 2": r"llama-?2(?!\d*b)|tinyllama|codellama|vicuna|llama-\d+m",
-    "Llama 3": r"llama-?3(?!\d*b)",
-    "Llama 4": r"llama-?4(?!\d*b)",
-    "Qwen 1.5 to 3": r"qwen-?(1\.5|2|2\.5|3)(?![.\d]|b)|qwq",
-    "Qwen 3.5 and later": r"qwen-?(3\.[5-9]|[4-9])(?!\d*b)",
-    "Gemma 1 and 2": r"gemma-?(1\.1|2)(?![.\d])|gemma-7b",
-    "Gemma 3 and 4": r"gemma-?[34](?![.\d])",
-    "Mistral": r"mistral|mixtral|ministral|codestral|devstral|magistral",
-    "DeepSeek": r"deepseek(?!.*(llama|qwen))",
-    "gpt-oss": r"gpt-oss",
-    "GLM": r"glm-?[45]",
-    "Phi 4": r"phi-?4",
-    "OPT": r"opt-[\d.]+[mb]",
-    "GPT-2": r"(distil)?gpt-?2",
-    "Granite": r"granite-?[34]",
-    "OLMo": r"olmo",
-    "Falcon": r"falcon",
-    "Kimi": r"kimi-k\d",
-    "MiniMax": r"minimax-m",
-    "Command": r"command-[ra]|aya-",
-}
-"""Patterns of names. Tokenizers may differ within a family too; between families they do."""
 
 
 @arm_rule("SD152", ERROR)
@@ -202,49 +179,6 @@ def inherited_cache_type(arm: Arm) -> Hits:
         text = f"the drafter's KV cache will be {quoted(dtype)} too"
         help_ = "if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` in the block"
         yield arm.hit("method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_)
-
-
-@arm_rule("SD163", INFO)
-def draft_of_another_family(arm: Arm) -> Hits:
-    """The names of target and draft belong to families with different tokenizers.
-
-    vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
-    rejected. Names alone are no proof: `specserve check` compares the tokenizers.
-    Example:
-        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
-        speculation:
-          method: draft_model
-          model: Qwen/Qwen2.5-0.5B
-          revision: 0123456789012345678901234567890123456789
-          num_speculative_tokens: 3
-    Instead:
-        speculation:
-          method: draft_model
-          model: meta-llama/Llama-3.2-1B
-          revision: 0123456789012345678901234567890123456789
-          num_speculative_tokens: 3
-    Source: vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
-    """
-    target, draft = arm.ctx.profile.target.model, arm.model
-    is_mapped = arm.get("use_heterogeneous_vocab") is True
-    if arm.method != "draft_model" or draft is None or arm.tokenizer is not None or is_mapped:
-        return
-    first, second = (tokenizer_family(name) if is_hub_id(name) else None for name in (target, draft))
-    if first and second and first != second:
-        text = f"the tokenizers probably differ: the target is a {first} model, the draft is {second}"
-        help_ = "run `specserve check` to compare them, or use a draft of the target's family"
-        yield arm.hit("model", text, related={"target.model": "the target"}, help=help_)
-
-
-def tokenizer_family(model: str) -> str | None:
-    """The family whose tokenizer a model of the Hub has, judged by its name; None if it names none, or two."""
-    name = model.rpartition("/")[2]
-    found = [
-        family
-        for family, names in _FAMILIES.items()
-        if re.search(rf"(?:^|[-_.])(?:meta-)?(?:{names})", name, re.I)
-    ]
-    return found[0] if len(found) == 1 else None
 
 
 @arm_rule("SD166", ERROR)

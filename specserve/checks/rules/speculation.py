@@ -288,24 +288,6 @@ def lossy_verification(arm: Arm) -> Hits:
         yield arm.hit("rejection_sample_method", text, help="leave it out for lossless verification")
 
 
-@arm_rule("SD130", WARNING)
-def ineffective_block_verification(arm: Arm) -> Hits:
-    """Block verification is asked for, but the runner does not have it.
-
-    With `block`, the V1 runner (on CPUs, and elsewhere if V2 lacks a feature) verifies token by token and drafts
-    greedily, without a message, so `draft_sample_method: probabilistic` has no effect.
-    Example:
-        speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, rejection_sample_method: block}
-        hardware: {accelerator: cpu}
-    Instead: speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3}
-    Source: vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
-    """
-    found = arm.on("V1") if arm.get("rejection_sample_method") == "block" else []
-    if found:
-        text = "the V1 runner, which will serve this, verifies token by token and drafts greedily"
-        yield arm.hit("rejection_sample_method", text, versions=found, help="leave it out")
-
-
 @arm_rule("SD131", INFO)
 def greedy_drafts(arm: Arm) -> Hits:
     """A promise at a temperature above 0 rests on drafts that ignore the temperature.
