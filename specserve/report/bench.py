@@ -54,12 +54,6 @@ from specserve.report.table import Column, Table
 FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
-_VERDICTS = {
-    Verdict.PAYS: "pays",
-    Verdict.COSTS: "costs",
-    Verdict.NO_DIFFERENCE: "makes no difference",
-    Verdict.INCONCLUSIVE: "is inconclusive",
-}
 _HEAD = (
     Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
     Column("verdict", "verdict"), Column("length"),
@@ -247,8 +241,9 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
     counts = Counter(item.verdict for item in comparisons)
     total = len(comparisons)
     if len(counts) == 1:
-        return f"{_VERDICTS[comparisons[0].verdict]} at {'the one point' if total == 1 else f'all {total} points'}"
-    parts = [f"{words} at {counts[verdict]}" for verdict, words in _VERDICTS.items() if counts[verdict]]
+        points = "the one point" if total == 1 else f"all {total} points"
+        return f"{comparisons[0].verdict.words} at {points}"
+    parts = [f"{verdict.words} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
     return f"{', '.join(parts)} of {total} points"
 
 
