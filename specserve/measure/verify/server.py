@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, Interrupted, TrafficError, UsageError
+from specserve.errors import FactError, Interrupted, TrafficError
 from specserve.measure.values import refuse_given
 from specserve.measure.workloads import userfile
 from specserve.measure.workloads.workload import Prompt
@@ -67,13 +67,14 @@ def run_verification(
 
     `start_view` shows its start. Raises SpecserveError, Interrupted for a signal.
     """
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.signals import stop_on_signals
 
     if request.profile is None:
         given = {"--set": request.settings, "--alternative": request.alternative}
         refuse_given({**given, "--no-check": not request.check}, command="verify")
         with stop_on_signals() as stop:
-            url, key = _address(request.server, request.api_key_env)
+            url, key = find_server(request.server, request.api_key_env)
             return verify_url(url, key, request, stop=stop, progress=progress)
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
@@ -87,21 +88,6 @@ def run_verification(
     ):
         key = plan.api_key_env
         return verify_url(server.url, key, request, stop=stop, progress=progress, draft_limit=limit)
-
-
-def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """The URL of a server, and the variable with its key: a URL, a detached server, or the default without either."""
-    from specserve.serve.detached.registry import find_server, names, refuse_file
-
-    if server is None or server in names():
-        return find_server(None, server, api_key_env)
-    if "://" in server or ":" in server:
-        return server, api_key_env
-    refuse_file(server)
-    raise UsageError(
-        f"{server!r} is neither a detached server nor a URL",
-        hint="`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000",
-    )
 
 
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
@@ -149,6 +135,7 @@ def verify_url(
     from specserve.measure.verify.run import Verifier
     from specserve.measure.verify.session import VerifySession, results_of
     from specserve.serve.client import Client
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.requests import endpoint
 
     def tick() -> None:
@@ -167,7 +154,7 @@ def verify_url(
 
         session, other = connected(url, key, request.model), None
         if request.against is not None:
-            place = _address(request.against, request.api_key_env)
+            place = find_server(request.against, request.api_key_env)
             try:
                 other = connected(*place, None)
             except TrafficError as error:
