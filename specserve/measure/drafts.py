@@ -11,8 +11,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, gather
-from specserve.checks.rules.draft_heads import method_of
-from specserve.checks.rules.multitoken import trained
+from specserve.checks.rules.heads import method_of, trained
 from specserve.checks.run import examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
@@ -263,7 +262,7 @@ def _judge(
     options = CheckOptions(offline=not wanted.online, machine=wanted.machine, here=False, no_lock=True)
     known = gather(profile, wanted=options, read=read)
     broken = filter(None, (item.finding(profile) for item in known.unread))
-    findings = examined_in(known.context, problems=broken)[0]
+    findings = examined_in(known.context, problems=broken).findings
     told = tuple(each for each in findings if each.severity is not Severity.INFO)
     judged = JudgedDraft(draft, told, has_models=known.context.target is not None and not known.unread)
     if wanted.machine is None or facts is None:

@@ -13,7 +13,7 @@ from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, TrafficError
 from specserve.measure.values import refuse_given
-from specserve.measure.workloads import userfile
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ MOST_PROMPTS = 64
 
 
 def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
-    """The first 64 prompts of a file (see `userfile`), and how many lie beyond them; without a file, those that ship.
+    """The first 64 prompts of a file (see `workloads`), and how many lie beyond them; without a file, those that ship.
 
     Raises FactError for what cannot be read.
     """
-    found, _ = userfile.read(Path(path) if path is not None else SHIPPED, may_mix=True)
+    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
     return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)

@@ -86,7 +86,7 @@ class WatchedServer:
         if self.profile is None:
             return {"profile": name, "fingerprint": ""}
         from specserve.plan.locking import at_lock
-        from specserve.profile.fingerprint import fingerprint
+        from specserve.profile.schema import fingerprint
 
         locked, _ = at_lock(self.profile, use_lock=True, needed=False)
         return {"profile": name, "fingerprint": fingerprint(locked)}

@@ -206,7 +206,7 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
     """
     totals = _own_devices(profile, plan)
     room = _declared_room(plan, tuple(totals))
-    others = [record for record in _running_records() if record.name != name]
+    others = [record for record in running_records() if record.name != name]
     for device, total_bytes in totals.items():
         beside = [record for record in others if device in record.devices]
         if not beside:
@@ -251,7 +251,7 @@ def _own_devices(profile: Profile, plan: LaunchPlan) -> dict[str, int]:
     return {gpu.uuid: gpu.total_bytes for gpu in found[: world_size(profile)]}
 
 
-def _running_records() -> Iterator[Record]:
+def running_records() -> Iterator[Record]:
     for name in registry.names():
         with contextlib.suppress(FactError):
             record = registry.read(name)
