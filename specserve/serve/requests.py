@@ -267,7 +267,9 @@ def _limited(sock: socket.socket, *, limit_s: float | None) -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Endless("it does not end") if late.is_set() else error
+        if late.is_set():
+            raise Endless("it does not end") from error
+        raise
     finally:
         timer.cancel()
     if late.is_set():
