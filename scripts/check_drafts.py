@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections import Counter
 
-from specserve.measure.drafts.find import DraftOptions, JudgedDraft, find_drafts
+from specserve.measure.drafts import DraftOptions, JudgedDraft, find_drafts
 from specserve.models.drafts import Draft, catalogue
 
 

@@ -13,7 +13,6 @@ from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.measure.distill.plan import DistillPlan
-    from specserve.measure.distill.result import Distilled
 
 _option = partial(typer.Option, show_default=False)
 
@@ -78,7 +77,7 @@ def distill(
     """
     from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.values import seconds
-    from specserve.report.distill import distilled_json, distilled_text, plan_text
+    from specserve.report.distill import plan_text
 
     request = DistillRequest(
         profile=profile,
@@ -93,40 +92,33 @@ def distill(
     if dry_run:
         out(plan_text(plan))
         return
+    _distil(plan, write=not no_write, is_json=format is TextOrJson.JSON)
+
+
+def _distil(plan: DistillPlan, *, write: bool, is_json: bool) -> None:
+    """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
+    from specserve.measure.distill.plan import open_place
+    from specserve.measure.distill.run import prepare_head, run_distillation, write_alternative
+    from specserve.report.distill import (
+        card_text,
+        commands_text,
+        distill_views,
+        distilled_json,
+        distilled_text,
+    )
+
+    if open_place(plan):
+        say(f"resuming: {plan.place}")
+    views = distill_views(StderrNotices())
     if plan.draft is None:
-        out(_head(plan))
+        out(commands_text(plan, prepare_head(plan, views=views)))
         return
-    found = run(plan, write=not no_write)
-    out(distilled_json(found) if format is TextOrJson.JSON else distilled_text(found))
+    found = run_distillation(plan, views=views)
+    if found.outcome == "better":
+        found = write_alternative(plan, found) if write else found
+        plan.write("draft/README.md", card_text(found))
+    plan.write("result.json", distilled_json(found))
+    out(distilled_json(found) if is_json else distilled_text(found))
     say(f"answers, the new draft, the benchmark and logs: {plan.place}")
     if found.outcome != "better":
         raise typer.Exit(1)
-
-
-def _head(plan: DistillPlan) -> str:
-    from specserve.measure.distill.plan import open_place
-    from specserve.measure.distill.run import prepare_head
-    from specserve.report.distill import commands_text, distill_views
-
-    if open_place(plan):
-        say(f"resuming: {plan.place}")
-    return commands_text(plan, prepare_head(plan, views=distill_views(StderrNotices())))
-
-
-def run(plan: DistillPlan, *, write: bool) -> Distilled:
-    """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
-    from dataclasses import replace
-
-    from specserve.measure.distill.plan import open_place
-    from specserve.measure.distill.run import keep_result, run_distillation, write_alternative
-    from specserve.report.distill import card_text, distill_views, distilled_json
-
-    if open_place(plan):
-        say(f"resuming: {plan.place}")
-    found = run_distillation(plan, views=distill_views(StderrNotices()))
-    if found.outcome == "better":
-        if write:
-            found = replace(found, alternative=write_alternative(plan, found))
-        keep_result(plan, found, {"draft/README.md": card_text(found)})
-    keep_result(plan, found, {"result.json": distilled_json(found)})
-    return found

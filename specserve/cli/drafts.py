@@ -45,7 +45,7 @@ def drafts(
     specserve drafts my.yaml --write nebius/EAGLE3-gpt-oss-20b
     """
     from specserve.hardware.accelerators import assume as machine_of
-    from specserve.measure.drafts.find import DraftOptions, find_drafts
+    from specserve.measure.drafts import DraftOptions, find_drafts
     from specserve.report.console import out, say
     from specserve.report.drafts import drafts_json, drafts_text
     from specserve.report.findings import StderrNotices
@@ -53,13 +53,15 @@ def drafts(
     notices = StderrNotices()
     wanted = DraftOptions(machine_of(assume) if assume else None, online, notices.progress)
     if write:
-        from specserve.measure.drafts.write import add_alternatives
+        from specserve.measure.drafts import add_alternatives
 
-        names = add_alternatives(target, write, wanted=wanted)
+        places = add_alternatives(target, write, wanted=wanted)
         notices.progress("")
-        say(
-            f"{target}: `alternatives` has {', '.join(f'`{name}`' for name in names)}; `git diff` shows what changed"
-        )
+        new = ", ".join(f"`{place.partition('.')[2]}`" for place, is_new in places.items() if is_new)
+        if new:
+            say(f"{target}: `alternatives` has {new}; `git diff` shows what changed")
+        for place in (place for place, is_new in places.items() if not is_new):
+            say(f"{target}: `{place}` is this draft already")
         return
     found = find_drafts(target, wanted=wanted)
     notices.progress("")

@@ -93,7 +93,6 @@ def render(
     from functools import partial
 
     from specserve.deploy import targets
-    from specserve.deploy.targets import with_canary
     from specserve.plan.launch import LaunchOptions
     from specserve.report.console import say
     from specserve.report.launch import print_files, say_stale, say_written
@@ -111,7 +110,7 @@ def render(
     made_of = partial(_made, profile, image, options)
     made = replace(made_of(alternative), has_plain_pool=plain_pool)
     if canary is not None:
-        made = with_canary(made, canary, made_of)
+        made = targets.with_canary(made, canary, made_of)
     folder = (output or Path(made.profile.file).parent).absolute()
     artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
@@ -119,7 +118,7 @@ def render(
     elif check:
         again = f"specserve render {profile} --to {to.value} -o {output}"
         stale = targets.stale(artifacts, output, target=to.value)
-        raise typer.Exit(say_stale(stale, output, count=len(artifacts), again=again))
+        raise typer.Exit(say_stale(stale, output, total=len(artifacts), again=again))
     else:
         changed = targets.put(artifacts, output, force=force)
         found = targets.stale(artifacts, output, target=to.value)

@@ -25,8 +25,7 @@ from specserve import __version__
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound
 from specserve.models.facts import ModelFile, is_file_name
 from specserve.models.files import LENGTH_BYTES, MAX_FILES, MAX_SMALL_BYTES, Header, is_small, tensors_of
-from specserve.models.hub import timeout_s
-from specserve.models.hubcache import COMMIT, DEFAULT_REVISION, keep, own_cache, recall, with_paths
+from specserve.models.hub import COMMIT, DEFAULT_REVISION, keep, own_cache, recall, timeout_s, with_paths
 from specserve.models.read import assemble
 
 _RETRY_PAUSE_S = 0.3

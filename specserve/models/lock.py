@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args
 from specserve.errors import FactError, system_reason
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
 from specserve.models.files import is_small, open_regular, parse_object, read_regular
-from specserve.models.hubcache import COMMIT
+from specserve.models.hub import COMMIT, current_commit
+from specserve.models.read import read_folder
 from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, TokenizerVerdict
 
 VERSION = 1
@@ -280,16 +281,12 @@ def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) 
         return Drift(path, "changed", model, files) if files else None
     if not ask_hub or (entry.revision and COMMIT.fullmatch(entry.revision)):
         return None
-    from specserve.models.hub import current_commit
-
     commit = current_commit(entry.model, revision=entry.revision)
     return Drift(path, "moved", model, (commit,)) if commit != entry.commit else None
 
 
 def _changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
     """How the files of a directory differ from those of its lock; why it cannot be read."""
-    from specserve.models.read import read_folder
-
     try:
         now = hashed(read_folder(Path(model), model=model, origin="directory", need_config=False))
     except FactError as error:

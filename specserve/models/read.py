@@ -23,7 +23,7 @@ from specserve.models.files import (
     read_regular,
     weight_files,
 )
-from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline, recall
+from specserve.models.hub import find_snapshot, hub_cache, is_offline, read_from_hub, recall
 
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_.-][\w.-]{0,95})?", re.ASCII)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
@@ -55,15 +55,14 @@ def read_model(
     refuse_no_hub_id(model, revision=revision)
     cache = cache or hub_cache()
     cached = _read_cached(model, revision=revision, cache=cache, need_config=need_config)
-    if cached and (is_complete(cached) or not need_config):
+    is_complete = cached and cached.weight_files and all(name in cached.files for name in cached.weight_files)
+    if cached and (is_complete or not need_config):
         return cached
     if offline or is_offline():
         known = recall(model, revision=cached.commit if cached else revision, cache=cache) or cached
         if known is None:
             raise _not_cached(model, revision, by_environment=not offline)
         return replace(known, revision=revision)
-    from specserve.models.hub import read_from_hub
-
     return read_from_hub(model, revision=revision, need_config=need_config, cache=cache)
 
 
@@ -95,13 +94,17 @@ def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
 
 def _read_cached(model: str, *, revision: str | None, cache: Path, need_config: bool) -> ModelFacts | None:
     """None also without a readable configuration: that is no more than the rest of a download."""
-    snapshot = find_snapshot(model, revision=revision, cache=cache)
-    if snapshot is None:
+    folder = find_snapshot(model, revision=revision, cache=cache)
+    if folder is None:
         return None
-    folder, commit = snapshot.folder, snapshot.commit
     try:
         return read_folder(
-            folder, model=model, origin="cache", revision=revision, commit=commit, need_config=need_config
+            folder,
+            model=model,
+            origin="cache",
+            revision=revision,
+            commit=folder.name,
+            need_config=need_config,
         )
     except FactError:
         return None

@@ -13,8 +13,7 @@ from specserve import __version__
 from specserve.errors import FactError, UsageError, system_reason
 from specserve.models.facts import ModelFacts
 from specserve.models.files import write_whole
-from specserve.models.hub import missing_of_listing
-from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.hub import find_snapshot, hub_cache, is_offline, missing_of_listing, read_from_hub
 from specserve.models.lock import (
     Drift,
     Lock,
@@ -102,8 +101,8 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
             if snapshot is None:
                 problems.append(f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}")
             else:
-                problems += _absent(entry, snapshot.folder)
-                problems += _refused(entry, snapshot.folder) if "speculation" in use.path else []
+                problems += _absent(entry, snapshot)
+                problems += _refused(entry, snapshot) if "speculation" in use.path else []
     return tuple(dict.fromkeys(problems))
 
 
@@ -123,7 +122,7 @@ def _elsewhere(profile: Profile) -> list[str]:
         # vllm/v1/spec_decode/draft_model.py asks for the draft's tokenizer without a revision
         cache = hub_cache({**os.environ, **profile.env})
         snapshot = find_snapshot(block.model, revision=None, cache=cache)
-        if snapshot is None or not (snapshot.folder / "tokenizer_config.json").is_file():
+        if snapshot is None or not (snapshot / "tokenizer_config.json").is_file():
             problems.append(
                 f"vLLM reads the tokenizer of `{block.model}` at `main`, which is not in the Hub cache"
             )
@@ -203,14 +202,10 @@ def _key(use: ModelUse) -> _Key:
 
 def _read_today(use: ModelUse, *, offline: bool) -> ModelFacts:
     """A model as it is now: of the Hub the commit that the revision has today, whatever the cache holds."""
-    from specserve.models.hubcache import is_offline
-
     need_config = not use.tokenizer_only
     if local_path(use.model) is None and not offline:
         refuse_no_hub_id(use.model, revision=use.revision)
         if not is_offline():
-            from specserve.models.hub import read_from_hub
-
             return read_from_hub(use.model, revision=use.revision, need_config=need_config)
     offline = offline or is_offline()
     return read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
@@ -353,6 +348,5 @@ def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
     named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
     if named or local_path(plan.model) is not None:
         return plan
-    return plan.with_words(
-        _NAME, plan.model, "offline, vLLM would label its metrics with a path of the cache"
-    )
+    why = "offline, vLLM would label its metrics with a path of the cache"
+    return plan.with_option(_NAME, plan.model, why=why)

@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specserve.errors import ModelNotFound, NotCached
-from specserve.models.hub import ModelDownload, plan_download
-from specserve.models.hubcache import hub_cache, is_offline
+from specserve.models.hub import ModelDownload, hub_cache, is_offline, plan_download, read_from_hub
 from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import OWN_LAYERS
@@ -90,8 +89,6 @@ def downloads(
         refuse_no_hub_id(use.model, revision=use.revision)
         if is_offline():
             raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set")
-        from specserve.models.hub import read_from_hub
-
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
         download = plan_download(facts, cache=cache_of(profile))

@@ -62,7 +62,7 @@ def _head(verdict: Checked) -> str:
     for group in verdict.groups:
         lead = f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  "
         lines.append(filled(_state(group), lead=lead, stream=sys.stdout))
-    ways = dict.fromkeys(group.skipped.partition("; ")[2] for group in verdict.groups if group.skipped)
+    ways = dict.fromkeys(group.skipped.reason.partition("; ")[2] for group in verdict.groups if group.skipped)
     shown = f"  {styled('help', 'cyan', stream=sys.stdout)}: "
     lines += ["", *(_filled(way, "  help: ", shown) for way in ways if way)]
     return "\n".join(lines).rstrip()
@@ -82,8 +82,9 @@ def _state(group: RuleGroup) -> str:
         counted = f"{number} info" if severity is Severity.INFO else count(number, severity)
         words += [styled(counted, COLOURS[severity], stream=sys.stdout)] if number else []
     if group.skipped:
-        text = "skipped" if group.skipped_rules == group.rules else f"{group.skipped_rules} skipped"
-        reason = group.skipped.partition("; ")[0]  # the way out stands below
+        number = len(group.skipped.codes)
+        text = "skipped" if number == group.rules else f"{number} skipped"
+        reason = group.skipped.reason.partition("; ")[0]  # the way out stands below
         words.append(styled(f"{text}: {clean(reason)}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.measure.bench.result import Result
-from specserve.measure.distill.heads import SPECULATORS
-from specserve.measure.distill.plan import DistillPlan
-from specserve.measure.distill.result import Distilled, Gain
-from specserve.measure.distill.run import DistillViews
+from specserve.measure.distill.plan import SPECULATORS, DistillPlan
+from specserve.measure.distill.run import Distilled, DistillViews
+from specserve.measure.distill.traffic import Split
 from specserve.measure.run import Outlet
-from specserve.report.answer import GenerationProgress
+from specserve.report.answer import generation_line
 from specserve.report.bench import rendered
 from specserve.report.benchplan import BenchView
 from specserve.report.console import LiveLine, clean, filled, say
@@ -37,53 +36,44 @@ _OUTCOMES = {
 
 
 def plan_text(plan: DistillPlan) -> str:
-    """Returns what would be done, for `--dry-run`."""
+    """Return what would be done, for `--dry-run`."""
     new, questions = plan.new, plan.questions
     draft = clean(str(plan.block.model or "layers of the target"))
     tokens = sum(line["max_tokens"] for line in questions)
-    lines = [
-        f"Would train {draft}, the draft of {clean(plan.profile.name)}, for K = {plan.k}.",
-        "",
-        *_filled("Traffic: ", _split_words(plan.new.read, new.repeated, new.groups, new.largest_group)),
-        *_filled(
-            "Parts: ",
-            f"{len(new.train)} prompts to train on, {len(new.validation)} to choose by, {len(new.test)} held out; "
-            f"{new.overlap:.0%} of a held-out prompt's text is also in training, {new.most_overlap:.0%} at most",
+    rows = {
+        "Traffic": (
+            f"{count(new.read, 'request')}, {new.repeated or 'none'} of them repeated; "
+            f"{count(new.groups, 'group')} of near-duplicates, the largest with {count(new.largest_group, 'prompt')}"
         ),
-    ]
-    if plan.old:
-        lines += _filled(
-            "Old traffic: ",
-            f"{len(plan.old.train)} prompts to train on, {len(plan.old.validation)} to choose by, "
-            f"{len(plan.old.test)} held out",
-        )
-    lines += [
-        *_filled(
-            "Answers: ", f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation"
-        ),
-    ]
-    if plan.draft is None:
-        lines += _filled(
-            "Then: ", "the data for the speculators library is written, and its commands are printed"
-        )
-    else:
-        lines += _filled("Training: ", f"at most {took(plan.request.train_for_s)}")
-        lines += _filled(
-            "Then: ", "both drafts are simulated; if the new one is better, measured and verified"
-        )
-    lines += _filled("Kept in: ", str(plan.place))
-    return "\n".join(lines)
+        "Parts": _parts(_sizes(new), new.overlap, new.most_overlap),
+        "Old traffic": _parts(_sizes(plan.old)) if plan.old else "",
+        "Answers": f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation",
+        "Training": f"at most {took(plan.request.train_for_s)}" if plan.draft else "",
+        "Then": "both drafts are simulated; if the new one is better, measured and verified"
+        if plan.draft
+        else "the data for the speculators library is written, and its commands are printed",
+        "Kept in": str(plan.place),
+    }
+    would = f"Would train {draft}, the draft of {clean(plan.profile.name)}, for K = {plan.k}."
+    return "\n".join([would, "", *_rows(rows)])
 
 
-def _split_words(read: int, repeated: int, groups: int, largest: int) -> str:
-    return (
-        f"{count(read, 'request')}, {repeated or 'none'} of them repeated; "
-        f"{count(groups, 'group')} of near-duplicates, the largest with {count(largest, 'prompt')}"
+def _sizes(split: Split) -> dict[str, int]:
+    return {part: len(getattr(split, part)) for part in ("train", "validation", "test")}
+
+
+def _parts(sizes: Mapping[str, int], overlap: float | None = None, most_overlap: float = 0.0) -> str:
+    text = (
+        f"{sizes['train']} prompts to train on, {sizes['validation']} to choose by, {sizes['test']} held out"
     )
+    if overlap is not None:
+        text += f"; {overlap:.0%} of a held-out prompt's text is also in training, {most_overlap:.0%} at most"
+    return text
 
 
-def _filled(lead: str, text: str) -> list[str]:
-    return [filled(clean(text), lead=lead, stream=sys.stdout)]
+def _rows(rows: Mapping[str, str]) -> list[str]:
+    """Each text behind its name; empty ones are left out."""
+    return [filled(clean(text), lead=f"{name}: ", stream=sys.stdout) for name, text in rows.items() if text]
 
 
 def commands_text(plan: DistillPlan, commands: Sequence[tuple[str, Sequence[str]]]) -> str:
@@ -99,51 +89,44 @@ def commands_text(plan: DistillPlan, commands: Sequence[tuple[str, Sequence[str]
 
 
 def distilled_text(found: Distilled) -> str:
-    """Returns the result for a person."""
-    prompts = found.prompts
-    lines = [filled(_OUTCOMES[found.outcome], lead="", stream=sys.stdout), "", *_gains(found)]
-    lines += [
-        "",
-        *_filled(
-            "Traffic: ",
-            f"{prompts['train']} prompts to train on, {prompts['validation']} to choose by, {prompts['test']} held "
-            f"out; {found.overlap:.0%} of a held-out prompt's text is also in training, {found.most_overlap:.0%} "
-            "at most",
-        ),
-        *_filled("Answers: ", f"{found.answers:,} with {found.answer_tokens:,} tokens"),
-        *_filled("Training: ", f"{count(found.steps, 'step')} in {took(found.trained_s)}"),
-    ]
+    """Return the result for a person."""
+    lines = [filled(_OUTCOMES[found.outcome], lead="", stream=sys.stdout), "", *_gains(found), ""]
+    lines += _rows(
+        {
+            "Traffic": _parts(found.prompts, found.overlap, found.most_overlap),
+            "Answers": f"{found.answers:,} with {found.answer_tokens:,} tokens",
+            "Training": f"{count(found.steps, 'step')} in {took(found.trained_s)}",
+        }
+    )
     for each in found.speedups:
         where = f"{each.point.workload}, concurrency {each.point.concurrency}"
         name = {"profile": "the present draft", "distilled": "the new draft"}.get(each.arm, each.arm)
         speed = with_spread(each.speedup, unit="x")
-        lines += _filled("Speed: ", f"{name} {speed} against none ({where}): {each.verdict}")
-    if found.verified:
-        lines += _filled("Verify: ", found.verified)
-    lines += [filled(clean(note), lead="note: ", stream=sys.stdout) for note in found.notes]
-    if found.alternative:
-        lines += ["", f"Written into the profile: alternatives.{found.alternative}"]
-    lines += [*([""] if not found.alternative else []), f"The new draft: {clean(found.folder)}"]
-    return "\n".join(lines)
+        lines += _rows({"Speed": f"{name} {speed} against none ({where}): {each.verdict}"})
+    lines += _rows({"Verify": found.verified or ""})
+    lines += [row for note in found.notes for row in _rows({"note": note})]
+    written = f"Written into the profile: alternatives.{found.alternative}" if found.alternative else ""
+    return "\n".join([*lines, "", *filter(None, [written, f"The new draft: {clean(found.folder)}"])])
 
 
 def _gains(found: Distilled) -> Iterator[str]:
     yield f"Acceptance at K = {found.k} (accepted over drafted tokens), with 95 % interval:"
-    rows = [
-        ("held out, simulated", found.simulated),
-        ("held out, measured", found.measured),
-        ("old traffic, simulated", found.simulated_old),
-        ("old traffic, measured", found.measured_old),
-    ]
-    for name, gain in rows:
+    rows = {
+        "held out, simulated": found.simulated,
+        "held out, measured": found.measured,
+        "old traffic, simulated": found.simulated_old,
+        "old traffic, measured": found.measured_old,
+    }
+    for name, gain in rows.items():
         if gain is not None:
-            yield f"  {name:<24}{_gain(gain)}"
-
-
-def _gain(gain: Gain) -> str:
-    low, high = (f"{100 * value:+.1f}" for value in (gain.difference.low, gain.difference.high))
-    points = f"{100 * gain.difference.value:+.1f} points ({low} to {high})"
-    return f"{number(gain.old, 3)} -> {number(gain.new, 3)}  {points}, {count(gain.prompts, 'prompt')}"
+            difference = gain.difference
+            value, low, high = (
+                f"{100 * one:+.1f}" for one in (difference.value, difference.low, difference.high)
+            )
+            yield (
+                f"  {name:<24}{number(gain.old, 3)} -> {number(gain.new, 3)}  {value} points ({low} to {high}), "
+                f"{count(gain.prompts, 'prompt')}"
+            )
 
 
 def distilled_json(found: Distilled) -> str:
@@ -201,7 +184,7 @@ def distill_views(notices: Notices) -> DistillViews:
 
     return DistillViews(
         outlet=Outlet(notices, BenchView, files),
-        generating=lambda total, done: GenerationProgress(total=total, done=done),
+        generating=generation_line,
         training=TrainingLine(),
         verify=lambda: VerifyProgress(limit_s=_VERIFY_S),
         start=StartView,

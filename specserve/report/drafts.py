@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from specserve.hardware.accelerators import Machine
-from specserve.measure.drafts.find import LOADS, FoundDrafts, JudgedDraft
+from specserve.measure.drafts import LOADS, FoundDrafts, JudgedDraft
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.console import clean, filled

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from specserve.checks.rules.byvllm import reasons
-from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
+from specserve.checks.oraclechild import Judged, VllmAnswer, VllmArgument
+from specserve.checks.rules.site import reasons
 from specserve.report.console import clean, filled
 from specserve.report.serializer import picked
 

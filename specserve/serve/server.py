@@ -17,9 +17,9 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import causes, events, health, logs
 from specserve.serve.events import OnEvent
 from specserve.serve.health import Links, ProgressWatch, StallClock
-from specserve.serve.logs import LogTail, MemoryFigures, Phase, default_log, is_disk_full, next_phase
+from specserve.serve.logs import LogTail, MemoryFigures, Phase, is_disk_full, next_phase
 from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
-from specserve.serve.signals import StopRequest, notify, signal_name, stop_on_signals
+from specserve.serve.signals import StopRequest, notify, signal_name
 
 _TICK_S = 0.1
 _NEWS_S = 0.5
@@ -255,26 +255,6 @@ def running(
             yield server
         if not stop.count:
             server.check()
-
-
-def serve(
-    plan: LaunchPlan,
-    *,
-    log_path: Path | None = None,
-    on_event: OnEvent = events.ignore,
-    gate: Gate | None = None,
-    warms_up: bool = False,
-) -> None:
-    """Run the server until a signal asks for its end. Raises as `running`, and LaunchError if the port is taken."""
-    refuse_taken_port(plan)
-    log_path = log_path or default_log(plan.name)
-    with (
-        stop_on_signals() as stop,
-        running(
-            plan, log_path=log_path, on_event=on_event, stop=stop, gate=gate, warms_up=warms_up
-        ) as server,
-    ):
-        server.wait()
 
 
 def become(plan: LaunchPlan) -> NoReturn:

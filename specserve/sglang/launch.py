@@ -80,7 +80,7 @@ class _Options:
 
 def launch_sglang(profile: Profile) -> SglangLaunch:
     """Returns the command for SGLang of mapping.VERSION. Raises UsageError that names all without counterpart."""
-    from specserve.profile.fingerprint import fingerprint
+    from specserve.profile.schema import fingerprint
 
     options = _Options(profile)
     for name, key in keys_of(Target).items():

@@ -85,6 +85,22 @@ def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
     assert _run(["lint", str(file)]) == 0
 
 
+def test_a_draft_that_the_profile_has_is_not_added_again(
+    capsys: pytest.CaptureFixture[str], write: Callable[..., Path]
+) -> None:
+    file = write("""\
+        target: {model: openai/gpt-oss-20b}
+        speculation: {method: ngram, num_speculative_tokens: 4}
+        alternatives:
+          head: {method: eagle3, model: nebius/EAGLE3-gpt-oss-20b, num_speculative_tokens: 3}
+        """)
+    before = file.read_text()
+    chosen = ["--write", "nebius/EAGLE3-gpt-oss-20b", "--write", "ngram"]
+    assert _run(["drafts", str(file), *chosen]) == 0 and file.read_text() == before
+    said = capsys.readouterr().err
+    assert "`alternatives.head` is this draft already" in said and "`speculation` is this draft" in said
+
+
 def test_layers_of_the_target_are_written_into_a_profile_without_alternatives(
     write: Callable[..., Path],
 ) -> None:

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, NotCached
-from specserve.models.hub import current_commit
-from specserve.models.hubcache import hub_cache
+from specserve.models.hub import current_commit, hub_cache
 from specserve.models.read import read_model
 from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 

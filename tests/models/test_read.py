@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
-from specserve.models.hubcache import hub_cache
+from specserve.models.hub import hub_cache
 from specserve.models.read import local_path, read_model
 from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 

@@ -15,7 +15,7 @@ from specserve.checks.doctor.line import Line
 from specserve.checks.rules.memory import gib
 from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
-from specserve.models.hubcache import hub_cache, is_offline
+from specserve.models.hub import hub_cache, is_offline
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _RAISED_FILES = 65535

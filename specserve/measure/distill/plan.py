@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
-from specserve.measure.distill.traffic import Split, read_old, read_split
+from specserve.measure.distill.traffic import Split, read_split
 from specserve.measure.distill.training import has_speculators
 from specserve.measure.workloads.workload import Prompt
-from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
@@ -72,33 +72,40 @@ class DistillPlan:
     place: Path
 
     @property
+    def trained(self) -> Path:
+        """The folder of the new draft."""
+        return self.place / "draft"
+
+    @property
+    def new_block(self) -> dict[str, Any]:
+        """The `speculation` block of the new draft."""
+        keys = {key: value for key, value in self.block.keys.items() if key != "revision"}
+        return {**keys, "model": str(self.trained.resolve())}
+
+    @property
     def questions(self) -> list[dict[str, Any]]:
         """The lines for `generate`, in the order of parts."""
-        return [
-            *self._training("train", self.new.train, enough=self.enough),
-            *_held_out("validation", self.new.validation, max_tokens=self.max_tokens),
-            *_held_out("test", self.new.test, max_tokens=self.max_tokens),
-            *(self._old_questions() if self.old else ()),
-        ]
-
-    def _old_questions(self) -> Iterator[dict[str, Any]]:
-        assert self.old is not None
-        yield from self._training("old-train", self.old.train, enough=self.enough // 4)
-        yield from _held_out("old-validation", self.old.validation, max_tokens=self.max_tokens)
-        yield from _held_out("old-test", self.old.test, max_tokens=self.max_tokens)
+        found = [*self._training("train", self.new.train, enough=self.enough), *self._held_out("", self.new)]
+        if self.old:
+            found += self._training("old-train", self.old.train, enough=self.enough // 4)
+            found += self._held_out("old-", self.old)
+        return found
 
     def _training(self, part: str, prompts: tuple[Prompt, ...], *, enough: int) -> Iterator[dict[str, Any]]:
         """Each prompt at its own temperature, and while answers are few, once or twice at others."""
         more = max(0, min(len(_TEMPERATURES), enough // max(1, len(prompts)) - 1))
         likeliest = _LIKELIEST if self.block.method == "draft_model" else 1
         for prompt in prompts:
-            own = prompt.temperature or 0.0
-            for number, temperature in enumerate((own, *_TEMPERATURES[:more])):
-                yield {
-                    **_question(f"{part}/{prompt.id}/{number}", prompt, max_tokens=self.max_tokens),
-                    "temperature": temperature,
-                    "logprobs": likeliest,
-                }
+            for number, temperature in enumerate((prompt.temperature or 0.0, *_TEMPERATURES[:more])):
+                line = prompt.line(f"{part}/{prompt.id}/{number}", max_tokens=self.max_tokens)
+                yield {**line, "temperature": temperature, "logprobs": likeliest}
+
+    def _held_out(self, mark: str, split: Split) -> Iterator[dict[str, Any]]:
+        """Greedy answers: for them, what a draft would have guessed can be told without serving it."""
+        for part, prompts in (("validation", split.validation), ("test", split.test)):
+            for prompt in prompts:
+                line = prompt.line(f"{mark}{part}/{prompt.id}", max_tokens=self.max_tokens)
+                yield {**line, "temperature": 0.0, "logprobs": 1}
 
     @property
     def enough(self) -> int:
@@ -107,7 +114,7 @@ class DistillPlan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes it another distillation: resumed is only the same one."""
+        """What makes it another distillation: only the same one is resumed."""
         lines = json.dumps(self.questions, sort_keys=True)
         return {
             "version": VERSION,
@@ -117,43 +124,35 @@ class DistillPlan:
             "train_for_s": self.request.train_for_s,
         }
 
-
-def _held_out(part: str, prompts: tuple[Prompt, ...], *, max_tokens: int) -> Iterator[dict[str, Any]]:
-    """Greedy answers: for them, what a draft would have guessed can be told without serving it."""
-    for prompt in prompts:
-        line = _question(f"{part}/{prompt.id}", prompt, max_tokens=max_tokens)
-        yield {**line, "temperature": 0.0, "logprobs": 1}
-
-
-def _question(identity: str, prompt: Prompt, *, max_tokens: int) -> dict[str, Any]:
-    said: dict[str, Any] = (
-        {"prompt": prompt.text}
-        if prompt.messages is None
-        else {"messages": [dict(part) for part in prompt.messages]}
-    )
-    return {"id": identity, **said, "max_tokens": min(prompt.max_tokens, max_tokens)}
+    def write(self, name: str, text: str) -> Path:
+        """Write a file into the folder, for its owner alone. Raises FactError."""
+        try:
+            write_anew(self.place / name, text.encode())
+        except OSError as error:
+            raise FactError(f"cannot write `{self.place / name}`: {error.strerror}") from error
+        return self.place / name
 
 
 def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool = True) -> DistillPlan:
-    """Profile, draft and traffic. Raises ProfileError, CheckFailed, UsageError, FactError."""
+    """Return profile, draft and traffic. Raises ProfileError, CheckFailed, UsageError, FactError."""
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions
 
     if request.profile == "-":
         raise UsageError("`distill` cannot read a profile from stdin because it could not be resumed")
     new = read_split(Path(request.traffic))
-    old = read_old(Path(request.mix)) if request.mix else None
+    old = read_split(Path(request.mix), is_mix=True) if request.mix else None
     options = LaunchOptions(baseline=True, starts=starts, check=starts)
     profile, launch = cleared(request.profile, options, notices=notices)
     block = _block(request.profile)
-    is_head = block.method != "draft_model"
     folder = target = None
     if _is_trainable(block, request.python):
         folder = _folder(str(block.model), block.keys.get("revision"), what="draft")
-        target = _folder(profile.target.model, profile.target.revision, what="target") if is_head else None
+        if block.method != "draft_model":
+            target = _folder(profile.target.model, profile.target.revision, what="target")
     tokens = request.max_tokens or (_CPU_TOKENS if launch.platform == "cpu" else _GPU_TOKENS)
-    place = Path(request.output) if request.output else _default_place(profile.name, request)
     k = block.num_speculative_tokens or SIMULATED_K
+    place = Path(request.output) if request.output else _default_place(profile.name, request)
     return DistillPlan(request, profile, block, launch, folder, target, k, new, old, tokens, place)
 
 
@@ -202,7 +201,7 @@ def _folder(model: str, revision: str | None, *, what: str) -> Path:
         raise FactError(
             f"the {what} `{model}` is not in the Hub cache", hint="`specserve pull PROFILE` downloads it"
         )
-    return snapshot.folder
+    return snapshot
 
 
 def _default_place(name: str, request: DistillRequest) -> Path:
@@ -238,3 +237,55 @@ def open_place(plan: DistillPlan) -> bool:
     except (OSError, ValueError) as error:
         raise FactError(f"cannot use `{place}`: {error}") from error
     return False
+
+
+SPECULATORS = "0.9.0"
+"""The version whose commands these are."""
+KINDS = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp"}
+"""What speculators calls the heads of a method; EAGLE-3 with parallel drafting is `peagle`."""
+
+
+def write_samples(plan: DistillPlan, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write the answers to train on as speculators reads them; the prompt counts nothing. Raises FactError."""
+    lines = (
+        {
+            "input_ids": [*row["prompt_token_ids"], *row["token_ids"]],
+            "loss_mask": [0] * len(row["prompt_token_ids"]) + [1] * len(row["token_ids"]),
+        }
+        for row in rows
+        if str(row["id"]).startswith(("train/", "old-train/"))
+    )
+    return plan.write("speculators.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def commands(plan: DistillPlan, samples: Path) -> list[tuple[str, list[str]]]:
+    """What to run, each with its reason: in an environment of its own, beside a clone of speculators."""
+    target, place = plan.profile.target.model, plan.place
+    kind = "peagle" if plan.block.keys.get("parallel_drafting") else KINDS[plan.block.method]
+    head = ["--from-pretrained", plan.block.model] if plan.block.model else []
+    longest = str(plan.profile.target.max_model_len or 8192)
+    return [
+        (
+            "install the library in an environment of its own",
+            ["pip", "install", f"speculators=={SPECULATORS}"],
+        ),
+        (
+            "make its data set",
+            [
+                "speculators", "prepare-data", f"--model={target}", "--data", str(samples), "--output",
+                str(place / "data"), "--seq-length", longest,
+            ],
+        ),
+        (
+            "serve hidden states of the target (a script in the library's repository)",
+            ["python", "scripts/launch_vllm.py", target, "--", "--port", "8000"],
+        ),
+        (
+            "train from the present head, beside that server",
+            [
+                "speculators", "train", "--speculator-type", kind, "--verifier-name-or-path", target, *head,
+                "--data-path", str(place / "data"), "--vllm-endpoint", "http://localhost:8000/v1", "--save-path",
+                str(place / "checkpoints"), "--total-seq-len", longest,
+            ],
+        ),
+    ]  # fmt: skip

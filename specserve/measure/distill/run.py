@@ -3,28 +3,88 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.errors import FactError
-from specserve.measure.distill.heads import commands, write_samples
-from specserve.measure.distill.plan import EPOCHS, OLD_SHARE, DistillPlan
-from specserve.measure.distill.prove import Proof, prove
-from specserve.measure.distill.result import Distilled, Gain, Outcome, gain_of
+from specserve.measure.bench.arms import BASELINE, PROFILE
+from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.plan import BenchRequest
+from specserve.measure.bench.result import Comparison, Interval, Verdict
+from specserve.measure.bench.run import run_benchmark
+from specserve.measure.bench.rundir import RUN, read_passes
+from specserve.measure.distill.plan import EPOCHS, OLD_SHARE, DistillPlan, commands, write_samples
 from specserve.measure.distill.training import ask_child
+from specserve.measure.drafts import write_alternatives
 from specserve.measure.run import Outlet
-from specserve.measure.statistics import PromptAcceptance
-from specserve.serve.batch import GenerateView, entries, open_output
+from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
+from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
-from specserve.serve.files import read_own, write_anew
+from specserve.serve.files import read_own
 from specserve.serve.signals import stop_on_signals
 
-ANSWERS, TRAINED, SIMULATED = "answers.jsonl", "trained.json", "simulated.json"
+if TYPE_CHECKING:
+    from specserve.measure.bench.rundir import Pass
+
 ALTERNATIVE = "distilled"
+_BUDGET = {"cpu": "6m", "cuda": "15m"}
+_LOAD = {"cpu": "4", "cuda": "8"}
+_VERIFY_S = 60.0
+_MOST_VERIFIED = 64
+Outcome = Literal["better", "no_gain_simulated", "no_gain_measured", "faulty"]
+"""`no_gain_simulated`: nothing was served; `faulty`: `verify` found a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The acceptance of two drafts on the same held-out prompts."""
+
+    old: float
+    """Accepted over drafted tokens of the present draft."""
+    new: float
+    difference: Interval
+    """New minus old, with its 95 % interval over prompts."""
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """A whole distillation."""
+
+    name: str
+    created: str
+    """ISO 8601, UTC."""
+    outcome: Outcome
+    draft: str
+    """The present draft, as the profile names it."""
+    folder: str
+    """The new one."""
+    k: int
+    platform: str
+    versions: Mapping[str, str]
+    prompts: Mapping[str, int]
+    """By part: train, validation, test; read, repeated, groups."""
+    overlap: float
+    most_overlap: float
+    answers: int
+    answer_tokens: int
+    steps: int
+    trained_s: float
+    simulated: Gain
+    simulated_old: Gain | None = None
+    """On the held-out part of `--mix`."""
+    measured: Gain | None = None
+    measured_old: Gain | None = None
+    speedups: tuple[Comparison, ...] = ()
+    """Each draft against no speculation, at each workload."""
+    verified: str | None = None
+    """The verdict of `verify` on the new draft."""
+    alternative: str | None = None
+    """Its name in the profile, if it was written there."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,212 +93,226 @@ class DistillViews:
 
     outlet: Outlet
     """Of the benchmark that proves it."""
-    generating: Callable[[int, int], AbstractContextManager[GenerateView]]
-    """Lines in all, and lines that are done."""
+    generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]]
     training: Callable[[Mapping[str, Any]], None]
     verify: Callable[[], Any]
     start: Callable[..., Any]
 
 
 def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
-    """Answers, training, simulation and proof. Raises SpecserveError; what was done stays."""
-    say = views.outlet.notices.say
-    took = _answers(plan, views)
-    trained = _trained(plan, views)
-    rows = _simulated(plan, say=say)
-    simulated = _gain(rows, "test")
+    """Answer, train, simulate and prove. Raises SpecserveError; what was done stays."""
+    answers = _answers(plan, views)
+    trained = _stage(plan, "trained.json", lambda: _trained(plan, views))
+    rows = _stage(plan, "simulated.json", lambda: _simulated(plan, views))
+    simulated = _simulated_gain(rows, "test")
+    new = plan.new
     found = Distilled(
         name=plan.profile.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         outcome="no_gain_simulated",
         draft=str(plan.block.model),
-        folder=str(plan.place / "draft"),
+        folder=str(plan.trained),
         k=plan.k,
         platform=plan.launch.platform,
         versions={"vllm": plan.launch.vllm, **trained.get("versions", {})},
         prompts={
-            "read": plan.new.read,
-            "repeated": plan.new.repeated,
-            "groups": plan.new.groups,
-            **{part: len(getattr(plan.new, part)) for part in ("train", "validation", "test")},
+            "read": new.read,
+            "repeated": new.repeated,
+            "groups": new.groups,
+            **{part: len(getattr(new, part)) for part in ("train", "validation", "test")},
         },
-        overlap=plan.new.overlap,
-        most_overlap=plan.new.most_overlap,
-        answers=took[0],
-        answer_tokens=took[1],
+        overlap=new.overlap,
+        most_overlap=new.most_overlap,
+        answers=len(answers),
+        answer_tokens=sum(len(row["token_ids"]) for row in answers),
         steps=int(trained["step"]),
         trained_s=float(trained["seconds"]),
         simulated=simulated,
-        simulated_old=_gain(rows, "old-test") if plan.old else None,
-        notes=(*plan.new.remarks, *(plan.old.remarks if plan.old else ())),
+        simulated_old=_simulated_gain(rows, "old-test") if plan.old else None,
+        notes=(*new.remarks, *(plan.old.remarks if plan.old else ())),
     )
     if simulated.difference.low <= 0:
         return found
-    say(f"simulated acceptance {simulated.old:.3f} to {simulated.new:.3f}; now both drafts are served")
-    return _proven(found, prove(plan, outlet=views.outlet, verify=views.verify, start=views.start))
+    old, better = f"{simulated.old:.3f}", f"{simulated.new:.3f}"
+    views.outlet.notices.say(f"simulated acceptance {old} to {better}; now both drafts are served")
+    return _proven(found, plan, views)
 
 
 def prepare_head(plan: DistillPlan, *, views: DistillViews) -> list[tuple[str, list[str]]]:
-    """The answers as training data of a head; returns the commands that train it. Raises SpecserveError."""
-    _answers(plan, views)
-    rows = [row for row in _lines(plan.place / ANSWERS) if "token_ids" in row]
-    return commands(plan, write_samples(plan, rows))
+    """Write the answers as training data of a head; return the commands that train it. Raises SpecserveError."""
+    return commands(plan, write_samples(plan, _answers(plan, views)))
 
 
-def _proven(found: Distilled, proof: Proof) -> Distilled:
-    outcome: Outcome = "better"
-    if proof.is_faulty:
-        outcome = "faulty"
-    elif proof.measured.difference.low <= 0 or proof.is_slower:
-        outcome = "no_gain_measured"
-    return replace(
-        found,
-        outcome=outcome,
-        measured=proof.measured,
-        measured_old=proof.measured_old,
-        speedups=proof.speedups,
-        verified=proof.verified,
-        versions={**found.versions, **proof.versions},
-        notes=(*found.notes, *proof.notes),
-    )
-
-
-def _answers(plan: DistillPlan, views: DistillViews) -> tuple[int, int]:
-    """Answers of the target without speculation, and their tokens."""
-    place, say = plan.place / ANSWERS, views.outlet.notices.say
+def _answers(plan: DistillPlan, views: DistillViews) -> list[dict[str, Any]]:
+    """Answers of the target without speculation."""
+    place, say = plan.place / "answers.jsonl", views.outlet.notices.say
     questions = plan.questions
     if not place.exists():
         data = "".join(json.dumps(line) + "\n" for line in questions).encode()
         say(f"the target answers {len(questions)} prompts")
-        with closing(open_output(plan.launch, data=data, path=place, resume=True, overwrite=False)) as output:
-            total = sum(1 for _ in entries(data))
-            with views.generating(total, len(output.done)) as progress:
-                generate(plan.launch, data=data, output=output, progress=progress, say=say)
-    rows = [row for row in _lines(place) if "token_ids" in row]
+        output = open_output(plan.launch, data=data, path=place, resume=True, overwrite=False)
+        with closing(output), views.generating() as show:
+            generate(plan.launch, data=data, output=output, show=show, say=say)
+    with place.open(encoding="utf-8") as file:
+        rows = [row for row in map(json.loads, file) if "token_ids" in row]
     if len(rows) < len(questions) / 2:
         raise FactError(
             f"the target answered {len(rows)} of {len(questions)} prompts", hint=f"`{place}` says why"
         )
-    return len(rows), sum(len(row["token_ids"]) for row in rows)
+    return rows
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
+def _stage(plan: DistillPlan, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a stage found, of an earlier session if it was complete."""
+    try:
+        kept = json.loads(read_own(plan.place / name, most_bytes=1 << 28))
+    except (OSError, ValueError):
+        kept = None
+    if isinstance(kept, dict):
+        return kept
+    found = work()
+    plan.write(name, json.dumps(found))
+    return found
+
+
+def _ask(plan: DistillPlan, log: str, request: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """The last message of the child that trains or simulates."""
+    whole = {"answers": str(plan.place / "answers.jsonl"), "k": plan.k, **request}
+    if plan.target:
+        whole["target"] = str(plan.target)
+    with stop_on_signals() as stop:
+        log_path = plan.place / "logs" / f"{log}.log"
+        return ask_child(whole, log_path=log_path, stop=stop, python=plan.request.python, **options)
 
 
 def _trained(plan: DistillPlan, views: DistillViews) -> dict[str, Any]:
-    """The training's last message; of an earlier session, if it was complete."""
-    kept = _kept(plan.place / TRAINED)
-    if kept is not None and ((plan.place / "draft").is_dir() or not kept["step"]):
-        return kept
-    say = views.outlet.notices.say
     minutes = plan.request.train_for_s / 60
-    say(f"training for {minutes:.0f} minutes at most, or {EPOCHS} passes over the answers")
+    views.outlet.notices.say(
+        f"training for {minutes:.0f} minutes at most, or {EPOCHS} passes over the answers"
+    )
     request = {
         "work": "train",
         "draft": str(plan.draft),
-        "answers": str(plan.place / ANSWERS),
         "out": str(plan.place),
-        "k": plan.k,
         "budget_s": plan.request.train_for_s,
         "epochs": EPOCHS,
         "seed": 0,
         "learning_rate": None,
         "old_share": OLD_SHARE if plan.old else 0.0,
-        **_head_of(plan),
     }
-    with stop_on_signals() as stop:
-        done = ask_child(
-            request,
-            log_path=plan.place / "logs" / "train.log",
-            stop=stop,
-            on_event=views.training,
-            python=plan.request.python,
-        )
-    if not (plan.place / "draft").is_dir():  # no state was better than the present draft
+    done = _ask(plan, "train", request, on_event=views.training)
+    if not plan.trained.is_dir():  # no state was better than the present draft
         done["step"] = 0
-    _keep(plan.place / TRAINED, done)
     return done
 
 
-def _head_of(plan: DistillPlan) -> dict[str, str]:
-    return {"target": str(plan.target)} if plan.target else {}
-
-
-def _simulated(plan: DistillPlan, *, say: Callable[[str], None]) -> dict[str, Any]:
+def _simulated(plan: DistillPlan, views: DistillViews) -> dict[str, Any]:
     """By draft and part, what each held-out answer would have had accepted."""
-    kept = _kept(plan.place / SIMULATED)
-    if kept is not None:
-        return kept
-    say("simulating both drafts on held-out prompts")
+    views.outlet.notices.say("simulating both drafts on held-out prompts")
     parts = ["test", *(["old-test"] if plan.old else [])]
-    new = plan.place / "draft"
-    folders = {"old": plan.draft, "new": new if new.is_dir() else plan.draft}
-    found: dict[str, Any] = {}
-    with stop_on_signals() as stop:
-        for name, folder in folders.items():
-            request = {
-                "work": "simulate",
-                "draft": str(folder),
-                "answers": str(plan.place / ANSWERS),
-                "parts": parts,
-                "k": plan.k,
-                **_head_of(plan),
-            }
-            log = plan.place / "logs" / f"simulate-{name}.log"
-            found[name] = ask_child(request, log_path=log, stop=stop, python=plan.request.python)["rows"]
-    _keep(plan.place / SIMULATED, found)
-    return found
+    folders = {"old": plan.draft, "new": plan.trained if plan.trained.is_dir() else plan.draft}
+    return {
+        name: _ask(plan, f"simulate-{name}", {"work": "simulate", "draft": str(folder), "parts": parts})[
+            "rows"
+        ]
+        for name, folder in folders.items()
+    }
 
 
-def _gain(rows: Mapping[str, Any], part: str) -> Gain:
+def _simulated_gain(rows: Mapping[str, Any], part: str) -> Gain:
     old, new = (
         [PromptAcceptance(row["id"], row["accepted"], row["drafted"]) for row in rows[name][part]]
         for name in ("old", "new")
     )
-    return gain_of(old, new)
+    return _gain(old, new)
 
 
-def _kept(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(read_own(path, most_bytes=1 << 28))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
+def _gain(old: Sequence[PromptAcceptance], new: Sequence[PromptAcceptance]) -> Gain:
+    """Both rates and their difference. Raises FactError if nothing was drafted."""
+    difference = acceptance_gain(new, over=old)
+    if difference is None:
+        raise FactError("the held-out answers are too short to tell anything", hint="raise `--max-tokens`")
+    rates = [sum(row.accepted for row in each) / sum(row.drafted for row in each) for each in (old, new)]
+    return Gain(rates[0], rates[1], difference, len({row.prompt for row in new}))
 
 
-def _keep(path: Path, content: Mapping[str, Any]) -> None:
-    try:
-        write_anew(path, json.dumps(content).encode())
-    except OSError as error:
-        raise FactError(f"cannot write `{path}`: {error.strerror}") from error
-
-
-def keep_result(plan: DistillPlan, found: Distilled, files: Mapping[str, str]) -> None:
-    """Write the result and its card into the folder. Raises FactError."""
-    try:
-        for name, text in files.items():
-            write_anew(plan.place / name, text.encode())
-    except OSError as error:
-        raise FactError(f"cannot write into `{plan.place}`: {error.strerror}") from error
-
-
-def write_alternative(plan: DistillPlan, found: Distilled) -> str:
-    """Write the new draft into the profile as an alternative; returns its name there. Raises UsageError, FactError."""
-    from specserve.profile.load import load_profile
-    from specserve.profile.writer import rewrite_section
-
-    path = plan.request.profile
-    said = {each: dict(block.keys) for each, block in load_profile(path).alternatives.items()}
-    block = {**dict(plan.block.keys), "model": str((plan.place / "draft").resolve())}
-    block.pop("revision", None)
-    gain = found.measured or found.simulated
-    rewrite_section(
-        path,
-        "alternatives",
-        {**said, ALTERNATIVE: block},
-        said=lambda profile: {each: dict(block.keys) for each, block in profile.alternatives.items()},
-        remark=f"specserve distill: {found.created[:10]}, acceptance {gain.old:.2f} to {gain.new:.2f}",
+def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distilled:
+    """Serve no draft, the present one and the new one in turns, then verify the new one. Raises SpecserveError."""
+    place = plan.place / "bench"
+    parts = {"held-out": plan.new.test, **({"old-traffic": plan.old.test} if plan.old else {})}
+    files = [
+        plan.write(f"{name}.jsonl", "".join(json.dumps(prompt.line()) + "\n" for prompt in prompts))
+        for name, prompts in parts.items()
+    ]
+    served = f"alternatives.{ALTERNATIVE}={json.dumps(plan.new_block, ensure_ascii=False)}"
+    request = BenchRequest(
+        profile=plan.request.profile,
+        workloads=tuple(map(str, files)),
+        concurrency=_LOAD.get(plan.launch.platform, "8"),
+        alternatives=(ALTERNATIVE,),
+        budget=_BUDGET.get(plan.launch.platform, "15m"),
+        max_tokens=plan.max_tokens,
+        settings=(served, "engine.per_request_spec_decode_metrics=detailed"),
     )
-    return ALTERNATIVE
+    if (place / RUN).is_file():  # with the options that it began with
+        result, path = run_benchmark(BenchRequest(), output=None, resumed=str(place), outlet=views.outlet)
+    else:
+        result, path = run_benchmark(request, output=str(place), resumed=None, outlet=views.outlet)
+    passes = read_passes(path)
+    names = list(dict.fromkeys(cell.point.workload for cell in result.cells))
+    measured, *others = (
+        _gain(*(_accepted(passes, arm=arm, workload=name) for arm in (PROFILE, ALTERNATIVE)))
+        for name in names
+    )
+    at = next(cell.point for cell in result.cells if cell.point.workload == names[0])
+    beside = speedup(passes, arm=ALTERNATIVE, against=PROFILE, at=at)
+    verified = _verified(plan, views, setting=served)
+    is_slower = beside is not None and verdict(beside) is Verdict.COSTS
+    outcome: Outcome = "no_gain_measured" if measured.difference.low <= 0 or is_slower else "better"
+    return replace(
+        found,
+        outcome="faulty" if verified.has_failed else outcome,
+        measured=measured,
+        measured_old=others[0] if others else None,
+        speedups=tuple(each for each in result.comparisons if each.against == BASELINE),
+        verified=str(verified.verdict),
+        versions={**found.versions, **result.versions},
+        notes=(*found.notes, *result.notes),
+    )
+
+
+def _accepted(passes: Sequence[Pass], *, arm: str, workload: str) -> list[PromptAcceptance]:
+    """By prompt, what the server says was accepted of its drafts."""
+    return [
+        PromptAcceptance(request.prompt, request.acceptance.accepted_tokens, request.acceptance.draft_tokens)
+        for each in passes
+        if each.arm == arm and each.point.workload == workload
+        for request in each.requests
+        if request.ok and request.acceptance is not None
+    ]
+
+
+def _verified(plan: DistillPlan, views: DistillViews, *, setting: str) -> Any:
+    from specserve.measure.verify.result import Sampling
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import run_verification
+
+    request = VerifyRequest(
+        samplings=(Sampling.of(0.0, 1.0, 0), Sampling.of(0.7, 1.0, 0)),
+        prompts=plan.new.test[:_MOST_VERIFIED],
+        limit_s=_VERIFY_S,
+        server=plan.request.profile,
+        alternative=ALTERNATIVE,
+        settings=(setting,),
+    )
+    notices = views.outlet.notices
+    notices.say("verifying the new draft's output")
+    return run_verification(request, notices=notices, progress=views.verify(), start_view=views.start)
+
+
+def write_alternative(plan: DistillPlan, found: Distilled) -> Distilled:
+    """Write the new draft into the profile as an alternative. Raises UsageError, FactError."""
+    gain = found.measured or found.simulated
+    remark = f"specserve distill: {found.created[:10]}, acceptance {gain.old:.2f} to {gain.new:.2f}"
+    write_alternatives(plan.request.profile, {ALTERNATIVE: plan.new_block}, remark=remark)
+    return replace(found, alternative=ALTERNATIVE)

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 
 from specserve.errors import FactError
-from specserve.measure.workloads import userfile
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 
 LEAST_PROMPTS = 100
@@ -27,6 +26,7 @@ _OWN = 12
 """N-grams that a prompt must have beside its template, about five words, to be told from others by them."""
 _ALIKE = 0.5
 """Share of the shorter prompt's n-grams from which two prompts are near-duplicates."""
+HELD_OUT: Mapping[str, float] = {"test": 0.2, "validation": 0.1}
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -50,25 +50,22 @@ class Split:
     remarks: tuple[str, ...] = ()
 
 
-def read_split(path: Path, *, seed: int = 0) -> Split:
-    """The prompts of a request log or a file of prompts, split. Raises FactError for a bad file, or too few prompts."""
-    prompts, remarks = userfile.read(path, may_mix=True)
+def read_split(path: Path, *, is_mix: bool = False, seed: int = 0) -> Split:
+    """Return the prompts of a log or a file of prompts, split. Raises FactError for a bad file, or too few prompts.
+
+    `is_mix`: it is the traffic that the draft serves already; half of it measures what is lost.
+    """
+    prompts, remarks = read(path, may_mix=True)
     unique = list({_key(prompt): prompt for prompt in reversed(prompts)}.values())[::-1]
-    if len(unique) < LEAST_PROMPTS:
+    many = f"`{path}` has {len(unique)} different prompts"
+    if is_mix and len(unique) < LEAST_OLD:
+        raise FactError(f"{many}; `--mix` needs at least {LEAST_OLD}")
+    if not is_mix and len(unique) < LEAST_PROMPTS:
         raise FactError(
-            f"`{path}` has {len(unique)} different prompts, too few to train on and to measure with",
+            f"{many}, too few to train on and to measure with",
             hint=f"at least {LEAST_PROMPTS} are needed; a day of requests usually has more",
         )
-    return split(unique, read=len(prompts), remarks=remarks, seed=seed, name=str(path))
-
-
-def read_old(path: Path, *, seed: int = 0) -> Split:
-    """The prompts of the traffic that the draft serves already: half of them measure what is lost."""
-    prompts, remarks = userfile.read(path, may_mix=True)
-    unique = list({_key(prompt): prompt for prompt in reversed(prompts)}.values())[::-1]
-    if len(unique) < LEAST_OLD:
-        raise FactError(f"`{path}` has {len(unique)} different prompts; `--mix` needs at least {LEAST_OLD}")
-    shares = {"test": 0.5, "validation": 0.2}
+    shares = {"test": 0.5, "validation": 0.2} if is_mix else HELD_OUT
     return split(unique, read=len(prompts), remarks=remarks, seed=seed, name=str(path), held_out=shares)
 
 
@@ -79,7 +76,7 @@ def split(
     seed: int,
     name: str,
     remarks: Sequence[str] = (),
-    held_out: Mapping[str, float] = MappingProxyType({"test": 0.2, "validation": 0.1}),
+    held_out: Mapping[str, float] = HELD_OUT,
 ) -> Split:
     """Different prompts in three parts. Raises FactError if they are too alike to be divided."""
     grams = [ngrams(prompt) for prompt in prompts]

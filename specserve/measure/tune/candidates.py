@@ -117,7 +117,7 @@ def _points(
     request: TuneRequest, profile: Profile, files: tuple[str, ...], *, platform: str
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
     """Workloads, temperatures and loads: as given, else as promised, else the defaults."""
-    from specserve.measure.workloads.load import SHIPPED
+    from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
     shipped = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
@@ -302,7 +302,7 @@ class Planner:
         keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(self.request, idea)}
         settings = (*self.request.settings, _as_setting(keys))
         try:
-            findings, _ = examined(load_profile(path, settings=settings))
+            findings = examined(load_profile(path, settings=settings)).findings
             errors = [
                 each
                 for each in findings

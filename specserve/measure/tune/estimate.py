@@ -277,7 +277,7 @@ def estimate_request(request: TuneRequest, *, accelerator: str, acceptance: str 
         target=context.target,
         machine=machine,
         version=(context.versions or known_versions())[-1],
-        speculation=arm.speculation,
+        speculation=arm.block,
         draft=arm.draft,
     )
     most = s.settings.max_num_seqs

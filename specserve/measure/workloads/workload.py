@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 Message = Mapping[str, str]
 """`role` and `content`, text only."""
@@ -26,11 +27,26 @@ class Prompt:
     """Of the request in a log; what is sent again has the temperature of the measurement."""
 
     @property
+    def body(self) -> dict[str, Any]:
+        """The field of a request that holds it: `prompt` or `messages`."""
+        if self.messages is None:
+            return {"prompt": self.text}
+        return {"messages": [dict(part) for part in self.messages]}
+
+    @property
     def content(self) -> str:
         """All its text, to be counted."""
         return (
             self.text if self.text is not None else "\n".join(part["content"] for part in self.messages or ())
         )
+
+    def line(self, identity: str | None = None, *, max_tokens: int | None = None) -> dict[str, object]:
+        """Return it as a line of a user's file or of `generate`. `max_tokens`: at most so many."""
+        tokens = self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens)
+        said: dict[str, object] = {"prompt": self.text}
+        if self.messages is not None:
+            said = {"messages": [dict(part) for part in self.messages]}
+        return {"id": self.id if identity is None else identity, **said, "max_tokens": tokens}
 
 
 CountPrompt = Callable[[Prompt], int | None]

@@ -14,8 +14,14 @@ import pytest
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.distill.heads import commands, write_samples
-from specserve.measure.distill.plan import DistillPlan, DistillRequest, open_place, plan_distillation
+from specserve.measure.distill.plan import (
+    DistillPlan,
+    DistillRequest,
+    commands,
+    open_place,
+    plan_distillation,
+    write_samples,
+)
 from specserve.report.distill import commands_text
 from tests.cli.pair import laid_out
 

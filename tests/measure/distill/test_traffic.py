@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.measure.distill.traffic import LEAST_OLD, LEAST_PROMPTS, ngrams, read_old, read_split, split
+from specserve.measure.distill.traffic import LEAST_OLD, LEAST_PROMPTS, ngrams, read_split, split
 from specserve.measure.workloads.workload import Prompt
 
 
@@ -94,8 +94,8 @@ def test_too_little_and_too_alike_traffic_is_refused(tmp_path: Path, texts: list
 
 def test_half_of_the_old_traffic_is_held_out(tmp_path: Path) -> None:
     file = log(tmp_path / "old.jsonl", [{"prompt": text(at)} for at in range(64)])
-    found = read_old(file)
+    found = read_split(file, is_mix=True)
     assert (len(found.test), len(found.validation), len(found.train)) == (32, 12, 20)
     few = log(tmp_path / "few.jsonl", [{"prompt": text(at)} for at in range(LEAST_OLD - 1)])
     with pytest.raises(FactError, match="`--mix` needs at least 32"):
-        read_old(few)
+        read_split(few, is_mix=True)

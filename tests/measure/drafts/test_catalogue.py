@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.drafts.find import DraftOptions, find_drafts
-from specserve.measure.drafts.write import add_alternatives
+from specserve.measure.drafts import DraftOptions, add_alternatives, find_drafts
 from specserve.models.drafts import catalogue
 from specserve.profile.load import load_profile
 
@@ -26,11 +25,11 @@ def test_no_rule_refuses_a_draft_for_its_own_target_and_each_can_be_written(
     found = find_drafts(str(file)).drafts
     assert found and not any(each.is_refused for each in found)
     drafts = [each.draft for each in found]
-    names = add_alternatives(
+    places = add_alternatives(
         str(file), [draft.model or draft.method for draft in drafts], wanted=DraftOptions()
     )
     written = load_profile(file).alternatives
-    assert [written[name].method for name in names] == [draft.method for draft in drafts]
+    assert [written[place.partition(".")[2]].method for place in places] == [draft.method for draft in drafts]
 
 
 def test_the_script_prints_how_many_the_rules_could_judge() -> None:

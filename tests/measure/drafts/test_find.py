@@ -11,7 +11,7 @@ import pytest
 
 from specserve.errors import HubUnreachable
 from specserve.hardware.accelerators import assume
-from specserve.measure.drafts.find import LOADS, DraftOptions, JudgedDraft, find_drafts, reported_lengths
+from specserve.measure.drafts import LOADS, DraftOptions, JudgedDraft, find_drafts, reported_lengths
 from specserve.models.drafts import Draft, Reported, Source
 from tests.models.tiny import CONFIG, write_model
 
@@ -109,8 +109,9 @@ def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServ
 def test_a_hub_that_does_not_answer_is_an_error(tmp_path: Path, hub: HubServer) -> None:
     hub.add("org/target", write_model(tmp_path / "target"))
     hub.close()
-    with pytest.raises(HubUnreachable):
+    with pytest.raises(HubUnreachable) as caught:
         find_drafts("org/target", wanted=DraftOptions(online=True))
+    assert "leave `--online` out" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,23 +11,23 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, gather
-from specserve.checks.rules.draft_heads import method_of
-from specserve.checks.rules.multitoken import trained
+from specserve.checks.rules.heads import method_of, trained
 from specserve.checks.run import examined_in
 from specserve.diagnostics import Finding, Severity
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.measure.tune.estimate import DEFAULT_CONTEXT, DEFAULT_TOKENS
 from specserve.measure.tune.roofline import geometric_rate, rates_of, roofline_of
 from specserve.memory.estimate import assess
 from specserve.memory.situation import MemorySituation, situation
-from specserve.models.drafts import Draft, Source, assumed_head, drafts_for
+from specserve.models.drafts import Draft, Source, as_of, assumed_head, drafts_for
 from specserve.models.facts import ModelFacts, published
 from specserve.models.read import read_model
 from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.source import keep
+from specserve.profile.writer import rewrite_section
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
@@ -64,6 +65,11 @@ class JudgedDraft:
         """The largest estimated speedup; 0 without an estimate."""
         return max((gain.value for gain in self.speedups.values()), default=0.0)
 
+    @property
+    def overflows(self) -> bool:
+        """Whether it is known not to fit."""
+        return self.memory is not None and self.memory.verdict == "does_not_fit"
+
 
 @dataclass(frozen=True, slots=True)
 class FoundDrafts:
@@ -94,43 +100,48 @@ def is_profile(target_or_profile: str) -> bool:
 
 
 def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -> FoundDrafts:
-    """What the profile asks for, then the published drafts, the target's own layers, and what needs no draft.
+    """Return what the profile asks for, the published drafts, the target's own layers, and what needs no draft.
 
     With a machine, those that do not fit stand behind those that do, and the largest estimated speedup first.
     Raises ProfileError for a bad file, FactError if the Hub was asked and does not answer.
     """
     base, read = _profile(target_or_profile, machine=wanted.machine), _reader(wanted)
-    target, machine = base.target.model, wanted.machine
-    facts, why = _known(read, target, base.target.revision)
-    notes = [f"memory and speedup are not estimated: {why}"] if machine and facts is None else []
+    target, machine, notes = base.target.model, wanted.machine, []
+    try:
+        facts: ModelFacts | None = read(target, base.target.revision)
+    except FactError as error:
+        facts = published(target)
+        if machine is not None and facts is None:
+            notes.append(f"memory and speedup are not estimated: {error.message}")
     if machine is not None:
-        notes += _rates_missing(machine)
-    own = [(draft_of(block, base, path), block) for path, block in _blocks(base)]
-    known = {(draft.method, draft.model) for draft, _ in own}
-    others: dict[tuple[str, str | None], Draft] = {}
+        try:
+            rates_of(machine)
+        except UsageError as error:
+            notes.append(error.message)
+    ways = {_key(block): (_asked_for(block, base, path), block) for path, block in blocks(base)}
+    own = len(ways)
     for draft in _ways(target, facts, read, wanted):
-        if (draft.method, draft.model) not in known:
-            others.setdefault((draft.method, draft.model), draft)
-    ways = [*own, *((draft, _block(draft, target=target)) for draft in others.values())]
-    judged = [_judge(draft, base, block, facts=facts, read=read, wanted=wanted) for draft, block in ways]
-    first = judged[: len(own)]
-    rest = sorted(judged[len(own) :], key=lambda each: -each.gain)
-    ranked = sorted([*first, *rest], key=lambda each: (each.is_refused, _overflows(each)))
+        ways.setdefault((draft.method, draft.model), (draft, _block(draft, target=target)))
+    judged = [
+        _judge(draft, base, block, facts=facts, read=read, wanted=wanted) for draft, block in ways.values()
+    ]
+    ranked = [*judged[:own], *sorted(judged[own:], key=lambda each: -each.gain)]
+    ranked.sort(key=lambda each: (each.is_refused, each.overflows))
     return FoundDrafts(target, tuple(ranked), machine, tuple(notes))
 
 
 def _ways(target: str, facts: ModelFacts | None, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
     """Every way to speculate for the target; one of them can come from two places."""
     yield from drafts_for(target)
-    yield from _own_layers(target, facts)
+    layers = trained(facts.config) if facts else None
+    if layers:
+        source = Source(f"config.json of {target}")
+        note = f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens"
+        yield Draft(target, "mtp", (source,), num_speculative_tokens=layers, note=note)
     if wanted.online:
         yield from _on_the_hub(target, read, wanted)
     for method in WITHOUT_DRAFT:
         yield Draft(target, method, (Source(_GUIDE),), num_speculative_tokens=DEFAULT_TOKENS)
-
-
-def _overflows(each: JudgedDraft) -> bool:
-    return each.memory is not None and each.memory.verdict == "does_not_fit"
 
 
 def _profile(target_or_profile: str, *, machine: Machine | None) -> Profile:
@@ -150,14 +161,20 @@ def _profile_of(tree: Mapping[str, object], *, file: str) -> Profile:
     return profile
 
 
-def _blocks(profile: Profile) -> Iterator[tuple[str, Speculation]]:
+def blocks(profile: Profile) -> Iterator[tuple[str, Speculation]]:
+    """Yield the profile's blocks of speculation with their places."""
     if profile.speculation:
         yield "speculation", profile.speculation
     for name, block in profile.alternatives.items():
         yield f"alternatives.{name}", block
 
 
-def draft_of(block: Speculation, profile: Profile, path: str) -> Draft:
+def _key(block: Speculation) -> tuple[str, str | None]:
+    """What makes it another draft."""
+    return block.method, block.keys.get("model")
+
+
+def _asked_for(block: Speculation, profile: Profile, path: str) -> Draft:
     """The draft that a block of a profile asks for: its source is that file."""
     return Draft(
         profile.target.model,
@@ -209,46 +226,25 @@ def _reader(wanted: DraftOptions) -> Read:
     return read
 
 
-def _known(read: Read, model: str, revision: str | None) -> tuple[ModelFacts | None, str]:
-    """The facts of a model, or those that ship with specserve; or why there are none."""
-    try:
-        return read(model, revision), ""
-    except FactError as error:
-        return published(model), error.message
-
-
-def _own_layers(target: str, facts: ModelFacts | None) -> Iterator[Draft]:
-    """The multi-token prediction layers that the target's configuration names."""
-    layers = trained(facts.config) if facts else None
-    if layers:
-        yield Draft(
-            target,
-            "mtp",
-            (Source(f"config.json of {target}"),),
-            num_speculative_tokens=layers,
-            note=f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens",
-        )
-
-
 def _on_the_hub(target: str, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
     """The heads that the Hub lists under the target. Raises FactError if it does not answer."""
     from specserve.models.hub import derived_drafts
 
     wanted.tell(f"asking the Hub for drafts of {target}")
-    for listed in derived_drafts(target):
+    try:
+        listed = derived_drafts(target)
+    except HubUnreachable as error:
+        hint = "check the network and HF_ENDPOINT, or leave `--online` out"
+        raise HubUnreachable(error.message, hint=hint) from error
+    for one in listed:
         try:
-            method = method_of(read(listed.model, None).config)
+            method = method_of(read(one.model, None).config)
         except FactError:  # gated, or broken: nobody can tell what it is
             continue
         if method:
-            yield Draft(
-                target,
-                method,
-                (Source(f"https://huggingface.co/{listed.model}", listed.date),),
-                model=listed.model,
-                license=listed.license,
-                note="listed by the Hub; not in the catalogue",
-            )
+            source = Source(f"https://huggingface.co/{one.model}", one.date)
+            note = "listed by the Hub; not in the catalogue"
+            yield Draft(target, method, (source,), model=one.model, license=one.license, note=note)
 
 
 def _judge(
@@ -265,7 +261,7 @@ def _judge(
     options = CheckOptions(offline=not wanted.online, machine=wanted.machine, here=False, no_lock=True)
     known = gather(profile, wanted=options, read=read)
     broken = filter(None, (item.finding(profile) for item in known.unread))
-    findings = examined_in(known.context, problems=broken)[0]
+    findings = examined_in(known.context, problems=broken).findings
     told = tuple(each for each in findings if each.severity is not Severity.INFO)
     judged = JudgedDraft(draft, told, has_models=known.context.target is not None and not known.unread)
     if wanted.machine is None or facts is None:
@@ -328,8 +324,42 @@ def reported_lengths(draft: Draft) -> Sequence[tuple[float, int]]:
     return found
 
 
-def _rates_missing(machine: Machine) -> Iterable[str]:
-    try:
-        rates_of(machine)
-    except UsageError as error:
-        yield error.message
+def add_alternatives(path: str, names: Iterable[str], *, wanted: DraftOptions) -> dict[str, bool]:
+    """Write drafts into a profile file as `alternatives`; return by place whether it is new. The rest stays.
+
+    `names`: Hub ids of drafts, or a method for what needs none; one that the profile already has is not written again.
+    Raises UsageError for what was not found, ProfileError and FactError for a file that cannot be read or changed.
+    """
+    if not is_profile(path):
+        raise UsageError(f"`--write` can only change a profile file, and `{path}` is not one")
+    known = {
+        each.draft.model or each.draft.method: each.draft for each in find_drafts(path, wanted=wanted).drafts
+    }
+    there = {_key(block): place for place, block in blocks(load_profile(path))}
+    new: dict[str, dict[str, object]] = {}
+    places: dict[str, bool] = {}
+    for name in names:
+        if name not in known:
+            hint = f"known are {', '.join(f'`{each}`' for each in known)}"
+            raise UsageError(f"`{name}` is not a known draft for this target", hint=hint)
+        draft = known[name]
+        place = there.get((draft.method, draft.model))
+        if place is None:
+            taken = {one.rpartition(".")[2] for one in there.values()}
+            short, whole = (re.sub(r"[^\w-]", "-", text) for text in (name.rpartition("/")[2], name))
+            alternative = whole if short in taken else short
+            place = there[draft.method, draft.model] = f"alternatives.{alternative}"
+            new[alternative], places[place] = asked(draft), True
+        places.setdefault(place, False)
+    if new:
+        write_alternatives(path, new, remark=f"specserve drafts: catalogue of {as_of()}")
+    return places
+
+
+def write_alternatives(path: str, added: Mapping[str, Mapping[str, object]], *, remark: str) -> None:
+    """Write blocks into a profile file as alternatives, in the place of those of the same name. Raises FactError."""
+
+    def said(profile: Profile) -> dict[str, dict[str, object]]:
+        return {name: dict(block.keys) for name, block in profile.alternatives.items()}
+
+    rewrite_section(path, "alternatives", {**said(load_profile(path)), **added}, said=said, remark=remark)

@@ -1,1 +1,0 @@
-"""Which draft for a target: those that are published, judged and estimated."""
