@@ -27,13 +27,14 @@ from specserve.checks.doctor.leftovers import (
     stray_lines,
 )
 from specserve.checks.doctor.limits import (
+    Line,
+    examined,
     folder_lines,
     hub_lines,
     memory_line,
     open_files_line,
     shared_memory_lines,
 )
-from specserve.checks.doctor.line import Line, examined
 
 _CPUINFO = Path("/proc/cpuinfo")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from specserve.checks.doctor.line import Line, State
+from specserve.checks.doctor.limits import Line, State
 from specserve.checks.rules.memory import gib
 from specserve.hardware.accelerators import Gpu, gpus, kind, selected
 from specserve.plan.host import PLUGIN, Host

@@ -1,4 +1,4 @@
-"""Lines about what the system grants, the folders that a launch writes to, and the Hub."""
+"""A line of the doctor's screen; those about what the system grants, the folders of a launch, and the Hub."""
 
 from __future__ import annotations
 
@@ -6,16 +6,46 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
-from specserve.checks.doctor.line import Line
 from specserve.checks.rules.memory import gib
 from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
 from specserve.models.hub import hub_cache, is_offline
+
+State = Literal["ok", "note", "bad"]
+"""bad: breaks a launch, or what it serves is wrong. note: worth acting on, and a launch goes all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One fact about this host, with its way out where it needs one."""
+
+    name: str
+    """What it is about, in a word or two; the same from version to version."""
+    state: State
+    text: str
+    fix: str | None = None
+    """What to do about it; None where there is nothing to do."""
+
+
+Reader = Callable[[], Iterable[Line]]
+
+
+def examined(name: str, reader: Reader) -> list[Line]:
+    """The lines of a reader. One that fails becomes a line that says so: the others are wanted all the same."""
+    try:
+        return list(reader())
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        fix = "report it as a bug, unless the host is at fault"
+        return [Line(name, "note", f"could not be examined: {why}", fix)]
+
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _RAISED_FILES = 65535
