@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules.pairing import most_tokens
+from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import model_uses

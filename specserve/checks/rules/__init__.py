@@ -14,7 +14,7 @@ _STATIC = (
     "steps_and_graphs",
 )  # fmt: skip
 """Families with rules that need nothing but the profile."""
-_OTHERS = ("drafts", "heads", "memory", "models", "quantization", "tokenizers")
+_OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization", "tokenizers")
 RETIRED = {
     "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD130": "block verification is rarely asked for, and only the V1 runner ignores it",

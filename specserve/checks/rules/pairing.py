@@ -1,16 +1,15 @@
-"""SD1xx and SD226-SD229 about the draft beside its target: context, kernels, weights, name."""
+"""SD1xx about the draft beside its target: context, kernels, weights, name."""
 
 from __future__ import annotations
 
 import re
 
-from specserve.checks.config import section, stretches, text_config
+from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.errors import quoted
-from specserve.vllm.context import context_length
-from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
-from specserve.vllm.speculation import BLOCK_DRAFTS, OWN_LAYERS
+from specserve.vllm.facts import SHORTENS_TARGET
+from specserve.vllm.speculation import OWN_LAYERS
 
 _ONLINE = frozenset(
     {
@@ -224,153 +223,3 @@ def unshared_overrides(arm: Arm) -> Hits:
         related = {arm.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
         yield Hit("engine.hf_overrides", text, related=related, help=help_)
-
-
-_LIMIT = {"target.max_model_len": "asked for here"}
-
-
-def asked(ctx: Context) -> int | None:
-    """The context that the profile asks for, if it is a number."""
-    value = ctx.profile.target.max_model_len
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def served(ctx: Context) -> int | None:
-    """The context that the target would be served with."""
-    length = ctx.length(ctx.target_config)
-    return asked(ctx) or (length.default if length else None)
-
-
-def allows_long(ctx: Context) -> bool:
-    """Whether the profile tells vLLM not to mind."""
-    return ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
-
-
-def most_tokens(ctx: Context) -> int | None:
-    """The longest sequence that vLLM takes for the target; None if it is not known, or the profile waives it."""
-    length = None if allows_long(ctx) else ctx.length(ctx.target_config)
-    return length.most if length else None
-
-
-@rule("SD226", ERROR, needs="models")
-def too_long_context(ctx: Context) -> Hits:
-    """The profile asks for more context than the model has.
-
-    vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it continue, positions beyond the model's own limit
-    give nonsense, or end the engine.
-    Example: target: {model: ./llama, max_model_len: 8192}
-    Use instead: target: {model: ./llama, max_model_len: 4096}
-    Source: vllm/config/model.py, `is greater `
-    """
-    config, wanted = ctx.target_config, asked(ctx)
-    if config is None or wanted is None or allows_long(ctx):
-        return
-    known = {version: context_length(text_config(config), version) for version in ctx.judged}
-    found = [version for version, length in known.items() if length is not None and wanted > length.most]
-    if found and (length := known[found[-1]]):
-        yield Hit(
-            "target.max_model_len",
-            f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
-            label=f"`{length.key}` in config.json is {length.most}",
-            related={"target.model": "the model"},
-            versions=found,
-            help=f"write `max_model_len: {length.most}` or less",
-        )
-
-
-@arm_rule("SD227", ERROR, needs="models", policy=True)
-def shorter_draft(arm: Arm) -> Hits:
-    """The draft model's context is shorter than the target's.
-
-    Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
-    log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer than the draft's context. To accept this, set the draft's `max_model_len`.
-    Example:
-        target: {model: ./llama, max_model_len: 4096}
-        speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
-    Instead: target: {model: ./llama, max_model_len: 512}
-    Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
-    """
-    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
-    if length is None or limit is None or config is None or length.default >= limit:
-        return
-    # further layers of the target have its positions, and so does a head that is given them
-    shares = arm.method != "draft_model" and (arm.model is None or stretches(config))
-    if shares or arm.get("max_model_len") is not None:
-        return
-    own, on_v2 = length.default, arm.on("V2", by_target=True)
-    lowered = [version for version in ctx.during(SHORTENS_TARGET) if version in on_v2]
-    text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
-    if lowered:
-        text = (
-            f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {limit}"
-        )
-    yield arm.hit(
-        "model",
-        text,
-        related=_LIMIT,
-        versions=lowered,
-        help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
-        severity=ERROR if lowered and asked(ctx) is not None else WARNING,
-    )
-
-
-@arm_rule("SD228", ERROR, needs="models")
-def overlong_draft_context(arm: Arm) -> Hits:
-    """The profile gives the draft a longer context than the draft or its target has.
-
-    vLLM refuses to start.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, max_model_len: 8192}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
-    """
-    ctx, value, length, limit = arm.ctx, arm.get("max_model_len"), arm.ctx.length(arm.config), served(arm.ctx)
-    if not isinstance(value, int) or arm.facts is None:
-        return
-    if length is not None and value > length.most and not allows_long(ctx):
-        text, place = f"the draft has a context of {length.most} tokens; it is given {value}", arm.at("model")
-    elif limit is not None and value > limit and asked(ctx) is None:  # if it is asked for: SD152
-        text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
-    else:
-        return
-    yield arm.hit("max_model_len", text, related={place: "the limit"}, help="leave it out")
-
-
-@arm_rule("SD229", INFO, needs="models")
-def short_trained_head(arm: Arm) -> Hits:
-    """The head was trained on shorter sequences than the server accepts.
-
-    Until 0.32, V1 drafts nothing for a batch with a longer request. Else vLLM stretches the head's positions, and
-    acceptance falls beyond the trained length (sgl-project/sglang#6783). Some versions of V2 do not stretch `dflash`
-    and `dspark`: a longer request ends the engine (vllm-project/vllm#57964).
-    Example:
-        vllm: ">=0.33"
-        target: {model: ./llama, max_model_len: 4096}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Instead: target: {model: ./llama, max_model_len: 2048}
-    Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
-    """
-    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
-    is_head = arm.method in ("eagle", "eagle3", "dflash", "dspark") and arm.model is not None
-    if not is_head or config is None or limit is None or length is None:
-        return
-    own, on_v2 = length.default, arm.on("V2", by_target=True)
-    if own >= limit or not stretches(config):
-        return
-    # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
-    ends = [version for version in on_v2 if arm.method not in STRETCHED_HEADS.at(version)]
-    if arm.method in BLOCK_DRAFTS and ends:
-        text = f"a request of more than {own} tokens, the length of the head, ends the engine"
-        help_ = f"write `max_model_len: {own}` under `target`"
-        yield arm.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
-        return
-    idle = [v for v in ctx.judged if not SHORTENS_TARGET.at(v) and v not in on_v2]
-    yield arm.hit(
-        "model",
-        f"the head was made for {own} tokens; the server takes {limit}",
-        related=_LIMIT,
-        notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
-        help="watch the acceptance rate by context length, or lower `max_model_len`",
-    )
