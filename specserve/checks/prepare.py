@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.convert.command import remember, remembered
 from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
+from specserve.profile.source import COMMAND, recall
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -100,11 +100,9 @@ def preflight(
 
     Raises CheckFailed; `notices` hears warnings and what was not checked.
     """
-    from specserve.profile.source import recall
-
     request = {
         "path": path,
-        "command": remembered(path),
+        "command": _command(path),
         "text": recall("-").decode("utf-8", "surrogateescape") if path == "-" else None,
         "options": {name: getattr(options, name) for name in _FOR_CHILD},
         "offline": offline,
@@ -125,6 +123,15 @@ def preflight(
     for reason in answer["missing"]:
         notices.warn(f"not checked: {reason}")
     refuse_errors(map(_finding, answer["findings"]), path, options, notices)
+
+
+def _command(path: str) -> list[str] | None:
+    """The words of the raw command that is launched; None for a file."""
+    if path != COMMAND:
+        return None
+    from specserve.convert.command import remembered
+
+    return remembered(path)
 
 
 def _finding(content: dict[str, Any]) -> Finding:
@@ -154,6 +161,8 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     if request["text"] is not None:
         keep("-", request["text"].encode("utf-8", "surrogateescape"))
     if request["command"] is not None:
+        from specserve.convert.command import remember
+
         remember(request["command"])
     options = LaunchOptions(**request["options"])
     # arms that are not launched cannot stop the launch

@@ -86,7 +86,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
         is_cpu=None if kind is None else kind.strip().lower() == "cpu",
         here=here,
         starts=options.starts,
-        place=profile.spans.get("vllm"),
+        place=profile.spans.get("vllm", Span(profile.file)),
     )
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
@@ -135,7 +135,7 @@ def launch(
     mark = fingerprint(profile)
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
-            place = profile.span(problem.path)
+            place = profile.spans.get(problem.path, Span(profile.file))
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     port = profile.server.port if port is None else port
     argv = ["vllm", "serve", profile.target.model]

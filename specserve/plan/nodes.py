@@ -84,8 +84,8 @@ def share_of_node(
     )
 
 
-def _place(profile: Profile) -> Span:
-    return profile.spans.get("hardware.nodes", Span(profile.file))
+def _place(profile: Profile, path: str = "hardware.nodes") -> Span:
+    return profile.spans.get(path, Span(profile.file))
 
 
 def rank_at(plan: LaunchPlan) -> int:
@@ -119,7 +119,7 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     if int(profile.engine.get("data_parallel_size") or 1) > 1:
         raise UsageError(
             (
-                f"{profile.spans['engine.data_parallel_size']}: specserve does not plan data parallelism across "
+                f"{_place(profile, 'engine.data_parallel_size')}: specserve does not plan data parallelism across "
                 "nodes"
             ),
             hint="use one profile per replica, with a router in front of them",

@@ -14,7 +14,7 @@ from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
-from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
+from tests.checks.recipes import CATALOGUE, EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
 
 Load = Callable[[str], Profile]
 NGRAM = "speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}"
@@ -256,3 +256,18 @@ def test_no_config_breaks_a_rule(profile: Load, base: Any, config: Any, more: An
     }
     for finding in findings(loaded, models):
         assert finding.message and not finding.message.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "hits"),
+    [
+        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "granite-hybrid", 1),
+        ("kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}", "granite-hybrid", 0),
+        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "gemma", 0),
+        ("disable_hybrid_kv_cache_manager: true", "llama", 0),
+        ("max_num_seqs: 4", "granite-hybrid", 0),
+    ],
+)
+def test_states_and_caches_need_the_hybrid_manager(profile: Load, engine: str, model: str, hits: int) -> None:
+    loaded = profile(f"target: {{model: org/t}}\nengine: {{{engine}}}")
+    assert codes(loaded, {"org/t": facts(CATALOGUE[model].config)}).count("SD259") == hits

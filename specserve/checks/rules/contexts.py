@@ -1,13 +1,17 @@
-"""SD226-SD229 about context lengths: of the target, of its draft, and of the two together."""
+"""SD226-SD229, SD259: context lengths of the target, of its draft and of the two together, and their KV cache."""
 
 from __future__ import annotations
 
-from specserve.checks.config import stretches, text_config
+from specserve.checks.config import model_type, section, stretches, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.errors import FactError
+from specserve.models.architecture import read_shape
 from specserve.vllm.context import context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
+_APART = frozenset({"LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"})
+"""KV connectors that are no `SupportsHMA` in any vLLM from 0.26 to 0.33."""
 _LIMIT = {"target.max_model_len": "asked for here"}
 
 
@@ -157,3 +161,37 @@ def short_trained_head(arm: Arm) -> Hits:
         notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
         help="watch the acceptance rate by context length, or lower `max_model_len`",
     )
+
+
+@rule("SD259", ERROR, needs="models")
+def missing_hybrid_manager(ctx: Context) -> Hits:
+    """The hybrid KV cache manager is off, and the model cannot run without it.
+
+    Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
+    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. The
+    start ends after the weights are loaded, with speculation and without.
+    Example:
+        target: {model: ./granite-hybrid}
+        engine: {disable_hybrid_kv_cache_manager: true}
+    Use instead: target: {model: ./granite-hybrid}
+    Source:
+        vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
+        vllm/v1/core/kv_cache_utils.py, `Failed to promote local KV cache specs to one unified type.`
+    """
+    is_off = ctx.engine.get("disable_hybrid_kv_cache_manager")
+    connector = section(ctx.engine, "kv_transfer_config").get("kv_connector")
+    if ctx.target is None or not (is_off is True or (is_off is None and connector in _APART)):
+        return
+    try:
+        is_hybrid = read_shape(ctx.target.model, ctx.target.config).is_hybrid
+    except FactError:
+        return
+    if is_hybrid:
+        text = f"a `{model_type(ctx.target.config)}` needs the hybrid KV cache manager"
+        related = {"target.model": "the model"}
+        if is_off:
+            yield Hit("engine.disable_hybrid_kv_cache_manager", text, related=related, help="leave it on")
+        else:
+            text += f", which vLLM switches off beside `{connector}`"
+            help_ = "use a connector that supports it, such as `OffloadingConnector`"
+            yield Hit("engine.kv_transfer_config.kv_connector", text, related=related, help=help_)

@@ -1,4 +1,4 @@
-"""SD230-SD236, SD242, SD244: whether vLLM knows a head or prediction layers, and how many tokens they draft."""
+"""SD230-SD236 (not SD234), SD242, SD244: whether vLLM knows a head or prediction layers, how far they draft."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _excess(arm: Arm) -> tuple[int, int] | None:
     return (arm.k, own) if arm.k and own and arm.k > own else None
 
 
-def _own_layers(arm: Arm) -> tuple[Config, ModelFacts] | None:
+def own_layers(arm: Arm) -> tuple[Config, ModelFacts] | None:
     """The config.json and the facts of the target, if its own layers draft, named a second time or not."""
     target, config = arm.ctx.target, _mtp_config(arm)
     is_own = arm.model in (None, arm.ctx.profile.target.model)
@@ -132,17 +132,17 @@ def missing_mtp_weights(arm: Arm) -> Hits:
     Instead: target: {model: ./mimo}
     Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
-    config, facts = _own_layers(arm) or ({}, None)
+    config, facts = own_layers(arm) or ({}, None)
     depth, own = layers(config), trained(config)
     if facts is None or not own or not facts.tensors or depth is None or model_type(config) not in _NAMED:
         return
-    if not any(_further(name, depth) for name in facts.tensors):
+    if not any(is_further(name, depth) for name in facts.tensors):
         text = "the checkpoint holds no tensor of a layer that predicts further tokens"
         help_ = "copy those tensors from the original model, or use another method"
         yield arm.hit("method", text, related={"target.model": f"config.json promises {own}"}, help=help_)
 
 
-def _further(name: str, depth: int) -> bool:
+def is_further(name: str, depth: int) -> bool:
     match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
 
@@ -184,46 +184,6 @@ def reused_layer(arm: Arm) -> Hits:
         text = f"the layers were trained for {trained_for}; they run again for the rest of {k}"
         help_ = "measure several K on your own traffic, and use the smallest that pays off"
         yield arm.hit("num_speculative_tokens", text, help=help_)
-
-
-@arm_rule("SD234", ERROR, needs="models")
-def unquantized_mtp(arm: Arm) -> Hits:
-    """The multi-token prediction layers are not quantised, and the checkpoint does not say so.
-
-    vLLM builds every layer quantised unless the checkpoint's own list excludes it. It then finds plain weights instead
-    of packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
-    Example:
-        target: {model: ./mimo-packed}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./mimo}
-    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
-    """
-    config, facts = _own_layers(arm) or ({}, None)
-    if facts is not None and (module := _plain_layer(facts, config)):
-        text = f"`{module}` is not packed, but `quantization_config.ignore` does not list it"
-        help_ = "use a checkpoint that lists these layers as ignored, or one that quantised them"
-        yield arm.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
-
-
-def _plain_layer(facts: ModelFacts, config: Config) -> str | None:
-    """A projection of a further layer with plain weights in a packed checkpoint that does not leave it out."""
-    quantization, depth = section(config, "quantization_config"), layers(config)
-    ignored = quantization.get("ignore") or []
-    is_packed = quantization.get("format") == "pack-quantized"
-    is_packed = is_packed and quantization.get("quant_method") in ("compressed-tensors", "compressed_tensors")
-    if not is_packed or facts.tensors is None or depth is None or not isinstance(ignored, list):
-        return None
-    for name, tensor in facts.tensors.items():
-        match = re.fullmatch(r"(.*\.(?:q|k|v|o|gate|up|down)_proj)\.weight", name)
-        is_plain = tensor.dtype in ("BF16", "F16", "F32") and _further(name, depth)
-        if match and is_plain and not any(_could_name(str(entry), match[1]) for entry in ignored):
-            return match[1]
-    return None
-
-
-def _could_name(entry: str, module: str) -> bool:
-    """Whether an entry names this module, or any that could: a pattern counts as it is."""
-    return entry.startswith("re:") or "mtp" in entry or module in entry or entry in module
 
 
 @arm_rule("SD235", ERROR, needs="models")

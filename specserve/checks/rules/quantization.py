@@ -1,12 +1,13 @@
-"""SD247, SD248, SD257, SD311: quantised checkpoints that vLLM, its versions or a GPU cannot run."""
+"""SD234, SD247, SD248, SD257, SD311: quantised checkpoints that vLLM, its versions or a GPU cannot run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.config import Config, section
-from specserve.checks.rule import ERROR, Context, Hit, Hits, rule
-from specserve.checks.rules.heads import head_arms
+from specserve.checks.config import Config, layers, section
+from specserve.checks.rule import ERROR, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rules.heads import head_arms, is_further, own_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import QUANTIZED_DFLASH
 
@@ -28,6 +29,62 @@ _LEAST_CAPABILITY = {
     "moe_wna16": 70, "bitsandbytes": 70,
 }  # fmt: skip
 """The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
+
+
+@arm_rule("SD234", ERROR, needs="models")
+def unquantized_mtp(arm: Arm) -> Hits:
+    """The multi-token prediction layers are not quantised, and the checkpoint does not say so.
+
+    vLLM builds every layer quantised unless the checkpoint's own list excludes it. It then finds plain weights instead
+    of packed ones, and fails after the target is loaded, or no draft token is accepted (vllm-project/vllm#53387,
+    vllm-project/vllm#52649). The rule knows the lists of compressed-tensors, Quark and ModelOpt.
+    Example:
+        target: {model: ./mimo-packed}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
+    Source:
+        vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+        vllm/model_executor/layers/quantization/quark/quark.py, `self.quant_config.get("exclude")`
+        vllm/model_executor/layers/quantization/modelopt.py, `config.get("ignore", config.get("exclude_modules", []))`
+    """
+    config, facts = own_layers(arm) or ({}, None)
+    if facts is not None and (found := _plain_layer(facts, config)):
+        text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
+        help_ = "use a checkpoint that lists these layers there, or one that quantised them"
+        yield arm.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
+
+
+def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
+    """A projection of a further layer with plain weights in a packed checkpoint, and the key that does not list it."""
+    quantization, depth = section(config, "quantization_config"), layers(config)
+    key = _list_of_plain(quantization)
+    ignored = quantization.get(key) or [] if key else None
+    if key is None or facts.tensors is None or depth is None or not isinstance(ignored, list):
+        return None
+    for name, tensor in facts.tensors.items():
+        match = re.fullmatch(r"(.*\.(?:q|k|v|o|gate|up|down)_proj)\.weight", name)
+        is_plain = tensor.dtype in ("BF16", "F16", "F32") and is_further(name, depth)
+        if match and is_plain and not any(_could_name(str(entry), match[1]) for entry in ignored):
+            return match[1], key
+    return None
+
+
+def _list_of_plain(quantization: Config) -> str | None:
+    """The key under which a checkpoint packed to four bits lists what it left plain; None for other checkpoints."""
+    method = str(quantization.get("quant_method")).replace("_", "-")
+    if method == "compressed-tensors":
+        return "ignore" if quantization.get("format") == "pack-quantized" else None
+    if method == "quark":
+        weight = section(section(quantization, "global_quant_config"), "weight")
+        return "exclude" if str(weight.get("dtype")).endswith("4") else None
+    if method.startswith("modelopt") and "FP4" in str(quantization.get("quant_algo")):
+        return "exclude_modules" if "exclude_modules" in quantization else "ignore"
+    return None
+
+
+def _could_name(entry: str, module: str) -> bool:
+    """Whether an entry names this module, or any that could: a pattern counts as it is."""
+    return entry.startswith("re:") or "mtp" in entry or module in entry or entry.strip("*.") in module
 
 
 @rule("SD247", ERROR, needs="models")

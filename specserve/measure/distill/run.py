@@ -296,7 +296,8 @@ def _accepted(passes: Sequence[Pass], *, arm: str, workload: str) -> list[Prompt
 
 def _verified(plan: DistillPlan, views: DistillViews, *, setting: str) -> Any:
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, run_verification
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import run_verification
 
     request = VerifyRequest(
         samplings=(Sampling.of(0.0, 1.0, 0), Sampling.of(0.7, 1.0, 0)),
