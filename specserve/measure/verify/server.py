@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, Interrupted, TrafficError, UsageError
+from specserve.errors import FactError, Interrupted, TrafficError
 from specserve.measure.values import refuse_given
 from specserve.measure.verify.result import Verification
 from specserve.measure.verify.run import Verifier, VerifyRequest, VerifyStatus
@@ -49,6 +49,7 @@ def run_verification(
 
     `start_view` shows its start. Raises SpecserveError, Interrupted for a signal.
     """
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.signals import stop_on_signals
 
     path = _profile_path(request.server)
@@ -56,7 +57,7 @@ def run_verification(
         given = {"--set": request.settings, "--alternative": request.alternative}
         refuse_given({**given, "--no-check": not request.check}, command="verify")
         with stop_on_signals() as stop:
-            url, key = _address(request.server, request.api_key_env)
+            url, key = find_server(request.server, request.api_key_env)
             return verify_url(url, key, request, stop=stop, progress=progress)
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
@@ -79,21 +80,6 @@ def _profile_path(server: str | None) -> str | None:
     is_command = remembered(server) is not None  # a vLLM command behind `--`
     is_file = server == "-" or server.endswith((".yaml", ".yml")) or Path(server).is_file()
     return server if is_command or is_file else None
-
-
-def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """Returns a server's URL and the variable with its key: of a URL, a detached server, or the default for None."""
-    from specserve.serve.detached.registry import find_server, is_address, names, refuse_file
-
-    if server is None or server in names():
-        return find_server(None, server, api_key_env)
-    refuse_file(server)
-    if is_address(server):
-        return server, api_key_env
-    raise UsageError(
-        f"{server!r} is neither a detached server nor a URL",
-        hint="`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000",
-    )
 
 
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
@@ -140,6 +126,7 @@ def verify_url(
     started from, if that is known.
     """
     from specserve.serve.client import Client
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.requests import endpoint
 
     def tick() -> None:
@@ -158,7 +145,7 @@ def verify_url(
 
         session, other = connected(url, key, request.model), None
         if request.against is not None:
-            place = _address(request.against, request.api_key_env)
+            place = find_server(request.against, request.api_key_env)
             try:
                 other = connected(*place, None)
             except TrafficError as error:

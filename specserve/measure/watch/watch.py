@@ -270,15 +270,8 @@ class WatchedServer:
     """A server by its name or URL, and the profile that judges it. Raises UsageError, ProfileError, FactError."""
 
     def __init__(self, request: WatchRequest) -> None:
-        from specserve.serve.detached.registry import is_address, names, refuse_file
-
-        server = request.server
-        if server is not None:
-            refuse_file(server)
         self.request = request
-        running = names() if server is None else []
-        self._url = server if server is not None and is_address(server) else None
-        self._name = running[0] if len(running) == 1 else None if self._url else server
+        self._server = request.server
         self.record: Record | None = None
         self.endpoint = self._find()
         self.is_other_arm = False
@@ -287,12 +280,11 @@ class WatchedServer:
         self.source = MetricsSource(self.locate, model=request.model)
 
     def _find(self) -> Endpoint:
-        from specserve.serve.detached.registry import DEFAULT_URL, only_server
+        from specserve.serve.detached.registry import locate
         from specserve.serve.requests import endpoint
 
-        if self._name is not None:
-            self.record = only_server(self._name)
-        url = self.record.url if self.record is not None else self._url or DEFAULT_URL
+        url, self.record = locate(self._server)
+        self._server = self.record.name if self.record is not None else url
         return endpoint(url, api_key_env=self.request.api_key_env)
 
     def locate(self) -> Endpoint:
