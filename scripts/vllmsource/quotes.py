@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.checks.rules.catalogue import RULES
+from specserve.checks.rules import all_rules
 from specserve.serve.causes import table
 from specserve.vllm.fact import minor
 
@@ -50,7 +50,7 @@ def _quote(by: str, match: re.Match[str], text: str) -> Quote:
 
 def quotes() -> Iterator[Quote]:
     """Every quote of vLLM in the manual pages of rules and in the tables of causes."""
-    for rule in RULES:
+    for rule in all_rules():
         for line in rule.doc.partition("## Source\n")[2].splitlines():
             if match := _LINE.fullmatch(line.strip()):
                 yield _quote(rule.code, match, match["text"])

@@ -9,11 +9,12 @@ from typing import Any
 
 from specserve.checks.gather import CheckOptions, Gathered, gather
 from specserve.checks.oracle import vllm_to_ask
-from specserve.checks.vllmanswer import Judged
+from specserve.checks.oraclechild import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.convert.invocation import is_command
 from specserve.errors import FactError, ProfileError, UsageError, quoted
 from specserve.hardware.accelerators import Machine
+from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.models.lock import Lock, read_lock
@@ -28,23 +29,10 @@ from specserve.vllm.versions import in_range, known_versions, table
 _LOCK = ".lock.json"
 _HINT = "`specserve check --ask-vllm` shows more"
 _SHAPE = (
-    "model_type",
-    "vocab_size",
-    "draft_vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "max_position_embeddings",
-    "sliding_window",
-    "tie_word_embeddings",
-)
-
-
+    "model_type", "vocab_size", "draft_vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "max_position_embeddings", "sliding_window", "tie_word_embeddings",
+)  # fmt: skip
 Differences = tuple[Difference, ...]
 
 
@@ -74,29 +62,27 @@ def both_sides(
 
     def side(words: list[str]) -> Compared:
         command = running(words[0]) if len(words) == 1 and not Path(words[0]).is_file() else None
-        made = read_side(command or words, settings=settings)
+        made = _side(command or words, settings)
         return replace(made, label=f"{words[0]} (running)") if command else made
 
     first, second = _split(words)
     a = side(first)
-    if not alternative and not baseline:
-        if not second and not is_alone:
-            hint = "add a second one, or derive it by `--alternative`, `--baseline` or `--vllm-source`"
-            raise UsageError("`specserve diff` takes two launches; found one", hint=hint)
-        return a, side(second) if second else a
-    if second:
-        raise UsageError(
-            "`--alternative` and `--baseline` derive B from A, so a second launch cannot be given"
+    if alternative or baseline:
+        if second:
+            text = "`--alternative` and `--baseline` derive B from A, so a second launch cannot be given"
+            raise UsageError(text)
+        arm = f"alternative {alternative}" if alternative else "baseline"
+        return a, Compared(
+            f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
         )
-    arm = f"alternative {alternative}" if alternative else "baseline"
-    return a, Compared(
-        f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
-    )
+    if not second and not is_alone:
+        hint = "add a second one, or derive it by `--alternative`, `--baseline` or `--vllm-source`"
+        raise UsageError("`specserve diff` takes two launches; found one", hint=hint)
+    return a, side(second) if second else a
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """The words of each side: a profile is one word, a command several; a second `--` may stand between them."""
-
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
@@ -104,45 +90,12 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
         return words[:1], words[1:]
     if is_command(words):
         return words, []
-    raise UsageError(
-        f"`specserve diff` takes two launches; found {len(words)} arguments",
-        hint="write a vLLM command after `--`",
-    )
+    text = f"`specserve diff` takes two launches; found {len(words)} arguments"
+    raise UsageError(text, hint="write a vLLM command after `--`")
 
 
-def compare_sides(
-    taken: tuple[Compared, Compared], vllm: str | None, sources: Sequence[Path], *, models: bool
-) -> tuple[LaunchComparison, tuple[Side, Side], list[str]]:
-    """What differs, the two launches, and why models and memory are not compared, if they are not.
-
-    With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
-    """
-    if sources:
-        both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
-        versions = [vllm_to_ask(source).version for source in both]
-        if vllm and table(vllm).minor != table(versions[0]).minor:
-            hint = "give the wheel of that version as the first `--vllm-source`"
-            raise UsageError(
-                f"`--vllm {vllm}` does not match the vLLM of A, which is {versions[0]}", hint=hint
-            )
-        sides = launches(*taken, versions=versions)
-        a, b = (
-            effective(item.profile, source=source, offline=True)
-            for item, source in zip(taken, both, strict=True)
-        )
-        return replace(compare(*sides), effective=effective_differences(a, b)), sides, []
-    sides = launches(*taken, versions=(vllm, vllm))
-    if not models:
-        return compare(*sides), sides, []
-    facts, memory, why = compare_known(*taken, versions=[side.plan.vllm for side in sides])
-    return replace(compare(*sides), models=facts, memory=memory), sides, why
-
-
-def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:
-    """A profile, `PROFILE@REVISION`, `NAME.lock.json`, or the words of a vLLM command.
-
-    Raises UsageError, ProfileError, FactError.
-    """
+def _side(words: Sequence[str], settings: Iterable[str]) -> Compared:
+    """A profile, `PROFILE@REVISION`, `NAME.lock.json`, or the words of a vLLM command."""
     if len(words) != 1:
         return _converted(words, settings)
     name = words[0]
@@ -158,9 +111,8 @@ def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:
 
 def _beside_lock(name: str, settings: Iterable[str]) -> Compared:
     """The profile beside a lock, at the commits of the lock."""
-    stem = name.removesuffix(_LOCK)
+    stem, lock = name.removesuffix(_LOCK), read_lock(Path(name))
     beside = [file for file in (f"{stem}.yaml", f"{stem}.yml") if Path(file).is_file()]
-    lock = read_lock(Path(name))
     if lock is None or not beside:
         missing = f"there is no lock `{name}`" if lock is None else f"there is no profile beside `{name}`"
         raise UsageError(missing, hint="`specserve lock PROFILE` writes NAME.lock.json beside NAME.yaml")
@@ -178,13 +130,40 @@ def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
     return Compared(profile.file, profile)
 
 
-def launches(a: Compared, b: Compared, *, versions: Sequence[str | None]) -> tuple[Side, Side]:
+def compare_sides(
+    taken: tuple[Compared, Compared], vllm: str | None, sources: Sequence[Path], *, models: bool
+) -> tuple[LaunchComparison, tuple[Side, Side], list[str]]:
+    """What differs, the two launches, and why models and memory are not compared, if they are not.
+
+    With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
+    """
+    if not sources:
+        sides = _launches(taken, (vllm, vllm))
+        found, why = compare(*sides), list[str]()
+        if models:
+            facts, memory, why = _compare_known(taken, [side.plan.vllm for side in sides])
+            found = replace(found, models=facts, memory=memory)
+        return found, sides, why
+    both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
+    versions = [vllm_to_ask(source).version for source in both]
+    if vllm and table(vllm).minor != table(versions[0]).minor:
+        text = f"`--vllm {vllm}` does not match the vLLM of A, which is {versions[0]}"
+        raise UsageError(text, hint="give the wheel of that version as the first `--vllm-source`")
+    sides = _launches(taken, versions)
+    pairs = zip(taken, both, strict=True)
+    a, b = (effective(item.profile, source=source, offline=True).answer.effective for item, source in pairs)
+    shared = [name for name in a if name in b]  # of what both know
+    changed = differences(*({name: Written(values[name]) for name in shared} for values in (a, b)))
+    return replace(compare(*sides), effective=changed), sides, []
+
+
+def _launches(taken: tuple[Compared, Compared], versions: Sequence[str | None]) -> tuple[Side, Side]:
     """The launch of each side by its version, or by the newest that both are for; not for this machine."""
-    ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]
+    ranges = [in_range(item.profile.vllm or "") or known_versions() for item in taken]
     common = [version for version in ranges[0] if version in ranges[1]]
-    named = [item.profile.hardware.accelerator for item in (a, b) if item.profile.hardware]
+    named = [item.profile.hardware.accelerator for item in taken if item.profile.hardware]
     sides = []
-    for item, known, vllm in zip((a, b), ranges, versions, strict=True):
+    for item, known, vllm in zip(taken, ranges, versions, strict=True):
         profile = locked(item.profile, item.lock) if item.lock else item.profile
         version = vllm or (common or list(known))[-1]
         # a command names no hardware: it is for the machine of the other side
@@ -194,20 +173,20 @@ def launches(a: Compared, b: Compared, *, versions: Sequence[str | None]) -> tup
     return sides[0], sides[1]
 
 
-def compare_known(
-    a: Compared, b: Compared, *, versions: Sequence[str]
+def _compare_known(
+    taken: tuple[Compared, Compared], versions: Sequence[str]
 ) -> tuple[Differences | None, Differences | None, list[str]]:
     """What differs of the models and of the memory, None if it is not known of both; and why it is not."""
     why: dict[str, None] = {}
-    left, right = (_known(side, version, why) for side, version in zip((a, b), versions, strict=True))
+    left, right = (_known(side, version, why) for side, version in zip(taken, versions, strict=True))
     if left is None or right is None:
         return None, None, list(why)
     models = differences(_model_values(left, right), _model_values(right, left))
-    one, two = _memory(left), _memory(right)
-    if one is None or two is None:
+    memory = [next(iter(known.context.memory.values()), None) for known in (left, right)]
+    if None in memory:
         why.update(dict.fromkeys(reason for known in (left, right) for reason in known.missing.values()))
         return models, None, list(why)
-    return models, differences(_memory_values(one), _memory_values(two)), list(why)
+    return models, differences(*(_memory_values(estimate) for estimate in memory if estimate)), list(why)
 
 
 def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | None:
@@ -226,19 +205,12 @@ def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | Non
 def _model_values(known: Gathered, other: Gathered) -> dict[str, Written]:
     """What tells the models of one side from those of the other; of a model that the other has not, its name."""
     values: dict[str, Written] = {}
-    targets = (known.context.target, other.context.target)
-    for role, (own, counterpart) in (("target", targets), ("draft", (_draft(known), _draft(other)))):
+    sides = (known.context, other.context)
+    targets, drafts = ([side.target for side in sides], [side.drafts.get("speculation") for side in sides])
+    for role, (own, counterpart) in (("target", targets), ("draft", drafts)):
         every = _values_of(role, own) if own else {}
         values |= {name: value for name, value in every.items() if counterpart or name == f"{role}.model"}
     return values
-
-
-def _draft(known: Gathered) -> ModelFacts | None:
-    return known.context.arms[0].draft if known.context.arms else None
-
-
-def _memory(known: Gathered) -> MemoryEstimate | None:
-    return known.context.arms[0].memory if known.context.arms else known.context.memory
 
 
 def _values_of(role: str, facts: ModelFacts) -> dict[str, Written]:
@@ -268,13 +240,10 @@ def _checkpoint_bytes(facts: ModelFacts) -> int | None:
 def _memory_values(estimate: MemoryEstimate) -> dict[str, Written]:
     """The estimate's figures by name: bytes are those of the fullest GPU, bounds have two ends; None: not known."""
     gpu, is_known = estimate.per_gpu_bytes, not estimate.unknown_draft
-    bounds = {
-        "activation_bytes": gpu.activation,
-        "other_bytes": gpu.other,
-        "kv_cache_bytes": gpu.kv_cache,
-        "kv_cache_tokens": estimate.kv_cache_tokens,
-        "largest_max_model_len": estimate.largest_max_model_len,
-    }
+
+    def ends(bounds: Bounds) -> dict[str, int]:
+        return {"low": int(bounds.low), "high": int(bounds.high)}
+
     most = estimate.max_concurrency
     values: dict[str, Any] = {
         "verdict": estimate.verdict,
@@ -285,7 +254,11 @@ def _memory_values(estimate: MemoryEstimate) -> dict[str, Written]:
         "target_kv_bytes_per_token": estimate.target_kv_bytes_per_token,
         "draft_kv_bytes_per_token": estimate.draft_kv_bytes_per_token if is_known else None,
         "max_model_len": estimate.max_model_len,
-        **{name: {"low": int(ends.low), "high": int(ends.high)} for name, ends in bounds.items()},
+        "activation_bytes": ends(gpu.activation),
+        "other_bytes": ends(gpu.other),
+        "kv_cache_bytes": ends(gpu.kv_cache),
+        "kv_cache_tokens": ends(estimate.kv_cache_tokens),
+        "largest_max_model_len": ends(estimate.largest_max_model_len),
         "max_concurrency": {"low": round(most.low, 2), "high": round(most.high, 2)},
     }
     return {name: Written(value) for name, value in values.items()}
@@ -304,15 +277,8 @@ def effective(
 
     Raises FactError if vLLM refuses the launch or cannot judge it here.
     """
-    wanted = CheckOptions(
-        offline=offline,
-        machine=machine,
-        ask_vllm="always",
-        vllm_source=source,
-        no_lock=not use_lock,
-        tell=tell,
-    )
-    known = gather(replace(profile, alternatives={}), wanted=wanted)
+    options = CheckOptions(offline, machine, "always", source, no_lock=not use_lock, tell=tell)
+    known = gather(replace(profile, alternatives={}), wanted=options)
     path = "speculation" if profile.speculation else ""
     judged = next((item for item in known.context.vllm if item.path == path), None)
     if judged is None or judged.answer.not_judged:
@@ -321,10 +287,3 @@ def effective(
     if judged.answer.refused:
         raise FactError(f"{judged.basis} refuses this launch: {judged.answer.refused}", hint=_HINT)
     return judged
-
-
-def effective_differences(a: Judged, b: Judged) -> tuple[Difference, ...]:
-    """What one vLLM runs otherwise than the other, of what both know."""
-    left, right = a.answer.effective, b.answer.effective
-    known = [name for name in left if name in right]
-    return differences(*({name: Written(values[name]) for name in known} for values in (left, right)))

@@ -1,4 +1,4 @@
-"""What `check` knows of a profile: models, tokenizers, machine, memory."""
+"""What `check` knows of a profile: models, tokenizers, machine, memory, what vLLM says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks.rule import CheckedArm, Context, Need
+from specserve.checks.rule import Context, Need
 from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, UsageError
-from specserve.plan.uses import model_uses, tokenizer_use
+from specserve.plan.uses import model_uses
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class CheckOptions:
     """Whether the machine that runs this is looked at."""
     launch: bool = False
     """A launch here is to follow: what is found counts, whatever the profile says."""
+    servers: Mapping[int, str] = field(default_factory=dict)
+    """The names of this user's detached servers by their port: one that is starting cannot be seen there yet."""
     tell: Callable[[str], None] = field(default=lambda _: None)
     """Takes a few words on what is being done."""
 
@@ -112,62 +114,57 @@ def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) 
 
     versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
-    read = read or _reader(profile, lock, wanted)
-    context = Context(profile, versions)
-    target, drafts, unread = _models(context, read)
-    # a model that the lock alone could tell, and does not, is reported once, where it could not be read
-    reported = {item.path for item in unread} if wanted.locked else set()
-    drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
-    arms = tuple(CheckedArm(path, block, drafts.get(path)) for path, block in context.blocks)
-    tokenizer = None
-    if target:
+    found, unread = _models(profile, read or _reader(profile, lock, wanted))
+    if wanted.locked:  # a model that is not in the lock is reported once, where it could not be read
+        reported = {item.path for item in unread}
+        drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
+    drafts = {path.removesuffix(".model"): facts for path, facts in found.items() if path.endswith(".model")}
+    context = Context(profile, versions, drafts.pop("target", None), drafts, drift=drift)
+    if context.target:
         wanted.tell("comparing tokenizers")
-        other, why_not = _other_tokenizer(profile, read)
-        unread = (*unread, *why_not)
-        if not why_not:
-            arms = tuple(_compared(target, arm, tokenizer=other, lock=lock) for arm in arms)
-        tokenizer = _compare(other, target, lock=lock) if other else None
+        context = _with_tokenizers(context, found, unread, lock=lock)
     missing: dict[Need, str] = {}
     try:
         machine, why = _machine(profile, wanted)
     except UnreadableValue as error:
         machine, why = None, error.message
-    shapes = {item.path: item.published for item in unread if item.published}
-    shapes |= {f"{path}.model": facts for path, facts in drafts.items()}
-    shapes |= {"target.model": target} if target else {}
-    if machine is None or "target.model" not in shapes:
+    shapes = {item.path.removesuffix(".model"): item.published for item in unread if item.published}
+    shapes |= drafts | ({"target": context.target} if context.target else {})
+    if machine is None or "target" not in shapes:
         missing["hardware"] = "the target could not be read" if machine else why
-    context = Context(profile, versions, target, arms, tokenizer, machine, drift=drift)
+    context = replace(context, machine=machine)
     if wanted.ask_vllm != "never":
         context = _asked_vllm(context, wanted, missing, shapes)
     if "hardware" not in missing:
         wanted.tell("estimating memory")
-        context = _weighed(context, missing, shapes)
+        try:
+            context = replace(context, memory=_estimates(context, shapes))
+        except FactError as error:
+            missing["hardware"] = error.message
     return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
 def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
     """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one."""
+    from specserve.models.read import read_model
+
     bare = {(use.model, use.revision) for use in model_uses(profile) if use.tokenizer_only}
     seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
 
     def find(model: str, revision: str | None) -> ModelFacts:
-        from specserve.models.read import read_model
-
+        wanted.tell(f"reading {model}")
         entry = lock.find(model, revision=revision) if lock else None
         if entry is not None and (wanted.locked or entry.commit is not None):
             return entry
         if wanted.locked:
             raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
-        need_config = (model, revision) not in bare
-        return read_model(
-            model, revision=revision, folder=Path.cwd(), offline=wanted.offline, need_config=need_config
-        )
+        config = (model, revision) not in bare
+        folder, offline = Path.cwd(), wanted.offline
+        return read_model(model, revision=revision, folder=folder, offline=offline, need_config=config)
 
     def read(model: str, revision: str | None) -> ModelFacts:
         key = (model, revision)
         if key not in seen:
-            wanted.tell(f"reading {model}")
             try:
                 seen[key] = find(model, revision)
             except FactError as error:
@@ -207,78 +204,42 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     return lock, tuple(found)
 
 
-def _asked_vllm(
-    context: Context, wanted: CheckOptions, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
-) -> Context:
-    """The context with what vLLM itself says of the launch."""
-    from specserve.checks.oracle import judgements, vllm_to_ask
-
-    kept_only, why = wanted.ask_vllm == "if_kept", missing.get("hardware", "")
-    if context.machine is not None and not why:
-        wanted.tell("asking vLLM, about 10 s")
-        try:
-            vllm = vllm_to_ask(wanted.vllm_source)
-            found = judgements(context, shapes, machine=context.machine, vllm=vllm, kept_only=kept_only)
-            context = replace(context, vllm=found)
-        except (FactError, UsageError) as error:
-            why = error.message
-    unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
-    if unjudged:
-        arm = f"`{unjudged.path}`" if unjudged.path else "this"
-        why = f"vLLM cannot judge {arm} on this machine: {unjudged.answer.not_judged}"
-    if why and not kept_only:
-        missing["vllm"] = why
-    return context
-
-
-def _models(
-    context: Context, read: Read
-) -> tuple[ModelFacts | None, dict[str, ModelFacts], tuple[Unread, ...]]:
-    """The target, the drafts by path of their block, and what could not be read."""
-    target = context.profile.target
-    wanted = {"target": (target.model, target.revision)}
-    for path, block in context.blocks:
-        if block.model is not None and block.method != "custom_class":
-            wanted[path] = (block.model, block.keys.get("revision"))
-    found, unread = {}, []
-    for path, (model, revision) in wanted.items():
-        try:
-            found[path] = read(model, revision)
-        except FactError as error:
-            known = _published(model, error)
-            unread.append(Unread(f"{path}.model", error, known))
-            if known and known.is_whole:
-                found[path] = known
-    return found.pop("target", None), found, tuple(unread)
-
-
-def _published(model: str, error: FactError) -> ModelFacts | None:
-    """The published configuration of a model that neither the cache nor the Hub could tell about."""
-    if error.cause not in {"offline", "unreachable"}:
-        return None
+def _models(profile: Profile, read: Read) -> tuple[dict[str, ModelFacts], tuple[Unread, ...]]:
+    """The target, its tokenizer and the drafts by the path that names them, and what could not be read."""
     from specserve.models.facts import published
 
-    return published(model)
+    found: dict[str, ModelFacts] = {}
+    unread = []
+    for use in sorted(model_uses(profile), key=lambda use: use.tokenizer_only):
+        is_own = use.path.endswith(".method")  # layers of the target itself
+        if is_own or (use.tokenizer_only and "target.model" not in found):
+            continue
+        try:
+            found[use.path] = read(use.model, use.revision)
+        except FactError as error:
+            is_unknown = not use.tokenizer_only and error.cause in {"offline", "unreachable"}
+            known = published(use.model) if is_unknown else None
+            unread.append(Unread(use.path, error, known))
+            if known and known.is_whole:
+                found[use.path] = known
+    return found, tuple(unread)
 
 
-def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, tuple[Unread, ...]]:
-    """The repository that the target's tokenizer comes from, if it is not the target, and why it is not read."""
-    use = tokenizer_use(profile)
-    if (use.model, use.revision) == (profile.target.model, profile.target.revision):
-        return None, ()
-    try:
-        return read(use.model, use.revision), ()
-    except FactError as error:
-        return None, (Unread(use.path, error),)
-
-
-def _compared(
-    target: ModelFacts, arm: CheckedArm, *, tokenizer: ModelFacts | None, lock: Lock | None
-) -> CheckedArm:
-    """The arm with its tokenizer against the target's, if there are two."""
-    if arm.draft is None or arm.speculation.method != "draft_model":
-        return arm
-    return replace(arm, tokenizer=_compare(target, arm.draft, tokenizer=tokenizer, lock=lock))
+def _with_tokenizers(
+    context: Context, found: Mapping[str, ModelFacts], unread: tuple[Unread, ...], *, lock: Lock | None
+) -> Context:
+    """The context with each draft model's tokenizer against the target's, and that which the profile names."""
+    target = context.target
+    assert target is not None
+    paths = ("target.tokenizer", "engine.tokenizer_revision")
+    other = next((facts for path, facts in found.items() if path in paths), None)
+    if not any(item.path in paths for item in unread):
+        pairs = {arm.path: arm.draft for arm in context.arms if arm.draft and arm.method == "draft_model"}
+        compared = {
+            path: _compare(target, draft, tokenizer=other, lock=lock) for path, draft in pairs.items()
+        }
+        context = replace(context, tokenizers=compared)
+    return replace(context, tokenizer=_compare(other, target, lock=lock)) if other else context
 
 
 def _compare(
@@ -321,36 +282,50 @@ def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, st
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 
-def _weighed(context: Context, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]) -> Context:
-    """The context with the memory of each arm: of the target alone if the draft is not known.
+def _asked_vllm(
+    context: Context, wanted: CheckOptions, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
+) -> Context:
+    """The context with what vLLM itself says of the launch."""
+    from specserve.checks.oracle import judgements, vllm_to_ask
 
-    A target whose shape is not known leaves the group out. `shapes`: the models by the dotted path that names them.
-    """
-    try:
-        arms = tuple(replace(arm, memory=_arm_estimate(context, arm, shapes)) for arm in context.arms)
-        alone = (
-            None if context.profile.speculation else _estimate(context, None, shapes["target.model"], None)
-        )
-    except FactError as error:
-        missing["hardware"] = error.message
-        return context
-    return replace(context, arms=arms, memory=alone)
+    kept_only, why = wanted.ask_vllm == "if_kept", missing.get("hardware", "")
+    if context.machine is not None and not why:
+        wanted.tell("asking vLLM, about 10 s")
+        try:
+            vllm = vllm_to_ask(wanted.vllm_source)
+            context = replace(context, vllm=judgements(context, shapes, vllm=vllm, kept_only=kept_only))
+        except (FactError, UsageError) as error:
+            why = error.message
+    unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
+    if unjudged:
+        arm = f"`{unjudged.path}`" if unjudged.path else "this"
+        why = f"vLLM cannot judge {arm} on this machine: {unjudged.answer.not_judged}"
+    if why and not kept_only:
+        missing["vllm"] = why
+    return context
 
 
-def _arm_estimate(context: Context, arm: CheckedArm, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
-    """The memory of one way to speculate. Raises FactError if the target does not say enough."""
-    target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model")
-    try:
-        return _estimate(context, arm, target, draft)
-    except FactError:
-        if draft is None:
-            raise
-        return _estimate(context, arm, target, None)
+def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
+    """The memory of each arm, or of the target alone. Raises FactError if the target does not say enough."""
+    blocks: dict[str, Speculation | None] = {arm.path: arm.block for arm in context.arms}
+    if context.profile.speculation is None:
+        blocks["target"] = None
+    found = {}
+    for path, block in blocks.items():
+        draft = shapes.get(path) if block else None
+        try:
+            found[path] = _estimate(context, path, block, shapes["target"], draft)
+        except FactError:
+            if draft is None:
+                raise
+            found[path] = _estimate(context, path, block, shapes["target"], None)
+    return found
 
 
 def _estimate(
-    context: Context, arm: CheckedArm | None, target: ModelFacts, draft: ModelFacts | None
+    context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
 ) -> MemoryEstimate:
+    """The memory of one way to speculate, without the draft if it is not known."""
     from specserve.memory.estimate import assess
     from specserve.memory.situation import situation
 
@@ -360,12 +335,12 @@ def _estimate(
         target=target,
         machine=context.machine,
         version=(context.versions or known_versions()[-1:])[-1],
-        speculation=arm.speculation if arm else None,
+        speculation=block,
         draft=draft,
-        unknown_draft=arm.speculation.model if arm and draft is None else None,
+        unknown_draft=block.model if block and draft is None else None,
     )
-    path = arm.path if arm else "speculation"
-    estimate = assess(found, path=path, needed=_demand_by_vllm(context, arm, found))
+    needed = _demand_by_vllm(context, path if block else "", found)
+    estimate = assess(found, path=path if block else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:
         fits = replace(fits, low=min(fits.low, limit), high=min(fits.high, limit))
@@ -374,15 +349,14 @@ def _estimate(
     return replace(estimate, basis="published") if is_published else estimate
 
 
-def _demand_by_vllm(context: Context, arm: CheckedArm | None, situation: MemorySituation) -> Demand | None:
+def _demand_by_vllm(context: Context, path: str, found: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
     from specserve.memory.demand import demand_by_vllm
 
-    path = arm.path if arm else ""
     build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)
-    if not build or situation.speculative.unknown:
+    if not build or found.speculative.unknown:
         return None
     try:
-        return demand_by_vllm(build, situation.target, situation.speculative, settings=situation.settings)
+        return demand_by_vllm(build, found.target, found.speculative, settings=found.settings)
     except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
         return None

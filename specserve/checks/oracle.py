@@ -10,20 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
-from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
+from specserve.checks.oraclechild import (
+    CHILD,
+    Judged,
+    VllmAnswer,
+    VllmArgument,
+    child_of,
+    keep_answer,
+    kept_answer,
+)
 from specserve.checks.rule import Context
 from specserve.checks.rules.memory import machine_words
-from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.situation import HEADS
@@ -33,9 +40,12 @@ from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
 
+LIMIT_S = 300.0
 _KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
 """What the configuration code reads of a wheel; the kernels are most of its size."""
 _MOST_BYTES = 1 << 30
+_TARGET, _DRAFT = "target", "draft"
+_TABLES = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +64,15 @@ def vllm_to_ask(source: Path | None) -> Vllm:
         found = installed()
         if found is None:
             hint = "`--vllm-source` takes a wheel of vLLM, or a folder with its files; nothing is installed"
-            raise FactError(
-                "vLLM is not installed in specserve's environment, so it cannot be asked", hint=hint
-            )
+            text = "vLLM is not installed in specserve's environment, so it cannot be asked"
+            raise FactError(text, hint=hint)
         return Vllm(found.version)
     folder = _unpacked(source) if source.is_file() else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         hint = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
         raise FactError(f"{source} does not contain vLLM", hint=hint)
-    lines = metadata[0].read_text(encoding="utf-8", errors="replace").splitlines()
-    version = next((line.partition(":")[2].strip() for line in lines if line.startswith("Version:")), "")
-    return Vllm(version, folder.resolve())
+    return Vllm(Distribution.at(metadata[0].parent).version, folder.resolve())
 
 
 def _unpacked(wheel: Path) -> Path:
@@ -91,13 +98,6 @@ def _unpacked(wheel: Path) -> Path:
     return folder
 
 
-LIMIT_S = 300.0
-CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
-"""-P: a folder named vllm in the working directory must not be taken for the library."""
-_TARGET, _DRAFT = "target", "draft"
-_TABLES = ("embed_tokens", "lm_head")
-
-
 @dataclass(frozen=True, slots=True)
 class VllmQuestion:
     """One launch, with what is known of its models."""
@@ -106,6 +106,42 @@ class VllmQuestion:
     target: ModelFacts
     draft: ModelFacts | None = None
     method: str | None = None
+
+
+def judgements(
+    context: Context, shapes: Mapping[str, ModelFacts], *, vllm: Vllm, kept_only: bool = False
+) -> tuple[Judged, ...]:
+    """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by path of their block.
+
+    Arms whose models are not known are left out. With `kept_only` the answers of earlier checks are all that there is.
+    Raises FactError, and UsageError for what cannot be planned.
+    """
+    from specserve.plan.launch import launch
+    from specserve.vllm.versions import table
+
+    machine = context.machine
+    assert machine is not None
+    if kept_only and not _folder().is_dir():
+        return ()
+    blocks: dict[str, Speculation | None] = {"": None}
+    for arm in context.arms:
+        if arm.model is None or arm.method == "custom_class" or arm.path in shapes:
+            blocks[arm.path] = arm.block
+    questions = []
+    for path, block in blocks.items():
+        profile, platform = replace(context.profile, speculation=block), "cpu" if machine.is_cpu else "cuda"
+        plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
+        method = block.method if block else None
+        questions.append(VllmQuestion(plan, shapes["target"], shapes.get(path), method))
+    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
+    if not answers:
+        return ()
+    without, *others = map(as_far_as_known, answers, questions)
+    basis = f"vLLM {vllm.version}, {machine_words(machine)}"
+    if not others:
+        return (Judged("", without, None, basis),)
+    paths = list(blocks)[1:]
+    return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
 
 
 def ask(
@@ -121,61 +157,22 @@ def ask(
 
     With `kept_only` no child is started: empty if an answer is not in the cache.
     """
-    requests = [_request(question) for question in questions]
-    files = [_file(request, machine=machine, vllm=vllm) for request in requests]
-    found = [kept_answer(file) for file in files]
-    if kept_only and None in found:
-        return ()
-    for index, request in enumerate(requests):
-        if found[index] is None:
-            child = child_of(_command(command or CHILD, machine, vllm))
-            found[index] = answer = child.ask(request, limit_s=limit_s)
+    setting, found = _setting(machine, vllm), []
+    for request in map(_request, questions):
+        key = [request, setting, vllm.version, __version__, _child_digest()]
+        name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        answer = kept_answer(file := _folder() / f"{name}.json")
+        if answer is None and kept_only:
+            return ()
+        if answer is None:
+            answer = child_of((*(command or CHILD), *setting)).ask(request, limit_s=limit_s)
             if "not_judged" not in answer:  # a library that is not here today may be here tomorrow
-                keep_answer(files[index], answer)
+                keep_answer(file, answer)
+        found.append(answer)
     try:
-        return tuple(_read(answer or {}) for answer in found)
+        return tuple(map(_read, found))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FactError(f"specserve cannot read the answer of vLLM {vllm.version}") from error
-
-
-def judgements(
-    context: Context,
-    shapes: Mapping[str, ModelFacts],
-    *,
-    machine: Machine,
-    vllm: Vllm,
-    kept_only: bool = False,
-) -> tuple[Judged, ...]:
-    """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by dotted path.
-
-    Arms whose models are not known are left out. With `kept_only` the answers of earlier checks are all that there is.
-    Raises FactError, and UsageError for what cannot be planned.
-    """
-    from specserve.plan.launch import launch
-    from specserve.vllm.versions import table
-
-    if kept_only and not _folder().is_dir():
-        return ()
-    blocks: dict[str, Speculation | None] = {"": None}
-    for path, block in context.blocks:
-        if block.model is None or block.method == "custom_class" or f"{path}.model" in shapes:
-            blocks[path] = block
-    questions = []
-    for path, chosen in blocks.items():
-        profile = replace(context.profile, speculation=chosen)
-        platform = "cpu" if machine.is_cpu else "cuda"
-        plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
-        draft, method = shapes.get(f"{path}.model"), chosen.method if chosen else None
-        questions.append(VllmQuestion(plan, shapes["target.model"], draft, method))
-    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
-    if not answers:
-        return ()
-    without, *others = map(as_far_as_known, answers, questions)
-    basis = f"vLLM {vllm.version}, {machine_words(machine)}"
-    if not others:
-        return (Judged("", without, None, basis),)
-    paths = list(blocks)[1:]
-    return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
 
 
 def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
@@ -222,25 +219,17 @@ def _config(facts: ModelFacts) -> dict[str, Any]:
     return {key: value for key, value in facts.config.items() if key != "auto_map"}
 
 
-def _gpu(machine: Machine) -> dict[str, Any] | None:
-    """What the child pretends to have; None for the CPU, which every machine has."""
-    if machine.is_cpu:
-        return None
-    kind = machine.accelerator
-    if kind.vendor != "nvidia" or kind.compute_capability is None:
-        raise FactError(f"specserve can ask vLLM about NVIDIA GPUs and the CPU, but not about {kind.name}")
-    return {
-        "name": f"NVIDIA {kind.name}",
-        "capability": list(kind.compute_capability),
-        "total_bytes": int(kind.total_bytes),
-    }
-
-
-def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
-    count, source = machine.count * machine.nodes, str(vllm.source)
-    key = [request, _gpu(machine), count, vllm.version, source, __version__, _child_digest()]
-    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    return _folder() / f"{name}.json"
+def _setting(machine: Machine, vllm: Vllm) -> list[str]:
+    """The options of the child: what it pretends to have (on the CPU, nothing), and the vLLM that it asks."""
+    kind, words = machine.accelerator, ["--count", str(machine.count * machine.nodes)]
+    if not machine.is_cpu:
+        if kind.vendor != "nvidia" or kind.compute_capability is None:
+            text = f"specserve can ask vLLM about NVIDIA GPUs and the CPU, but not about {kind.name}"
+            raise FactError(text)
+        capability, size = list(kind.compute_capability), int(kind.total_bytes)
+        gpu = {"name": f"NVIDIA {kind.name}", "capability": capability, "total_bytes": size}
+        words += ["--gpu", json.dumps(gpu)]
+    return words + (["--source", str(vllm.source)] if vllm.source else [])
 
 
 @lru_cache
@@ -254,25 +243,10 @@ def _folder() -> Path:
     return fact_cache() / "oracle"
 
 
-def _command(command: Sequence[str], machine: Machine, vllm: Vllm) -> tuple[str, ...]:
-    words = [*command, "--count", str(machine.count * machine.nodes)]
-    gpu = _gpu(machine)
-    words += ["--gpu", json.dumps(gpu)] if gpu else []
-    words += ["--source", str(vllm.source)] if vllm.source else []
-    return tuple(words)
-
-
 def _read(answer: Mapping[str, Any]) -> VllmAnswer:
-    said = {name: tuple(item["text"] for item in answer.get(name, ())) for name in ("warnings", "infos")}
-    return VllmAnswer(
-        refused=answer.get("refused"),
-        not_judged=answer.get("not_judged"),
-        at=answer.get("at", ""),
-        step=answer.get("step", ""),
-        loc=tuple(answer.get("loc", ())),
-        effective=answer.get("effective", {}),
-        asked=tuple(VllmArgument(**item) for item in answer.get("asked", ())),
-        build=answer.get("build", {}),
-        skipped=answer.get("skipped", {}),
-        **said,
-    )
+    plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
+    found = {name: answer[name] for name in plain if name in answer}
+    for name in ("warnings", "infos"):
+        found[name] = tuple(item["text"] for item in answer.get(name, ()))
+    asked = tuple(VllmArgument(**item) for item in answer.get("asked", ()))
+    return VllmAnswer(**found, loc=tuple(answer.get("loc", ())), asked=asked)

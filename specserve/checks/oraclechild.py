@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,63 @@ from specserve.models.hub import fact_cache
 from specserve.vllm import versions
 from specserve.vllm.arguments import VllmTable, loads
 from specserve.vllm.versions import Installed, Vllm, is_newer, table
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
+"""-P: a folder named vllm in the working directory must not be taken for the library."""
+_GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
+"""Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
+_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class VllmArgument:
+    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
+
+    argument: str
+    value: Any
+    effective: Any
+    place: str
+    is_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VllmAnswer:
+    """What vLLM said of one launch: refused, not judged, or how it would run."""
+
+    refused: str | None = None
+    not_judged: str | None = None
+    """Why the question could not be answered without the GPU."""
+    at: str = ""
+    """The line of vLLM that refused."""
+    step: str = ""
+    """What vLLM was doing when it refused; empty: the configuration."""
+    loc: tuple[str, ...] = ()
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    asked: tuple[VllmArgument, ...] = ()
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the models, built without memory."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Steps that cannot be taken without the GPU, with the reason."""
+    warnings: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[VllmArgument, ...]:
+        """What vLLM runs with another value than the one that is asked for."""
+        return tuple(item for item in self.asked if item.is_changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What vLLM's own configuration code says of the launch of one arm."""
+
+    path: str
+    """`speculation`, `alternatives.NAME`, or empty without speculation."""
+    answer: VllmAnswer
+    without: VllmAnswer | None
+    """Of the same launch without speculation; None if this is that one."""
+    basis: str
+    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
 
 
 class OracleChild:
@@ -55,10 +113,11 @@ class OracleChild:
                 answer = self._answer(json.dumps(sent).encode() + b"\n", limit_s=limit_s)
                 # the folder is another one each time
                 return dict(json.loads(answer.replace(f"{folder}/".encode(), b"")))
-            except (OSError, TypeError, ValueError, FactError) as error:
+            except FactError:
                 self.close()
-                if isinstance(error, FactError):
-                    raise
+                raise
+            except (OSError, TypeError, ValueError) as error:
+                self.close()
                 raise FactError(f"asking vLLM failed: {error}") from error
 
     def _answer(self, line: bytes, *, limit_s: float) -> bytes:
@@ -78,7 +137,7 @@ class OracleChild:
         return line
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")[:300]
 
     def close(self) -> None:
@@ -117,12 +176,6 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
         part.replace(file)
 
 
-_CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
-_GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
-"""Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
-_LIMIT_S = 120.0
-
-
 @lru_cache
 def installed_table(found: Installed) -> VllmTable:
     """The table of an installed vLLM. Raises UnknownVersion if it is too old.
@@ -130,7 +183,7 @@ def installed_table(found: Installed) -> VllmTable:
     A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its answer is kept. If
     it gives none, the newest shipped table serves, marked as not exact.
     """
-    asked = ask_installed(found, command=_CHILD) if is_newer(found.version) else None
+    asked = ask_installed(found, command=CHILD) if is_newer(found.version) else None
     return asked or table(found.version)
 
 
@@ -140,16 +193,15 @@ def installed_vllm() -> Vllm | None:
     return Vllm(installed_table(found), found.version, found.platform, found) if found else None
 
 
-def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmTable | None:
+def ask_installed(found: Installed, *, command: Sequence[str] = CHILD) -> VllmTable | None:
     """What an installed vLLM says of itself, or said before; None if it gives no answer."""
     source = found.package / "engine" / "arg_utils.py"
     changed = source.stat().st_mtime_ns if source.is_file() else 0
     file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
+    gpu = () if found.platform == "cpu" else ("--gpu", json.dumps(_GPU))
     for answer in (kept_answer(file), None):
         try:
-            said = answer or _ask(
-                [*command, *(() if found.platform == "cpu" else ("--gpu", json.dumps(_GPU)))]
-            )
+            said = answer or _ask([*command, *gpu])
             known = loads(json.dumps({**said, "version": found.version, "distribution": found.distribution}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
             continue
@@ -161,9 +213,6 @@ def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmT
 
 def _ask(command: Sequence[str]) -> dict[str, object]:
     """The child's answer. Raises OSError, FactError or KeyError if it gives none."""
-    child = OracleChild(command)
-    try:
+    with contextlib.closing(OracleChild(command)) as child:
         said: dict[str, object] = child.ask({"accepted": True, "models": {}}, limit_s=_LIMIT_S)["accepted"]
-    finally:
-        child.close()
-    return said
+        return said

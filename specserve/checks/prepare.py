@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.convert.command import remember, remembered
 from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
+from specserve.profile.source import COMMAND, recall
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -73,7 +73,7 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
     """
     from specserve.checks.run import examined
 
-    found, _ = examined(profile, here=options.starts, needs=("nothing", "host"), **here)
+    found = examined(profile, here=options.starts, needs=("nothing", "host"), **here).findings
     # an arm that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)
@@ -100,11 +100,9 @@ def preflight(
 
     Raises CheckFailed; `notices` hears warnings and what was not checked.
     """
-    from specserve.profile.source import recall
-
     request = {
         "path": path,
-        "command": remembered(path),
+        "command": _command(path),
         "text": recall("-").decode("utf-8", "surrogateescape") if path == "-" else None,
         "options": {name: getattr(options, name) for name in _FOR_CHILD},
         "offline": offline,
@@ -125,6 +123,15 @@ def preflight(
     for reason in answer["missing"]:
         notices.warn(f"not checked: {reason}")
     refuse_errors(map(_finding, answer["findings"]), path, options, notices)
+
+
+def _command(path: str) -> list[str] | None:
+    """The words of the raw command that is launched; None for a file."""
+    if path != COMMAND:
+        return None
+    from specserve.convert.command import remembered
+
+    return remembered(path)
 
 
 def _finding(content: dict[str, Any]) -> Finding:
@@ -154,6 +161,8 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     if request["text"] is not None:
         keep("-", request["text"].encode("utf-8", "surrogateescape"))
     if request["command"] is not None:
+        from specserve.convert.command import remember
+
         remember(request["command"])
     options = LaunchOptions(**request["options"])
     # arms that are not launched cannot stop the launch
@@ -167,8 +176,8 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     known = gather(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
-    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]
-    return found, missing
+    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))
+    return found.findings, missing
 
 
 def _write(content: dict[str, Any]) -> None:
@@ -178,7 +187,7 @@ def _write(content: dict[str, Any]) -> None:
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
     """Raises CheckFailed if the server would listen beyond loopback without a key; `insecure`: warns instead."""
-    from specserve.checks.arms import is_open
+    from specserve.checks.rules.serving import is_open
 
     if profile.server.api_key_env or not is_open(profile):
         return

@@ -1,24 +1,25 @@
-"""What a rule is: a function from a context to hits, with its code, severity and manual page (the docstring)."""
+"""What a rule is: a function that looks at a profile and yields hits. Its docstring is its manual page."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from specserve.checks.arms import Config, choice, head_config, text_config
+from specserve.checks.config import Config, head_config, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.arguments import human_int
 from specserve.vllm.context import Length, context_length
 from specserve.vllm.fact import Fact, minor
-from specserve.vllm.registry import Registry, registry
-from specserve.vllm.runner import RunnerChoice
+from specserve.vllm.registry import registry
+from specserve.vllm.runner import RunnerChoice, env_switch, which_runner
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.vllmanswer import Judged
+    from specserve.checks.oraclechild import Judged
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
@@ -28,140 +29,19 @@ if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
     from specserve.vllm.arguments import ArgumentProblem
 
+ERROR, WARNING, INFO = Severity
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
-"""What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the
-arms' memory, host = `plan` and `host`, vllm = `vllm`."""
-
-
-@dataclass(frozen=True)
-class CheckedArm:
-    """One way to speculate in a profile, with what is known of it."""
-
-    path: str
-    """`speculation`, or `alternatives.NAME`."""
-    speculation: Speculation
-    draft: ModelFacts | None = None
-    """None without a second model, and if it could not be read."""
-    tokenizer: TokenizerComparison | None = None
-    memory: MemoryEstimate | None = None
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
-
-    The rest is there for the rules that need it: the models, the machine with the memory, the launch here.
-    """
-
-    profile: Profile
-    versions: tuple[str, ...]
-    target: ModelFacts | None = None
-    arms: tuple[CheckedArm, ...] = ()
-    tokenizer: TokenizerComparison | None = None
-    """The tokenizer of another repository that the profile names, against the target's own."""
-    machine: Machine | None = None
-    memory: MemoryEstimate | None = None
-    """Of the profile without speculation, if it has none."""
-    plan: LaunchPlan | None = None
-    host: Host | None = None
-    drift: tuple[Drift, ...] = ()
-    """What is not as the profile's lock says."""
-    vllm: tuple[Judged, ...] = ()
-    """What vLLM itself says of the launch, if it was asked."""
-
-    @cached_property
-    def blocks(self) -> tuple[tuple[str, Speculation], ...]:
-        """Each block of speculation with its dotted path, `speculation` first."""
-        own = (("speculation", self.profile.speculation),) if self.profile.speculation else ()
-        return (*own, *((f"alternatives.{name}", block) for name, block in self.profile.alternatives.items()))
-
-    @cached_property
-    def judged(self) -> tuple[str, ...]:
-        """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
-        return self.versions or known_versions()[-1:]
-
-    def during(self, fact: Fact[Any]) -> list[str]:
-        """The judged versions for which a fact holds."""
-        return [version for version in self.judged if fact.at(version)]
-
-    def where(self, holds: Callable[[Registry], bool]) -> list[str]:
-        """The judged versions whose registry of models says so."""
-        return [version for version in self.judged if holds(registry(version))]
-
-    def is_past(self, found: Sequence[str]) -> bool:
-        """Whether a profile names no versions, and the newest and the one that is about to run it are not found.
-
-        Nobody said that such a profile is for the older ones.
-        """
-        own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
-        return self.profile.vllm is None and self.judged[-1] not in found and not own
-
-    def choices(self, block: Speculation, *, by_target: bool = False) -> dict[str, RunnerChoice | None]:
-        """The runner of each judged version. `by_target`: the target's config.json may decide, if it was read."""
-        config = self.target.config if by_target and self.target else None
-        key = (id(block), config is None)
-        if key not in self._choices:
-            self._choices[key] = {
-                v: choice(self.profile, block, version=v, config=config) for v in self.judged
-            }
-        return self._choices[key]
-
-    def on(self, runner: Literal["V1", "V2"], block: Speculation, *, by_target: bool = False) -> list[str]:
-        """The judged versions that serve a block with this runner."""
-        taken = self.choices(block, by_target=by_target)
-        return [
-            version for version, choice in taken.items() if choice is not None and choice.runner == runner
-        ]
-
-    @cached_property
-    def target_config(self) -> Config | None:
-        """The target's config.json with the profile's `hf_overrides` on it; None if those cannot be applied."""
-        overrides = self.profile.engine.get("hf_overrides")
-        if self.target is None or not isinstance(overrides, Mapping | None):
-            return None
-        return {**self.target.config, **overrides} if overrides else self.target.config
-
-    def draft_facts(self, arm: CheckedArm) -> ModelFacts | None:
-        """The facts of what drafts: a model of its own, or the target, whose further layers `mtp` and `dspark` run."""
-        if arm.speculation.model is None:
-            return self.target if arm.speculation.method in ("mtp", "dspark") else None
-        return arm.draft
-
-    def draft_config(self, arm: CheckedArm) -> Config | None:
-        """Its config.json as vLLM reads it; None if it is not known, or not read."""
-        facts = self.draft_facts(arm)
-        return head_config(facts.config) if facts else None
-
-    def models(self) -> Iterator[tuple[str, Config]]:
-        """The target's and each draft model's config.json, with the dotted path that names the model."""
-        if self.target_config is not None:
-            yield "target.model", self.target_config
-        for arm in self.arms:
-            config = self.draft_config(arm) if arm.speculation.model is not None else None
-            if config is not None:
-                yield f"{arm.path}.model", config
-
-    def length(self, config: Config) -> Length | None:
-        """The context that the newest judged version derives; None if config.json does not show it."""
-        return context_length(text_config(config), self.judged[-1])
-
-    @cached_property
-    def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
-        """What is wrong with the arguments, by version, as far as it was asked for."""
-        return {}
-
-    @cached_property
-    def _choices(self) -> dict[tuple[int, bool], dict[str, RunnerChoice | None]]:
-        return {}
+"""What a rule looks at besides the profile: models = `target` and `drafts`, hardware = `machine` and `memory`,
+host = `plan` and `host`, vllm = `vllm`."""
 
 
 class Hit(NamedTuple):
-    """One place where a rule applies; the runner stamps code and severity on it."""
+    """One place where a rule applies; the runner adds code and severity."""
 
     path: str
     message: str
     label: str = ""
-    related: tuple[tuple[str, str], ...] = ()
+    related: Mapping[str, str] = {}
     """Other places: dotted path and a few words."""
     notes: tuple[str, ...] = ()
     help: str | None = None
@@ -175,16 +55,230 @@ class Hit(NamedTuple):
     """The versions in which it is so, if it depends on them: the runner adds a note, and softens what is past."""
 
 
+Hits = Iterator[Hit]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
+
+    The rest is there for the rules that need it: the models, the machine with the memory, the launch here.
+    """
+
+    profile: Profile
+    versions: tuple[str, ...]
+    target: ModelFacts | None = None
+    drafts: Mapping[str, ModelFacts] = field(default_factory=dict)
+    """The models that draft, by the path of their block; without those that could not be read."""
+    tokenizers: Mapping[str, TokenizerComparison] = field(default_factory=dict)
+    """The tokenizers of draft models against the target's, by the path of their block."""
+    tokenizer: TokenizerComparison | None = None
+    """The tokenizer of another repository that the profile names, against the target's own."""
+    machine: Machine | None = None
+    memory: Mapping[str, MemoryEstimate] = field(default_factory=dict)
+    """By the path of a block; by `target` for a profile without speculation."""
+    plan: LaunchPlan | None = None
+    host: Host | None = None
+    drift: tuple[Drift, ...] = ()
+    """What is not as the profile's lock says."""
+    vllm: tuple[Judged, ...] = ()
+    """What vLLM itself says of the launch, if it was asked."""
+
+    @cached_property
+    def arms(self) -> tuple[Arm, ...]:
+        """Each way to speculate, `speculation` first."""
+        own = (Arm(self, "speculation", self.profile.speculation),) if self.profile.speculation else ()
+        others = self.profile.alternatives.items()
+        return (*own, *(Arm(self, f"alternatives.{name}", block) for name, block in others))
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """The profile's engine arguments."""
+        return self.profile.engine
+
+    def count(self, argument: str) -> int | None:
+        """The number that an engine argument holds, such as `8192` or `8K`; None for anything else."""
+        return count(self.profile.engine.get(argument))
+
+    @cached_property
+    def judged(self) -> tuple[str, ...]:
+        """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
+        return self.versions or known_versions()[-1:]
+
+    def during(self, fact: Fact[Any]) -> list[str]:
+        """The judged versions for which a fact holds."""
+        return [version for version in self.judged if fact.at(version)]
+
+    def where(self, holds: Callable[..., bool], *arguments: object) -> list[str]:
+        """The judged versions whose registry of models says so: `holds` takes the registry first."""
+        return [version for version in self.judged if holds(registry(version), *arguments)]
+
+    def is_past(self, found: Sequence[str]) -> bool:
+        """Whether a profile names no versions, and the newest and the one that is about to run it are not found.
+
+        Nobody said that such a profile is for the older ones.
+        """
+        own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
+        return self.profile.vllm is None and self.judged[-1] not in found and not own
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the profile is meant for the CPU engine, which has the V1 runner only."""
+        return self._accelerator.lower() == "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the profile says that it is meant for GPUs."""
+        return bool(self._accelerator) and not self.on_cpu
+
+    @property
+    def _accelerator(self) -> str:
+        return (self.profile.hardware.accelerator if self.profile.hardware else None) or ""
+
+    @property
+    def runner_switch(self) -> bool | None:
+        """What the profile's environment says about the model runner; None if it says nothing that vLLM can read."""
+        return env_switch(self.profile.env)
+
+    @cached_property
+    def target_config(self) -> Config | None:
+        """The target's config.json with the profile's `hf_overrides` on it; None if those cannot be applied."""
+        overrides = self.engine.get("hf_overrides")
+        if self.target is None or not isinstance(overrides, Mapping | None):
+            return None
+        return {**self.target.config, **overrides} if overrides else self.target.config
+
+    def models(self) -> Iterator[tuple[str, Config]]:
+        """The target's and each draft model's config.json, with the dotted path that names the model."""
+        if self.target_config is not None:
+            yield "target.model", self.target_config
+        for arm in self.arms:
+            if arm.model is not None and arm.config is not None:
+                yield arm.at("model"), arm.config
+
+    def length(self, config: Config | None) -> Length | None:
+        """The context that the newest judged version derives; None if config.json does not show it."""
+        return None if config is None else context_length(text_config(config), self.judged[-1])
+
+    @cached_property
+    def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
+        """What is wrong with the arguments, by version, as far as a rule asked for it."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to speculate in a profile, with what is known of it."""
+
+    ctx: Context
+    path: str
+    """`speculation`, or `alternatives.NAME`."""
+    block: Speculation
+
+    @property
+    def method(self) -> str:
+        """vLLM's method."""
+        return self.block.method
+
+    @property
+    def model(self) -> str | None:
+        """The draft or head, if the block names one."""
+        return self.block.model
+
+    @property
+    def k(self) -> int | None:
+        """`num_speculative_tokens`, if the block says it."""
+        return self.block.num_speculative_tokens
+
+    def get(self, key: str) -> Any:
+        """The value of a key of the block, or None."""
+        return self.block.keys.get(key)
+
+    def at(self, key: str) -> str:
+        """The dotted path of a key of the block."""
+        return f"{self.path}.{key}"
+
+    def hit(self, key: str, message: str, **more: Any) -> Hit:
+        """A hit at a key of the block."""
+        return Hit(self.at(key), message, **more)
+
+    @property
+    def draft(self) -> ModelFacts | None:
+        """The facts of the block's own model; None without one, or if it could not be read."""
+        return self.ctx.drafts.get(self.path)
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """The facts of what drafts: its own model, or the target, whose further layers `mtp` and `dspark` run."""
+        own_layers = self.model is None and self.method in ("mtp", "dspark")
+        return self.ctx.target if own_layers else self.draft if self.model is not None else None
+
+    @cached_property
+    def config(self) -> Config | None:
+        """The config.json of what drafts, as vLLM reads it; None if it is not known."""
+        return head_config(self.facts.config) if self.facts else None
+
+    @property
+    def tokenizer(self) -> TokenizerComparison | None:
+        """The draft model's tokenizer against the target's, if both were read."""
+        return self.ctx.tokenizers.get(self.path)
+
+    @property
+    def memory(self) -> MemoryEstimate | None:
+        """The memory of a launch that speculates in this way."""
+        return self.ctx.memory.get(self.path)
+
+    @cached_property
+    def runners(self) -> dict[str, RunnerChoice | None]:
+        """The model runner of each judged version, by the profile alone."""
+        return {version: choice(self.ctx.profile, self.block, version=version) for version in self.ctx.judged}
+
+    def on(self, runner: Literal["V1", "V2"], *, by_target: bool = False) -> list[str]:
+        """The judged versions that serve it with this runner. `by_target`: the target's config.json may decide."""
+        target, taken = self.ctx.target if by_target else None, self.runners
+        if target:
+            profile, config = self.ctx.profile, target.config
+            taken = {v: choice(profile, self.block, version=v, config=config) for v in self.ctx.judged}
+        return [version for version, found in taken.items() if found and found.runner == runner]
+
+
+def count(value: Any) -> int | None:
+    """The integer behind `8192` or `8K`; None for anything else."""
+    if isinstance(value, str):
+        return human_int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def choice(
+    profile: Profile, block: Speculation, *, version: str, config: Config | None = None
+) -> RunnerChoice | None:
+    """The runner that vLLM would take; None if that depends on the target and its config.json is not given."""
+    hardware = profile.hardware
+    is_cpu = hardware is not None and (hardware.accelerator or "").lower() == "cpu"
+    return which_runner(
+        version,
+        arguments={**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size},
+        speculation={**block.keys, "method": block.method},
+        env=profile.env,
+        platform="cpu" if is_cpu else "cuda",
+        config=config,
+    )
+
+
 class Rule(NamedTuple):
     """A rule of the catalogue."""
 
     code: str
-    name: str
     severity: Severity
     check: Callable[[Context], Iterable[Hit]]
     needs: Need = "nothing"
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
+
+    @property
+    def name(self) -> str:
+        """The bad thing, so that it reads after the word allow: the name of the function."""
+        return self.check.__name__.replace("_", "-")
 
     @property
     def doc(self) -> str:
@@ -213,11 +307,23 @@ def _changed(example: str, changes: str) -> str:
 
 
 def rule(
-    code: str, name: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
 ) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
-    """Makes a rule of a function; `name` is the bad thing, so that it reads after the word allow."""
+    """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
+    return lambda check: Rule(code, severity, check, needs, policy)
 
-    def wrap(check: Callable[[Context], Iterable[Hit]]) -> Rule:
-        return Rule(code, name, severity, check, needs, policy)
+
+def arm_rule(
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
+) -> Callable[[Callable[[Arm], Iterable[Hit]]], Rule]:
+    """Makes a rule of a function that looks at one way to speculate: it is called for each in the profile."""
+
+    def wrap(check: Callable[[Arm], Iterable[Hit]]) -> Rule:
+        @wraps(check)
+        def each(ctx: Context) -> Hits:
+            for arm in ctx.arms:
+                yield from check(arm)
+
+        return Rule(code, severity, each, needs, policy)
 
     return wrap

@@ -1,19 +1,18 @@
-"""Runs the rules over profiles: a report of what they find, without what an ignore comment hides."""
+"""Runs the rules over profiles: what they find, without what an ignore comment hides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specserve.checks.rule import Context, Hit, Need, Rule
-from specserve.checks.rules.static import STATIC
+from specserve.checks.rules import RETIRED, all_rules, static_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine, examine_partial
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, fingerprint
 from specserve.profile.source import COMMAND, keep, recall
 from specserve.vllm.versions import judged_versions
 
@@ -41,10 +40,20 @@ UNUSED_IGNORE = Code(
     specserve, checks/run.py
     """,
 )
-
-_COMMENT = r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]"
+_COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 _BY_VLLM = "SD5"
-_ORDER = {severity: order for order, severity in enumerate((Severity.ERROR, Severity.WARNING, Severity.INFO))}
+_ORDER = {severity: order for order, severity in enumerate(Severity)}
+
+
+class Examined(NamedTuple):
+    """What the rules find in a profile."""
+
+    findings: list[Finding]
+    """In file order, without those that an ignore comment hides."""
+    hidden: int = 0
+    """How many findings a comment hides."""
+    stopped: tuple[str, ...] = ()
+    """The codes of the rules that an unreadable value stopped."""
 
 
 def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bool = True) -> Report:
@@ -53,37 +62,35 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bo
     `fingerprints`: whether the verdicts have them; only JSON shows them.
     """
     findings: dict[Finding, None] = {}  # a problem of a shared parent is reported once
-    verdicts = []
-    hidden = 0
-    settings = tuple(settings)
+    verdicts, hidden, settings = [], 0, tuple(settings)
     for path in paths:
         profile, problems = examine_partial(path, settings=settings)
         if profile is None:
             findings |= dict.fromkeys(problems)
             verdicts.append(ProfileVerdict(path, None, None, "invalid"))
             continue
-        kept, more, stopped = examined_in(context_of(profile), problems=problems)
-        findings |= dict.fromkeys(kept)
-        hidden += more
-        name, mark = identity(profile, kept) if fingerprints else (None, None)
-        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(kept), stopped if problems else ()))
-    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
+        found = examined(profile, problems=problems)
+        findings |= dict.fromkeys(found.findings)
+        hidden += found.hidden
+        name, mark = identity(profile, found.findings) if fingerprints else (None, None)
+        not_run = found.stopped if problems else ()
+        verdicts.append(ProfileVerdict(path, name, mark, verdict_of(found.findings), not_run))
+    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(static_rules()))
 
 
 def lint_text(text: str, *, file: str) -> list[Finding]:
     """What `lint` finds in a profile that is not a file yet; findings name it `file`."""
     keep(file, text.encode())
     profile, problems = examine(file)
-    return examined(profile, problems=problems)[0] if profile else problems
+    return examined(profile, problems=problems).findings if profile else problems
 
 
 def verdict_of(findings: list[Finding]) -> str:
     """A profile's verdict by its findings: `invalid`, `errors`, `warnings` or `ok`."""
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        is_invalid = any(item.severity is Severity.ERROR and item.code.startswith("SD0") for item in findings)
-        return "invalid" if is_invalid else "errors"
-    return "warnings" if Severity.WARNING in severities else "ok"
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        return "invalid" if any(finding.code.startswith("SD0") for finding in errors) else "errors"
+    return "warnings" if any(finding.severity is Severity.WARNING for finding in findings) else "ok"
 
 
 def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
@@ -101,85 +108,59 @@ def examined(
     host: Host | None = None,
     here: bool = False,
     needs: Collection[Need] | None = None,
-) -> tuple[list[Finding], int]:
-    """A profile's findings that no ignore comment hides, in file order, and how many are hidden.
+) -> Examined:
+    """What the rules find that look at no model. With a plan and a host, the rules about this machine run too.
 
-    With a plan and a host, the rules about this machine run too. `here`: the installed vLLM is judged as well.
-    `needs`: only the rules that look at these.
+    `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
     """
-    context = context_of(profile, plan=plan, host=host, here=here)
-    return examined_in(context, problems=problems, needs=needs)[:2]
+    context = context_of(profile, here=here or plan is not None)
+    return examined_in(replace(context, plan=plan, host=host), problems=problems, needs=needs)
+
+
+def context_of(profile: Profile, *, here: bool = False) -> Context:
+    """What a rule may look at if no model was read. `here`: the installed vLLM is judged as well."""
+    try:
+        versions: Any = judged_versions(profile.vllm, here=here)
+    except UnreadableValue:
+        versions = profile.vllm  # what needs the versions cannot run either
+    return Context(profile, versions)
 
 
 def examined_in(
     context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
-) -> tuple[list[Finding], int, tuple[str, ...]]:
-    """The same for all that is known of a profile, and the codes of rules that an unreadable value stopped."""
-    rules = rules_for(context, needs=needs)
-    more, stopped = _run(context, rules)
-    found = [*problems, *_without_repeats(more)]
+) -> Examined:
+    """What the rules find that have what they need. `problems`: findings of the file itself."""
+    found, stopped, ran = list[Finding](), list[str](), rules_for(context, needs=needs)
+    for rule in ran:
+        try:
+            found.extend(_finding(rule, hit, context) for hit in rule.check(context))
+        except UnreadableValue:
+            stopped.append(rule.code)
+    found = [*problems, *_without_repeats(found)]
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]
-    ran = {rule.code for rule in rules} - set(stopped)
-    kept, hidden = _suppressed(found, context.profile, ran)
-    return sorted(set(kept), key=lambda finding: finding.sort_key), hidden, stopped
-
-
-def context_of(
-    profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None, here: bool = False
-) -> Context:
-    """What a rule may look at if no model was read."""
-    try:
-        versions: Any = judged_versions(profile.vllm, here=here or plan is not None)
-    except UnreadableValue:
-        versions = profile.vllm  # what needs the versions cannot run either
-    return Context(profile, versions, plan=plan, host=host)
-
-
-def judge(profile: Profile) -> list[Finding]:
-    """What the static rules find in one profile."""
-    return judged(context_of(profile))
-
-
-def judged(context: Context) -> list[Finding]:
-    """What the rules find that have what they need."""
-    return _run(context, rules_for(context))[0]
+    kept, hidden = _suppressed(found, context.profile, {rule.code for rule in ran} - set(stopped))
+    return Examined(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
 
 
 def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
     """The rules that have what they need, or those of them that look at `needs`."""
     there = {
-        "nothing": True,
         "models": context.target is not None,
         "hardware": context.machine is not None,
         "host": context.plan is not None and context.host is not None,
         "vllm": bool(context.vllm),
     }
-    if sum(there.values()) == 1:
-        return STATIC if needs is None or "nothing" in needs else ()
-    from specserve.checks.rules.catalogue import RULES
-
-    return tuple(rule for rule in RULES if there[rule.needs] and (needs is None or rule.needs in needs))
+    rules = all_rules() if any(there.values()) else static_rules()
+    return tuple(
+        rule for rule in rules if there.get(rule.needs, True) and (needs is None or rule.needs in needs)
+    )
 
 
 def can_be_passed(findings: Iterable[Finding]) -> bool:
     """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
-    from specserve.checks.rules.catalogue import RULES
-
-    passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
+    passable = {rule.code for rule in all_rules() if rule.policy or rule.needs == "hardware"}
     return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
-
-
-def _run(context: Context, rules: Iterable[Rule]) -> tuple[list[Finding], tuple[str, ...]]:
-    """What the rules find, and the codes of those that met a value which cannot be read."""
-    found: list[Finding] = []
-    codes: list[str] = []
-    for rule in rules:
-        try:
-            found.extend(_finding(rule, hit, context) for hit in rule.check(context))
-        except UnreadableValue:
-            codes.append(rule.code)
-    return found, tuple(codes)
 
 
 def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
@@ -191,7 +172,9 @@ def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
             notes += (f"the profile's range allows vLLM {known}; this applies to {found}",)
         if severity is Severity.ERROR and context.is_past(hit.versions):
             severity = Severity.WARNING
-    related = (Related(profile.span(path), label) for path, label in hit.related if path in profile.spans)
+    related = (
+        Related(profile.span(path), label) for path, label in hit.related.items() if path in profile.spans
+    )
     span = profile.key_span(hit.path) if hit.at_key else profile.span(hit.path)
     policy = rule.policy or hit.policy
     return Finding(
@@ -201,15 +184,13 @@ def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
     """Without what vLLM says about a value of which a rule says as much: a rule also knows the way out."""
+    by_vllm = [finding for finding in findings if finding.code.startswith(_BY_VLLM)]
     worst: dict[Span, int] = {}
-    for finding in findings:
-        if not finding.code.startswith(_BY_VLLM):
+    for finding in findings if by_vllm else ():
+        if finding not in by_vllm:
             worst[finding.span] = min(worst.get(finding.span, 9), _ORDER[finding.severity])
-    return [
-        finding
-        for finding in findings
-        if not finding.code.startswith(_BY_VLLM) or worst.get(finding.span, 9) > _ORDER[finding.severity]
-    ]
+    repeats = [item for item in by_vllm if worst.get(item.span, 9) <= _ORDER[item.severity]]
+    return [finding for finding in findings if finding not in repeats]
 
 
 def _in_command(finding: Finding) -> Finding:
@@ -230,29 +211,25 @@ def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tup
     for parent in sorted({span.file for span in profile.spans.values()} - {profile.file}):
         comments |= _comments(parent)
     comments |= own
-    kept, hidden, used = [], 0, set()
-    for finding in findings if comments else ():
+    if not comments:
+        return findings, 0
+    kept, used = [], set()
+    for finding in findings:
         spans = (finding.span, *(related.span for related in finding.related))
-        keys = [(span.file, span.line, finding.code) for span in spans]
-        match = next((key for key in keys if key in comments), None)
-        if match:
-            used.add(match)
-        if match and not finding.code.startswith("SD0"):
-            hidden += 1
-        else:
+        keys = [key for span in spans if (key := (span.file, span.line, finding.code)) in comments]
+        used.update(keys[:1])
+        if not keys or finding.code.startswith("SD0"):
             kept.append(finding)
-    unused = {key: span for key, span in own.items() if key not in used}
-    if unused:
-        from specserve.checks.rules.catalogue import RULES
-
-        not_run = {rule.code for rule in RULES} - ran
-        kept += [_unused(key[2], span) for key, span in unused.items() if key[2] not in not_run]
-    return kept if comments else findings, hidden
+    hidden = len(findings) - len(kept)
+    idle = {rule.code for rule in all_rules()} - ran if own.keys() - used else set()
+    kept += [_unused(key[2], span) for key, span in own.items() if key not in used and key[2] not in idle]
+    return kept, hidden
 
 
 def _unused(code: str, span: Span) -> Finding:
     text, known = f"this comment hides no finding {code}", UNUSED_IGNORE
-    return Finding(known.code, known.name, known.severity, text, span, help="remove it")
+    notes = (f"{code} is no longer a rule: {RETIRED[code]}",) if code in RETIRED else ()
+    return Finding(known.code, known.name, known.severity, text, span, notes=notes, help="remove it")
 
 
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
@@ -264,12 +241,10 @@ def _comments(file: str) -> dict[tuple[str, int, str], Span]:
         return {}  # an override of the command line, or no longer there
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        for match in re.finditer(_COMMENT, line) if "specserve:" in line else ():
-            start = match.start(1)
-            for part in match[1].split(","):
-                code = part.strip()
-                column = start + part.index(code) + 1 if code else start + 1
+        for comment in _COMMENT.finditer(line):
+            for match in re.finditer(r"[^,]+", comment[1]):
+                code, column = match[0].strip(), comment.start(1) + match.start() + 1
+                column += len(match[0]) - len(match[0].lstrip())
                 span = Span(file, number, column, number, column + max(1, len(code)))
                 found[(file, number, code)] = span
-                start += len(part) + 1
     return found

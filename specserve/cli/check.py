@@ -69,8 +69,9 @@ def check(
     files and tensor headers from directories, the Hub cache or the Hub, but no weights. What it could not check is
     listed as skipped and never counts as ok.
 
-    Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer.
-    With --offline, a model that is not cached is skipped, which fails only with --strict.
+    Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer
+    and nothing is published about the model. A model that is judged by its published configuration, or that is not
+    cached with --offline, fails only with --strict.
 
     \b
     specserve check configs/demo.yaml
@@ -78,7 +79,9 @@ def check(
     specserve check my.yaml --offline --strict --format json
     specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
+    from specserve.checks.check import check as check_profiles
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.serve.detached.launch import running_records
 
     if ask_vllm or vllm_source is not None:
         from specserve.checks.oracle import vllm_to_ask
@@ -94,26 +97,20 @@ def check(
         ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
         vllm_source=vllm_source,
         version=_minor(vllm) if vllm else None,
+        servers={record.port: record.name for record in running_records()},
         tell=notices.progress,
     )
-    report = run(paths, wanted=wanted, settings=settings or ())
+    report = check_profiles(_examined(paths, tuple(settings or ())), wanted=wanted)
     notices.progress("")
     try:
-        show(report, format=format)
+        _show(report, format or judge.default_format())
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
-    raise typer.Exit(exit_code(report, strict=strict))
-
-
-def run(paths: Iterable[str], *, wanted: CheckOptions, settings: Iterable[str] = ()) -> Report:
-    """The check of files, folders and stdin. Raises UsageError where there is no profile."""
-    from specserve.checks.check import check as check_profiles
-
-    return check_profiles(_examined(list(paths), settings=tuple(settings)), wanted=wanted)
+    raise typer.Exit(_exit_code(report, strict=strict))
 
 
 def _examined(
-    paths: list[str], *, settings: tuple[str, ...]
+    paths: list[str], settings: tuple[str, ...]
 ) -> Iterable[tuple[str, Profile | None, list[Finding]]]:
     from specserve.profile.load import examine_partial
 
@@ -125,23 +122,32 @@ def _examined(
         yield (file, *examine_partial(file, settings=settings))
 
 
-def show(report: Report, *, format: Format | None) -> None:
+def _show(report: Report, format: Format) -> None:
     """Findings and figures to stdout, the sum to stderr."""
     from specserve.report.check import check_text
 
-    format = format or judge.default_format()
-    if format is Format.TEXT:
-        out(check_text(report))
-        judge.tell(report, explain=True)
-    else:
+    if format is not Format.TEXT:
         judge.show(report, format=format)
+        return
+    out(check_text(report))
+    judge.tell(report, explain=True)
+    if undone := _undone(report):
+        say(f"exit code 2: `{clean(undone)}` was not checked, and nothing is published about it")
+    elif any(item.cause == "unreachable" for item in report.skipped):
+        say("the Hub did not answer; `--strict` makes this an error")
 
 
-def exit_code(report: Report, *, strict: bool) -> int:
-    """2 where a model of the Hub could not be read, 1 for errors (and warnings and skips, if strict), else 0."""
+def _undone(report: Report) -> str | None:
+    """The path of a model that should have been read and was not; None if there is none."""
     from specserve.checks.check import Checked
 
-    if any(isinstance(verdict, Checked) and verdict.undone for verdict in report.verdicts):
+    found = [verdict.undone for verdict in report.verdicts if isinstance(verdict, Checked)]
+    return next((item.path for item in found if item), None)
+
+
+def _exit_code(report: Report, *, strict: bool) -> int:
+    """2 if a model of the Hub could not be read, 1 for errors (and warnings and skips, if strict), else 0."""
+    if _undone(report):
         return 2
     bad = report.count(Severity.ERROR)
     if strict:

@@ -118,7 +118,7 @@ def render(
     elif check:
         again = f"specserve render {profile} --to {to.value} -o {output}"
         stale = targets.stale(artifacts, output, target=to.value)
-        raise typer.Exit(say_stale(stale, output, count=len(artifacts), again=again))
+        raise typer.Exit(say_stale(stale, output, total=len(artifacts), again=again))
     else:
         changed = targets.put(artifacts, output, force=force)
         found = targets.stale(artifacts, output, target=to.value)

@@ -35,6 +35,9 @@ from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
     from specserve.serve.server import Gate
 
 
@@ -123,8 +126,8 @@ def up(
     if dry_run:
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
+    from specserve.serve.detached.launch import room_beside
     from specserve.serve.detached.registry import arm_of, default_name
-    from specserve.serve.detached.room import room_beside
 
     refuse_exposed(source, insecure=insecure, notices=notices)
     arm = "baseline" if baseline else alternative
@@ -159,18 +162,23 @@ def _refuse_contradictions(
     *, name: str | None, detach: bool, exec_: bool, verify: bool, format: PlanFormat | None
 ) -> None:
     """Raises UsageError for options that do not go together: none is passed over in silence."""
-    if name is not None and not detach:
-        raise UsageError("`--name` needs `--detach`: it names a detached server")
-    if detach and exec_:
-        raise UsageError("`--detach` and `--exec` cannot be combined")
-    if verify and exec_:
-        hint = "`specserve verify URL` verifies the server from another terminal"
-        raise UsageError(
-            "`--exec` and `--verify` cannot be combined: with `--exec`, vLLM replaces specserve", hint=hint
-        )
-    if format is not None:
-        hint = "`--log-format json` reports the start as JSON"
-        raise UsageError("`--format` needs `--dry-run`: it formats the printed plan", hint=hint)
+    refused = (
+        (name is not None and not detach, "`--name` needs `--detach`: it names a detached server", None),
+        (detach and exec_, "`--detach` and `--exec` cannot be combined", None),
+        (
+            verify and exec_,
+            "`--exec` and `--verify` cannot be combined: with `--exec`, vLLM replaces specserve",
+            "`specserve verify URL` verifies the server from another terminal",
+        ),
+        (
+            format is not None,
+            "`--format` needs `--dry-run`: it formats the printed plan",
+            "`--log-format json` reports the start as JSON",
+        ),
+    )
+    for is_refused, message, hint in refused:
+        if is_refused:
+            raise UsageError(message, hint=hint)
 
 
 def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: bool) -> LaunchNode | None:
@@ -190,16 +198,24 @@ def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: 
 def start(
     plan: LaunchPlan, *, name: str | None = None, log_format: TextOrJson = TextOrJson.TEXT, **options: Any
 ) -> None:
-    """Show how `serve` runs the server until a signal, or `launch` starts it under a name; both say what they raise."""
+    """Run the server until a signal, or start it under a name, and show how. Raises as `running` and `launch` do."""
     from specserve.report.servers import JsonView, TextView
     from specserve.serve.detached.launch import launch
-    from specserve.serve.server import serve
+    from specserve.serve.logs import default_log
+    from specserve.serve.server import refuse_taken_port, running
+    from specserve.serve.signals import stop_on_signals
 
     is_json = log_format is TextOrJson.JSON
     view = JsonView(plan) if is_json else TextView(plan, stays_as=name)
     try:
         if name is None:
-            serve(plan, on_event=view, **options)
+            refuse_taken_port(plan)
+            log_path = default_log(plan.name)
+            with (
+                stop_on_signals() as stop,
+                running(plan, log_path=log_path, on_event=view, stop=stop, **options) as server,
+            ):
+                server.wait()
         else:
             launch(plan, name=name, on_event=view, **options)
     except SpecserveError as error:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.convert.words import COMMAND, UNKNOWN, NotJson, Word, json_node, readable
+from specserve.convert.words import UNKNOWN, NotJson, Word, json_node, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.profile.schema import Profile
-from specserve.profile.source import MAX_BYTES, parse, recall
+from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
 from specserve.profile.values import Node, Scalar, meaning
 from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
 from specserve.vllm.versions import ARGUMENTS, options

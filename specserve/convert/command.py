@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specserve.convert.arguments import Setting, command_settings, left_open, refused_spellings, said_twice
 from specserve.convert.invocation import STARTS, EngineStart, invocation
-from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
+from specserve.convert.words import UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import ELSEWHERE, REFUSED, problems
@@ -22,7 +22,7 @@ from specserve.profile.codes import ordered
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
-from specserve.profile.source import keep
+from specserve.profile.source import COMMAND, keep
 from specserve.profile.validate import name_of, read_profile
 from specserve.profile.values import Node, meaning
 from specserve.vllm.arguments import VllmTable

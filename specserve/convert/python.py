@@ -1,4 +1,4 @@
-"""Engines that Python source makes by a call, and command lists that it hands to a process.
+"""Engines that Python source makes by a call.
 
 The source is parsed, and never run. Literals are read, and names that are assigned once; the rest is left open.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.convert.arguments import Setting
-from specserve.convert.invocation import EngineStart, starts
+from specserve.convert.invocation import EngineStart
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
@@ -40,7 +40,6 @@ class PythonSource:
             raise UsageError(f"`{file}` is not Python: {str(error) or 'it is nested too deeply'}") from error
         self.file, self.looked_up = file, 0
         self.nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
-        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.set_times = Counter(name for node in self.nodes if (name := _name_set_by(node)))
         self.assigned: dict[str, ast.expr] = {}
         for node in self.nodes:
@@ -114,19 +113,6 @@ class PythonSource:
             return self._value(args[1]) if len(args) > 1 else unknown(text_of(self._value(args[0])))
         return unknown(f"{name}(…)")
 
-    def words(self, node: ast.List | ast.Tuple) -> list[Word]:
-        """The words of a list; one that is left open behind them if the list grows."""
-        words = []
-        for item in node.elts:
-            self.looked_up = 0
-            words += [Word(text_of(value), self.span(item)) for value in self._items(item)]
-        match self.parents[node]:
-            case ast.BinOp():
-                words.append(Word(unknown("a longer list"), self.span(node)))
-            case ast.Assign(targets=[ast.Name(id=name)]) if self.set_times[name] > 1:
-                words.append(Word(unknown(name), self.span(node)))
-        return words
-
 
 def _name_set_by(node: ast.AST) -> str | None:
     """The name that a node sets or changes: `X = …`, `X["a"]["b"] = …`, `X.append(…)`, a parameter."""
@@ -193,9 +179,3 @@ def _keywords(node: ast.Call, source: PythonSource) -> dict[str, Node]:
             spread = value if isinstance(value, dict) else {unknown("a mapping"): value}
             keywords |= _tree(spread, place).mapping or {}
     return keywords
-
-
-def command_lists(source: PythonSource) -> list[EngineStart]:
-    """The engines that lists of words start, in the order of the source."""
-    lists = [node for node in source.nodes if isinstance(node, ast.List | ast.Tuple)]
-    return [start for node in lists for start in starts(source.words(node))]

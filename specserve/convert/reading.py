@@ -15,7 +15,7 @@ import yaml
 from specserve.convert import translate
 from specserve.convert.arguments import LEFT_OVER, command_settings
 from specserve.convert.invocation import STARTS, EngineStart, around_notes, in_container, is_image, starts
-from specserve.convert.python import ENGINES, PythonSource, calls, command_lists
+from specserve.convert.python import ENGINES, PythonSource, calls
 from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
@@ -185,7 +185,6 @@ def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
-_FENCE = re.compile(r"[ \t]*(```|~~~)")
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
 _NOT_OF_AN_ENGINE = ("PATH", "PS1", "HOME", "SHELL", "LANG", "PWD")
@@ -199,7 +198,7 @@ def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
 
     `folder` is where relative paths of `--config` begin. Raises UsageError if there is none.
     """
-    text = _code_of(_CONTROL.sub("", text))
+    text = _CONTROL.sub("", text)
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
@@ -216,7 +215,9 @@ def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
         "SGLang's launch_server"
     )
     if STARTS.search(text):
-        hint = "a command in a here-document, a ConfigMap or other text is not read: convert it separately"
+        hint = (
+            "a command in a here-document, a list, a guide or other text is not read: convert it separately"
+        )
     raise UsageError(f"specserve found nothing in `{file}` that starts vLLM", hint=hint)
 
 
@@ -270,17 +271,6 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> EngineStart:
     return _with_settings(found[0], folder=folder)
 
 
-def _code_of(text: str) -> str:
-    """The code blocks of a guide, every other line left empty; a text without any as it is."""
-    lines = text.split("\n")
-    fences = [number for number, line in enumerate(lines) if _FENCE.match(line)]
-    if len(fences) < 2:
-        return text
-    pairs = zip(fences[::2], fences[1::2], strict=False)
-    inside = {number for start, end in pairs for number in range(start + 1, end)}
-    return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
-
-
 def _readers(text: str, *, file: str) -> list[Callable[..., list[EngineStart]]]:
     """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
     readers = {".py": _from_python, ".yaml": containers, ".yml": containers, ".sh": _from_shell}
@@ -291,8 +281,7 @@ def _readers(text: str, *, file: str) -> list[Callable[..., list[EngineStart]]]:
 
 
 def _from_python(text: str, *, file: str) -> list[EngineStart]:
-    source = PythonSource(text, file=file)
-    return calls(source) or command_lists(source)
+    return calls(PythonSource(text, file=file))
 
 
 def _from_shell(text: str, *, file: str) -> list[EngineStart]:

@@ -23,11 +23,10 @@ _PROMPT = re.compile(
     r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])|> +(?=-|.*(?:vllm|sglang|docker|podman)))",
     re.M,
 )
-_START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
 _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
-_MOST_PROSE, _MOST_STEPS, _LONGEST_WORD = 50, 20_000, 100_000
+_MOST_STEPS, _LONGEST_WORD = 20_000, 100_000
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
@@ -69,15 +68,6 @@ def script(
     text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
     shell = _Shell(file, line, positional, variables or {})
     root = _parsed(text)
-    for _ in range(_MOST_PROSE):  # prose around a command may hold an apostrophe
-        if not root.has_error:
-            break
-        lines, row = text.split("\n"), _first_error(root).start_point[0]
-        if _START.search(lines[row]) or (row and lines[row - 1].endswith("\\")):
-            break
-        shell.assume("this line is left out: no shell can read it", row)
-        text = "\n".join([*lines[:row], "", *lines[row + 1 :]])
-        root = _parsed(text)
     if root.has_error:
         raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
     try:
@@ -123,8 +113,8 @@ class _Shell:
     def error(self, what: str) -> UsageError:
         return UsageError(f"cannot read `{self.file}` as a shell script: {what}")
 
-    def assume(self, said: str, row: int = 0) -> None:
-        self.assumed[Note("", said, self.line + row)] = None
+    def assume(self, said: str) -> None:
+        self.assumed[Note("", said, self.line)] = None
 
     def span(self, node: Node) -> Span:
         (row, column), (end_row, end_column) = node.start_point, node.end_point

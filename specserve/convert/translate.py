@@ -12,7 +12,7 @@ from specserve.convert.command import inferred_method
 from specserve.convert.invocation import EngineStart
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
-from specserve.sglang import mapping as sglang
+from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
 
@@ -108,7 +108,7 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
     if steps:
         more = (
             ", not `--speculative-num-draft-tokens`, which counts a tree"
-            if drafts and not _is_chain(steps, drafts)
+            if drafts and (not isinstance(steps.value, int) or drafts.value != steps.value + 1)
             else ""
         )
         return steps, f"SGLang's steps are vLLM's K{more}"
@@ -126,11 +126,8 @@ def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
     )
 
 
-def _is_chain(steps: Node, drafts: Node) -> bool:
-    return isinstance(steps.value, int) and drafts.value == steps.value + 1
-
-
 _UNTAKEN = object()
+"""What has no counterpart today."""
 _GONE = {
     "medusa": "is gone from vLLM",
     "mlp_speculator": "is gone from vLLM",

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from specserve.diagnostics import Span
+from specserve.profile.source import COMMAND
 from specserve.profile.values import Node
 
 OPEN, CLOSE = "\ue000", "\ue001"
@@ -29,8 +30,6 @@ def unknown(name: str) -> str:
     return f"{OPEN}{'-'.join(name.split())}{CLOSE}"
 
 
-COMMAND = "<command>"
-"""The file name of a command line that was given as arguments."""
 _QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote
 
 

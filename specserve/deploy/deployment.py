@@ -12,7 +12,7 @@ from specserve.hardware.accelerators import catalogue
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.locking import lock_of
-from specserve.plan.nodes import node_count, on_node
+from specserve.plan.nodes import LaunchNode, node_count, on_node
 from specserve.plan.uses import Mount, contained, model_uses
 from specserve.profile.schema import Profile, world_size
 from specserve.profile.writer import Commented
@@ -313,7 +313,7 @@ def deployment(
     nodes = node_count(inside)
     leader = None if inside.engine.get("master_addr") else LEADER
     ranks = [
-        on_node(plan, rank, profile=inside, table=known, master_addr=leader)
+        on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
         for rank in range(nodes if nodes > 1 else 0)
     ]
     size_bytes, basis = weights_bytes, "by the lock"

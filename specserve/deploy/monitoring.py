@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+import yaml
+
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.profile.schema import Expectation, Profile
 from specserve.profile.writer import Commented, yaml_text
 
-ENGINE = "job, instance, model_name, engine"
-"""Labels of one engine. Each is judged alone: in the mean of eight, a dead one does not show."""
 SERVER = "job, instance, model_name"
 
 
@@ -22,7 +22,7 @@ class Of:
     """Over which series, how much time, and by which labels."""
 
     range: str
-    by: str = ENGINE
+    by: str
     """Empty: all of them together."""
     selector: str = ""
     """More label matchers, such as `model_name="llama"`."""
@@ -44,40 +44,23 @@ class Of:
 DRAFTS = "spec_decode_num_drafts_total"
 DRAFTED = "spec_decode_num_draft_tokens_total"
 ACCEPTED = "spec_decode_num_accepted_tokens_total"
-PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
-GENERATED = "generation_tokens_total"
 FINISHED = "request_success_total"
-FIRST_TOKENS = "time_to_first_token_seconds_count"
-TTFT, TPOT = (
-    "time_to_first_token_seconds",
-    "request_time_per_output_token_seconds",
-)
+TTFT, TPOT = "time_to_first_token_seconds", "request_time_per_output_token_seconds"
 
 
 def mean_acceptance_length(of: Of) -> str:
-    """Tokens per step with drafts, 1 to K + 1; nothing where nothing is drafted."""
+    """Return tokens per step with drafts, 1 to K + 1; nothing if nothing is drafted."""
     return f"1 + {of.rate(ACCEPTED)} / ({of.rate(DRAFTS)} > 0)"
 
 
 def acceptance_ratio(of: Of) -> str:
-    """Accepted over drafted tokens."""
+    """Return accepted over drafted tokens."""
     return f"{of.rate(ACCEPTED)} / ({of.rate(DRAFTED)} > 0)"
 
 
-def position_ratio(of: Of) -> str:
-    """Share of the steps that accepted each draft position. Where K varies, later positions read low."""
-    return f"{of.rate(PER_POSITION, per=', position')} / on ({of.by}) group_left () ({of.rate(DRAFTS)} > 0)"
-
-
-def undrafted_ratio(of: Of) -> str:
-    """Share of the output tokens, after each request's first, that came without a draft; an estimate from below."""
-    later = f"({of.rate(GENERATED)} - {of.rate(FIRST_TOKENS)})"
-    return f"clamp_min(1 - ({of.rate(DRAFTS)} + {of.rate(ACCEPTED)}) / ({later} > 0), 0)"
-
-
-def quantile(share: float, metric: str, of: Of) -> str:
-    """A quantile of one of vLLM's histograms, in seconds."""
-    return f"histogram_quantile({share:g}, {of.rate(f'{metric}_bucket', per=', le')})"
+def p99(metric: str, of: Of) -> str:
+    """Return the 99th percentile of one of vLLM's histograms, in seconds."""
+    return f"histogram_quantile(0.99, {of.rate(f'{metric}_bucket', per=', le')})"
 
 
 Rule = dict[str, Any]
@@ -92,31 +75,18 @@ def dashboard() -> str:
 
 
 def alert_rules(profile: Profile | None = None) -> str:
-    """Returns a rule file in YAML; with a profile also its promises, for the model under its served name."""
+    """Return a rule file in YAML; with a profile also its promises, for the model under its served name."""
     return yaml_text({"groups": alert_groups(profile)}, head=_HEAD)
 
 
 def alert_groups(profile: Profile | None = None) -> list[dict[str, Any]]:
-    """Returns the groups of rules: recorded figures, general alerts, the profile's promises."""
-    groups = {"specserve-alerts": [*_of_speculation(), *_of_server()]}
-    if profile is not None:
-        groups[f"specserve-promises-{profile.name}"] = list(_promised(profile))
-    recorded = {"name": "specserve-figures", "interval": "30s", "rules": list(_recorded())}
-    return [recorded, *({"name": name, "rules": rules} for name, rules in groups.items() if rules)]
-
-
-def _recorded() -> Iterator[Rule]:
-    engine, server = Of("5m"), Of("5m", by=SERVER)
-    figures = {
-        "engine:specserve_drafts:rate5m": engine.rate(DRAFTS),
-        "engine:specserve_acceptance_ratio:rate5m": acceptance_ratio(engine),
-        "engine:specserve_mean_acceptance_length:rate5m": mean_acceptance_length(engine),
-        "engine_position:specserve_acceptance_ratio:rate5m": position_ratio(engine),
-        "engine:specserve_undrafted_ratio:rate5m": undrafted_ratio(engine),
-        "server:specserve_ttft_seconds:p99_rate5m": quantile(0.99, TTFT, server),
-        "server:specserve_tpot_seconds:p99_rate5m": quantile(0.99, TPOT, server),
-    }
-    return ({"record": name, "expr": expression} for name, expression in figures.items())
+    """Return the groups of rules: recorded figures, general alerts, the profile's promises."""
+    text = (files("specserve.deploy") / "alerts.yaml").read_text(encoding="utf-8")
+    groups: list[dict[str, Any]] = yaml.safe_load(text)["groups"]
+    promised = list(_promised(profile)) if profile is not None else []
+    if profile is not None and promised:
+        groups.append({"name": f"specserve-promises-{profile.name}", "rules": promised})
+    return groups
 
 
 def _alert(
@@ -125,66 +95,6 @@ def _alert(
     annotations = {"summary": summary, "description": description}
     shown = {"severity": severity, **labels}
     return {"alert": name, "expr": expression, "for": held, "labels": shown, "annotations": annotations}
-
-
-def _of_speculation() -> Iterator[Rule]:
-    short, half, long, hour, day = Of("2m"), Of("30m"), Of("10m"), Of("1h"), Of("1d")
-    yield _alert(
-        "SpecserveDraftCollapsed", "critical", "1m",
-        f"({mean_acceptance_length(short)}) < 1.05 and {short.increase(DRAFTS)} >= 200",
-        "The draft of {{ $labels.model_name }} is dead",
-        'A step of engine {{ $labels.engine }} yields {{ $value | printf "%.2f" }} tokens: each draft is '
-        "paid for and refused. The text stays right. Restart the server; if that does not help, serve without "
-        "speculation.",
-    )  # fmt: skip
-    yield _alert(
-        "SpecserveNoDrafts", "warning", "5m",
-        f"{long.increase(GENERATED)} > 2000 and {long.increase(DRAFTS)} == 0",
-        "{{ $labels.model_name }} generates without drafts",
-        "The server is set to speculate, and engine {{ $labels.engine }} drafted nothing for 10 minutes of "
-        "traffic: contexts beyond the draft's limit, or a batch-size schedule that ends in 0.",
-    )  # fmt: skip
-    before = mean_acceptance_length(day).replace("[1d]", "[1d] offset 1h")
-    yield _alert(
-        "SpecserveAcceptanceFell", "warning", "15m",
-        f"({mean_acceptance_length(half)}) < 0.85 * ({before}) and {half.increase(DRAFTS)} >= 1000",
-        "{{ $labels.model_name }} accepts less than it did yesterday",
-        'The mean acceptance length is {{ $value | printf "%.2f" }}, under 85 % of the day before: other '
-        "traffic (language, length, temperature, template), or another draft.",
-    )  # fmt: skip
-    yield _alert(
-        "SpecserveDraftPositionsWasted", "info", "1h",
-        f"({position_ratio(hour)}) < on ({ENGINE}) group_left () (0.02 * ({mean_acceptance_length(hour)})) "
-        f"and on ({ENGINE}) {hour.increase(DRAFTS)} >= 1000",
-        "{{ $labels.model_name }} drafts tokens that are hardly ever accepted",
-        "Draft position {{ $labels.position }} (from 0) is accepted in {{ $value | humanizePercentage }} "
-        "of the steps: a smaller num_speculative_tokens drops what it costs.",
-    )  # fmt: skip
-
-
-def _of_server() -> Iterator[Rule]:
-    short, long = Of("2m"), Of("10m")
-    tokens = f"{short.rate(GENERATED)} + {short.rate('prompt_tokens_total')}"
-    yield _alert(
-        "SpecserveServerHangs", "critical", "1m",
-        f"sum by ({ENGINE}) (vllm:num_requests_running) > 0 and ({tokens}) == 0",
-        "{{ $labels.model_name }} hangs",
-        "{{ $value }} requests run on engine {{ $labels.engine }}, and for 2 minutes no token came.",
-    )  # fmt: skip
-    yield _alert(
-        "SpecserveServerRestarts", "warning", "0m",
-        "sum by (job, instance, model_name) (resets(vllm:generation_tokens_total[15m])) >= 2",
-        "{{ $labels.model_name }} starts again and again",
-        "{{ $value }} starts in 15 minutes: the server's log shows why.",
-    )  # fmt: skip
-    yield _alert(
-        "SpecservePreemptions", "warning", "10m",
-        f"{long.rate('num_preemptions_total')} > 0.1 and max by ({ENGINE}) "
-        "(max_over_time(vllm:kv_cache_usage_perc[10m])) > 0.9",
-        "The KV cache of {{ $labels.model_name }} is full",
-        '{{ $value | printf "%.1f" }} requests per second are preempted and done again: lower max_num_seqs '
-        "or max_model_len, or serve without the draft, which takes room from the cache.",
-    )  # fmt: skip
 
 
 def _promised(profile: Profile) -> Iterator[Rule]:
@@ -203,8 +113,8 @@ def _promised(profile: Profile) -> Iterator[Rule]:
     for key, expression in (
         ("min_mean_acceptance_length", mean_acceptance_length(of)),
         ("min_acceptance_rate", acceptance_ratio(of)),
-        ("max_ttft_p99_ms", f"1000 * {quantile(0.99, TTFT, of)}"),
-        ("max_tpot_p99_ms", f"1000 * {quantile(0.99, TPOT, of)}"),
+        ("max_ttft_p99_ms", f"1000 * {p99(TTFT, of)}"),
+        ("max_tpot_p99_ms", f"1000 * {p99(TPOT, of)}"),
     ):
         made = [item for item in profile.expect if getattr(item, key) is not None]
         if made:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.engine.drafts import DraftModel, Row, rate_of, read_answers
+from specserve.engine.drafts import DraftModel, Eagle3Head, Row, rate_of, read_answers
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _EVALUATIONS = 10
@@ -42,8 +42,6 @@ _WARM_UP = 0.05
 def load(request: Mapping[str, Any]) -> Any:
     """The draft to train or to simulate: a draft model, or a head if the request names its target."""
     if request.get("target"):
-        from specserve.engine.heads import Eagle3Head
-
         return Eagle3Head(request)
     return DraftModel(request)
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import enum
+import functools
 import logging
 import os
 import re
@@ -21,14 +22,7 @@ from typing import Any
 from specserve.engine.launching import Launch
 from specserve.engine.pretend import NOT_HERE, StandInCalled
 
-_ON_PURPOSE = (
-    "ValueError",
-    "NotImplementedError",
-    "RuntimeError",
-    "AssertionError",
-    "ValidationError",
-    "OSError",
-)
+_ON_PURPOSE = (ValueError, RuntimeError, AssertionError, OSError)
 """What vLLM raises to refuse. Any other exception says that something here is not as on the machine that is meant."""
 _SECTIONS = {
     "model_config": "ModelConfig", "cache_config": "CacheConfig", "parallel_config": "ParallelConfig",
@@ -46,6 +40,10 @@ _NOT_SHOWN = frozenset(
     }
 )  # fmt: skip
 """Fields that hold objects, or what vLLM keeps for itself."""
+_OF_THE_DRAFT = {
+    "draft_model_config": ("max_model_len", "architectures", "quantization", "dtype"),
+    "draft_parallel_config": ("tensor_parallel_size",),
+}
 _MOST_ITEMS = 64
 _ABOUT_HERE = (NOT_HERE, "No module named")
 """Log lines with these words are about the libraries of this machine."""
@@ -55,25 +53,28 @@ class _Tap:
     """The log lines of vLLM while a question is answered; vLLM sets up its loggers anew, which loses a handler."""
 
     def __init__(self) -> None:
-        self.lines: list[dict[str, str]] = []
+        self.lines: list[tuple[str, dict[str, str]]] = []
         call = logging.Logger.callHandlers
 
         def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
             text = record.getMessage()
             if logger.name.startswith("vllm") and not any(words in text for words in _ABOUT_HERE):
                 place = f"{_inside(record.pathname)}:{record.lineno}"
-                self.lines.append({"level": record.levelname, "text": text, "at": place})
+                self.lines.append((record.levelname, {"text": text, "at": place}))
             call(logger, record)
 
         logging.Logger.callHandlers = tapped  # type: ignore[method-assign, assignment]
 
     def said(self, *levels: str) -> list[dict[str, str]]:
         """The lines of these levels, each text once."""
-        found = {line["text"]: line for line in reversed(self.lines) if line["level"] in levels}
-        return [{"text": line["text"], "at": line["at"]} for line in reversed(found.values())]
+        found: dict[str, dict[str, str]] = {}
+        for level, line in self.lines:
+            if level in levels:
+                found.setdefault(line["text"], line)
+        return list(found.values())
 
 
-_TAP: list[_Tap] = []
+_the_tap = functools.cache(_Tap)
 
 
 def judge(
@@ -90,56 +91,52 @@ def judge(
     run with another value), `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It
     always has `warnings`.
     """
-    tap = _prepare()
+    _forget()
     with _environment(env):
+        answer = _judged(arguments, parser, argv=argv, build=build)
+    return {**answer, "warnings": _the_tap().said("WARNING", "ERROR"), "infos": _the_tap().said("INFO")}
+
+
+def _judged(
+    arguments: argparse.Namespace, parser: Any, *, argv: Sequence[str], build: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        config = _create(arguments)
+    except Exception as error:
+        return failure(error)
+    launch, skipped = Launch(config, build), {}
+    context_length = config.model_config.max_model_len
+    for name, step in launch.steps():
         try:
-            config = _create(arguments)
+            step()
         except Exception as error:
-            return {**failure(error), "warnings": tap.said("WARNING", "ERROR")}
-        launch, skipped = Launch(config, build), {}
-        context_length = config.model_config.max_model_len
-        for name, step in launch.steps():
-            try:
-                step()
-            except Exception as error:
-                found = failure(error)
-                if "refused" in found and _is_raised_by_vllm(error):
-                    return {**found, "step": name, "warnings": tap.said("WARNING", "ERROR")}
-                traceback.print_exc()  # stderr is for who maintains this
-                skipped[name] = found.get("not_judged") or found["refused"]
-                if name == "models":
-                    break
-        values = _values(config)
-        values["model_config.max_model_len"] = (
-            context_length  # planning with the most memory can lengthen `auto`
-        )
-        values["model_runner"] = "V2" if config.use_v2_model_runner else "V1"
-        if "backends" in launch.answer:
-            values["attention_backends"] = launch.answer["backends"]
-        return {
-            "effective": values,
-            "asked": list(_asked(parser, argv, values)),
-            "build": launch.answer,
-            "skipped": skipped,
-            "warnings": tap.said("WARNING", "ERROR"),
-            "infos": tap.said("INFO"),
-        }
+            found = failure(error)
+            if "refused" in found and _is_raised_by_vllm(error):
+                return {**found, "step": name}
+            traceback.print_exc()  # stderr is for who maintains this
+            skipped[name] = found.get("not_judged") or found["refused"]
+            if name == "models":
+                break
+    values = _values(config)
+    values["model_config.max_model_len"] = context_length  # planning with the most memory can lengthen `auto`
+    values["model_runner"] = "V2" if config.use_v2_model_runner else "V1"
+    if "backends" in launch.answer:
+        values["attention_backends"] = launch.answer["backends"]
+    asked = list(_asked(parser, argv, values))
+    return {"effective": values, "asked": asked, "build": launch.answer, "skipped": skipped}
 
 
-def _prepare() -> _Tap:
+def _forget() -> None:
     """Nothing of an earlier question is left."""
     import vllm.logger
     from vllm import envs
 
-    if not _TAP:
-        _TAP.append(_Tap())
     for name in ("_print_debug_once", "_print_info_once", "_print_warning_once"):
         with contextlib.suppress(AttributeError):
             getattr(vllm.logger, name).cache_clear()
     with contextlib.suppress(AttributeError):
         envs.disable_envs_cache()
-    _TAP[0].lines.clear()
-    return _TAP[0]
+    _the_tap().lines.clear()
 
 
 @contextlib.contextmanager
@@ -181,15 +178,9 @@ def _values(config: Any) -> dict[str, Any]:
                 values |= {f"{section}.{name}.{key}": _simple(getattr(value, key, None)) for key in inner}
             else:
                 values[f"{section}.{name}"] = _simple(value)
-    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
-    if draft is not None:
-        values["draft.max_model_len"] = draft.max_model_len
-        values["draft.architectures"] = list(draft.architectures or ())
-        values["draft.quantization"] = _simple(draft.quantization)
-        values["draft.dtype"] = str(draft.dtype)
-    ranks = getattr(getattr(config, "speculative_config", None), "draft_parallel_config", None)
-    if ranks is not None:
-        values["draft.tensor_parallel_size"] = ranks.tensor_parallel_size
+    for part, names in _OF_THE_DRAFT.items():
+        held = getattr(getattr(config, "speculative_config", None), part, None)
+        values |= {f"draft.{name}": _simple(getattr(held, name)) for name in names if held is not None}
     return values
 
 
@@ -272,8 +263,7 @@ def failure(error: Exception) -> dict[str, Any]:
         first = error.errors()[0]  # type: ignore[attr-defined]
         loc, text = [str(part) for part in first["loc"]], " ".join(str(first["msg"]).split())
         inner = first.get("ctx", {}).get("error", error)
-    names = {kind.__name__ for kind in type(error).__mro__} | {kind.__name__ for kind in type(inner).__mro__}
-    is_meant = bool(text) and bool(names & set(_ON_PURPOSE)) and _is_by_vllm(inner, error)
+    is_meant = bool(text) and isinstance(error, _ON_PURPOSE) and _is_by_vllm(inner, error)
     answer = {
         "refused" if is_meant else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
         "error": type(inner).__name__,

@@ -14,7 +14,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,17 @@ def pretend(gpu: PretendedGpu, *, count: int, cache: Path) -> None:
     parallel_state.in_the_same_node_as = lambda *_, **__: [False]  # asks the other ranks
 
 
+def _by_name(make: Callable[[Any, str], Any]) -> Any:
+    """A `__getattr__` that makes whatever is asked for by its name; of special methods there are none."""
+
+    def getter(holder: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make(holder, name)
+
+    return getter
+
+
 def _absent(name: str) -> Any:
     def absent(*_arguments: Any, **_named: Any) -> Any:
         raise StandInCalled(name)
@@ -102,10 +113,7 @@ def _absent(name: str) -> Any:
 class _AbsentType(type):
     """The type of stand-in classes: their attributes are functions that cannot be called."""
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _absent(f"{cls.__name__}.{name}")
+    __getattr__ = _by_name(lambda cls, name: _absent(f"{cls.__name__}.{name}"))
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         if arguments or named:
@@ -113,54 +121,43 @@ class _AbsentType(type):
         return super().__call__()
 
 
+_CLASSES = _by_name(lambda _holder, name: _AbsentType(name, (), {}))
+
+
 class _Library(types.ModuleType):
     """A library that is there, and in which every name is a class."""
 
     __path__: MutableSequence[str] = []  # noqa: RUF012
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__version__":
-            return "0.7.2"
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _AbsentType(name, (), {})
+    __version__ = "0.7.2"
+    __getattr__ = _CLASSES
 
 
 class _Operator:
     """An operator that is registered and cannot run: passes and pattern matchers hold on to its overloads."""
 
+    __getattr__ = _by_name(lambda operator, name: _Operator(f"{operator.__name__}.{name}"))
+
     def __init__(self, name: str) -> None:
         self.__name__ = name
-
-    def __getattr__(self, name: str) -> _Operator:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Operator(f"{self.__name__}.{name}")
 
     def __call__(self, *_arguments: Any, **_named: Any) -> Any:
         raise StandInCalled(f"torch.ops.{self.__name__}")
 
 
 class _Operators(types.ModuleType):
-    """A namespace of operators."""
+    """A namespace of operators, those that only say what a GPU can do included."""
 
     def __init__(self, name: str, capability: int) -> None:
         super().__init__(f"torch.ops.{name}")
-        self._namespace, self._capability = name, capability
+        self._namespace = name
+        for operator, least in _LEAST_CAPABILITY.items():
+            setattr(self, operator, lambda asked=capability, least=least: asked >= least)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        least = _LEAST_CAPABILITY.get(name)
-        found: Any = _Operator(f"{self._namespace}.{name}")
-        if least is not None:
-            capability = self._capability
-
-            def found(asked: int = capability) -> bool:
-                return asked >= least
-
-        setattr(self, name, found)
-        return found
+        setattr(self, name, _Operator(f"{self._namespace}.{name}"))
+        return self.__dict__[name]
 
 
 class _Stream:
@@ -170,7 +167,12 @@ class _Stream:
         """Takes what a stream takes."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_arguments, **_named: None
+        return _returning(None)
+
+
+def _returning(value: Any) -> Any:
+    """A function that returns the value, whatever it is called with."""
+    return lambda *_arguments, **_named: value
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -210,25 +212,25 @@ def _pretend_torch(gpu: PretendedGpu, *, count: int) -> None:
         multi_processor_count=gpu.multiprocessors, warp_size=32, L2_cache_size=50 << 20,
         shared_memory_per_block_optin=232_448 if major >= 9 else 101_376,
     )  # fmt: skip
+    memory = (gpu.total_bytes, gpu.total_bytes)
     torch.version.cuda = "13.0"
-    torch.cuda.get_device_properties = lambda *_: properties
-    torch.cuda.get_device_capability = lambda *_: gpu.capability
-    torch.cuda.get_device_name = lambda *_: gpu.name
-    torch.cuda.device_count = lambda: count
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.is_available = lambda: True
-    torch.cuda.mem_get_info = lambda *_: (gpu.total_bytes, gpu.total_bytes)
-    torch.cuda.Stream = torch.cuda.Event = torch.Stream = torch.Event = _Stream
-    torch.cuda.current_stream = lambda *_: _Stream()
-    torch.accelerator.is_available = lambda: True
-    torch.accelerator.device_count = lambda: count
-    torch.accelerator.current_device_index = lambda: 0
-    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
-    torch.accelerator.current_stream = lambda *_: _Stream()
-    torch.accelerator.get_memory_info = torch.cuda.mem_get_info
+    torch.Stream = torch.Event = torch.cuda.Stream = torch.cuda.Event = _Stream
     torch.accelerator.device_index = lambda *_: contextlib.nullcontext()
-    for name in ("empty_cache", "synchronize", "set_device_index", "reset_peak_memory_stats"):
-        setattr(torch.accelerator, name, lambda *_: None)
+    answers: dict[Any, dict[str, Any]] = {
+        torch.cuda: {
+            "get_device_properties": properties, "get_device_capability": gpu.capability, "get_device_name": gpu.name,
+            "device_count": count, "current_device": 0, "is_available": True, "mem_get_info": memory,
+            "current_stream": _Stream(),
+        },
+        torch.accelerator: {
+            "is_available": True, "device_count": count, "current_device_index": 0, "get_memory_info": memory,
+            "current_accelerator": torch.device("cuda"), "current_stream": _Stream(), "empty_cache": None,
+            "synchronize": None, "set_device_index": None, "reset_peak_memory_stats": None,
+        },
+    }  # fmt: skip
+    for module, values in answers.items():
+        for name, value in values.items():
+            setattr(module, name, _returning(value))
 
 
 def _pretend_operators(gpu: PretendedGpu) -> None:
@@ -252,38 +254,12 @@ def _platform_answers(gpu: PretendedGpu, *, count: int) -> type:
     """What is asked of the platform, as class methods that come before vLLM's own."""
     from vllm.platforms import interface
 
-    class Answers:
-        """Of the pretended GPU."""
-
-        @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Any:
-            return interface.DeviceCapability(*gpu.capability)
-
-        @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
-            return gpu.name
-
-        @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return gpu.total_bytes
-
-        @classmethod
-        def device_count(cls) -> int:
-            return count
-
-        @classmethod
-        def is_fully_connected(cls, _ids: Any) -> bool:
-            return True
-
-        @classmethod
-        def num_compute_units(cls, device_id: int = 0) -> int:
-            return gpu.multiprocessors
-
-        @classmethod
-        def import_kernels(cls) -> None:
-            return None
-
-    return Answers
+    answers = {
+        "get_device_capability": interface.DeviceCapability(*gpu.capability), "get_device_name": gpu.name,
+        "get_device_total_memory": gpu.total_bytes, "device_count": count, "is_fully_connected": True,
+        "num_compute_units": gpu.multiprocessors, "import_kernels": None,
+    }  # fmt: skip
+    return type("Answers", (), {name: classmethod(_returning(value)) for name, value in answers.items()})
 
 
 def _pretend_platform(gpu: PretendedGpu, *, count: int) -> None:
@@ -314,13 +290,15 @@ def _pretend_platform(gpu: PretendedGpu, *, count: int) -> None:
 def _pynvml() -> Any:
     """The bindings of a machine without a driver."""
     module: Any = _Library("pynvml")
-    error = type("NVMLError", (Exception,), {})
+
+    class NVMLError(Exception):
+        """What the bindings raise."""
 
     def no_driver() -> None:
-        raise error("no driver")
+        raise NVMLError("no driver")
 
-    module.NVMLError, module.nvmlInit = error, no_driver
-    module.nvmlShutdown, module.nvmlDeviceGetCount = (lambda: None), (lambda: 0)
+    module.NVMLError, module.nvmlInit = NVMLError, no_driver
+    module.nvmlShutdown, module.nvmlDeviceGetCount = _returning(None), _returning(0)
     return module
 
 
@@ -333,24 +311,14 @@ def _pretend_triton() -> None:
     _triton.has_triton_package(), _triton.has_triton()  # torch keeps its own answer, which is no
     importing.HAS_TRITON = triton_utils.HAS_TRITON = True
 
-    def attribute(_self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _AbsentType(name, (), {})
-
     for holder in (importing.TritonPlaceholder, importing.TritonLanguagePlaceholder):
-        holder.__getattr__ = attribute
+        holder.__getattr__ = _CLASSES
 
     class Config:
         """One choice of a kernel that tunes itself."""
 
         def __init__(self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any) -> None:
-            self.kwargs, self.num_warps, self.num_stages, self.num_ctas = (
-                kwargs or {},
-                num_warps,
-                num_stages,
-                1,
-            )
+            more |= {"kwargs": kwargs or {}, "num_warps": num_warps, "num_stages": num_stages, "num_ctas": 1}
             self.__dict__.update(more)
 
     triton, language = triton_utils.triton, triton_utils.tl
@@ -361,15 +329,12 @@ def _pretend_triton() -> None:
         jit=types.SimpleNamespace(JITFunction=type("JITFunction", (), {})),
         driver=types.SimpleNamespace(active=None),
     )
-    for name, module in (
-        ("triton", triton),
-        ("triton.language", language),
-    ):  # for imports past vllm.triton_utils
+    # for imports past vllm.triton_utils
+    for name, module in (("triton", triton), ("triton.language", language)):
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         module.__path__ = []
         sys.modules.setdefault(name, module)
-    for name, loaded in list(
-        sys.modules.items()
-    ):  # modules that copied the flag while the platform was imported
+    # modules that copied the flag while the platform was imported
+    for name, loaded in list(sys.modules.items()):
         if name.startswith("vllm.") and loaded.__dict__.get("HAS_TRITON") is False:
             loaded.__dict__["HAS_TRITON"] = True

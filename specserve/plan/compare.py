@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from specserve.diagnostics import Span
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -113,30 +113,23 @@ def flat(key: str, value: Any, *, spans: Mapping[str, Span], path: str) -> Itera
 
 
 def _argv(side: Side) -> dict[str, Written]:
-    """The flags; of a JSON value each key by itself, as vLLM takes them too: `--speculative-config.method`."""
+    """The flags; of a JSON value each key by itself, as vLLM takes them too: `--speculative-config.method`.
+
+    A flag without a value is on; `--no-x` is `--x`, off.
+    """
     found: dict[str, Written] = {}
     for origin in side.plan.origins:
         if origin.key in side.plan.env:
             continue
-        key, value = _negated(origin.key, origin.value)
-        path = origin.span.path if origin.span else ""
-        spans = side.profile.spans if origin.span else {}
-        found |= dict(flat(key, _parsed(value), spans=spans, path=path))
+        key, value = origin.key, cast(Any, origin.value)
+        if not value and key.startswith("--"):
+            key, value = f"--{key[2:].removeprefix('no-')}", not key.startswith("--no-")
+        elif value.startswith("{"):
+            with suppress(ValueError):
+                value = json.loads(value)
+        path, spans = (origin.span.path, side.profile.spans) if origin.span else ("", {})
+        found |= dict(flat(key, value, spans=spans, path=path))
     return found
-
-
-def _negated(flag: str, value: str) -> tuple[str, Any]:
-    """A flag without a value is on; `--no-x` is `--x`, off."""
-    if value or not flag.startswith("--"):
-        return flag, value
-    return (f"--{flag.removeprefix('--no-')}", False) if flag.startswith("--no-") else (flag, True)
-
-
-def _parsed(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith("{"):
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
 
 
 def _env(side: Side) -> dict[str, Written]:

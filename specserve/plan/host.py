@@ -56,7 +56,7 @@ class Host:
 
 def this_host() -> Host:
     """The machine and the Python that run this."""
-    import shutil
+    from importlib import metadata
 
     from specserve.hardware.host import host_memory
 
@@ -66,8 +66,8 @@ def this_host() -> Host:
     return Host(
         python=sys.executable,
         vllm_script=str(script) if script.exists() else None,
-        vllm_metadata=_has_distribution("vllm"),
-        plugin=_has_plugin(),
+        vllm_metadata=_version_of("vllm") is not None,
+        plugin=any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins")),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         numa_nodes=memory.nodes,
@@ -76,20 +76,14 @@ def this_host() -> Host:
     )
 
 
-def _has_distribution(name: str) -> bool:
+def _version_of(name: str) -> str | None:
+    """The version of an installed distribution; None without one."""
     from importlib import metadata
 
     try:
-        metadata.distribution(name)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _has_plugin() -> bool:
-    from importlib import metadata
-
-    return any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins"))
+        return None
 
 
 def localize(
@@ -165,7 +159,7 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     size = default_kv_bytes(host.capacity_bytes)
     why = "vLLM would claim 92 % of all memory; specserve plans a quarter of it, at most 4 GiB"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
-    return replace(plan.with_words("--kv-cache-memory-bytes", str(size), why), engine_kwargs=kwargs)
+    return replace(plan.with_option("--kv-cache-memory-bytes", str(size), why=why), engine_kwargs=kwargs)
 
 
 def default_kv_bytes(capacity_bytes: int) -> int:
@@ -194,13 +188,14 @@ _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 
 def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.environ) -> Host:
     """The host with what this launch would meet on it. `environ` is the environment that the server inherits."""
+    is_suffix = (plan.speculation or {}).get("method") == "suffix"
     return replace(
         host,
         shm_bytes=_size(_SHM),
         cache=_cache(
             {**environ, **{name: value for name, value in plan.env.items() if isinstance(value, str)}}
         ),
-        arctic_inference=_arctic_inference() if _is_suffix(plan) else "?",
+        arctic_inference=_version_of("arctic-inference") if is_suffix else "?",
     )
 
 
@@ -228,16 +223,3 @@ def _cache(environ: Mapping[str, str]) -> DownloadFolder | None:
         there = next(part for part in (folder, *folder.parents) if part.exists())
         return DownloadFolder(str(folder), shutil.disk_usage(there).free, os.access(there, os.W_OK))
     return None
-
-
-def _is_suffix(plan: LaunchPlan) -> bool:
-    return (plan.speculation or {}).get("method") == "suffix"
-
-
-def _arctic_inference() -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version("arctic-inference")
-    except metadata.PackageNotFoundError:
-        return None

@@ -11,8 +11,7 @@ from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.fingerprint import fingerprint
-from specserve.profile.schema import Hardware, Profile, Target, keys_of
+from specserve.profile.schema import Hardware, Profile, Target, fingerprint, keys_of
 from specserve.vllm.arguments import Argument, VllmTable, passed
 from specserve.vllm.versions import Vllm, vllm_for
 
@@ -87,7 +86,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
         is_cpu=None if kind is None else kind.strip().lower() == "cpu",
         here=here,
         starts=options.starts,
-        place=profile.spans.get("vllm"),
+        place=profile.spans.get("vllm", Span(profile.file)),
     )
     port = profile.server.port if options.port is None else options.port
     if options.starts and port == 0:
@@ -136,7 +135,7 @@ def launch(
     mark = fingerprint(profile)
     for problem in problems(profile, table):
         if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
-            place = profile.span(problem.path)
+            place = profile.spans.get(problem.path, Span(profile.file))
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     port = profile.server.port if port is None else port
     argv = ["vllm", "serve", profile.target.model]
@@ -233,9 +232,5 @@ def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPl
 
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """The same launch on another port, such as the free one that stands in for 0."""
-    argv = list(plan.argv)
-    argv[argv.index("--port") + 1] = str(port)
-    origins = tuple(
-        replace(origin, value=str(port)) if origin.key == "--port" else origin for origin in plan.origins
-    )
-    return replace(plan, argv=tuple(argv), port=port, origins=origins)
+    span = next((origin.span for origin in plan.origins if origin.key == "--port"), None)
+    return replace(plan.with_option("--port", str(port), span=span), port=port)

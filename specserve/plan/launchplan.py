@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from specserve.diagnostics import Span
 
@@ -73,10 +73,18 @@ class LaunchPlan:
         added = (*self.added, Added(name, why))
         return replace(self, env={**self.env, name: value}, added=added, origins=origins)
 
-    def with_words(self, flag: str, value: str, why: str) -> LaunchPlan:
-        """The plan with an option of vLLM that specserve adds."""
-        origins, added = (*self.origins, Origin(flag, value, None)), (*self.added, Added(flag, why))
-        return replace(self, argv=(*self.argv, flag, value), added=added, origins=origins)
+    def with_option(self, flag: str, value: str, *, span: Span | None = None, why: str = "") -> LaunchPlan:
+        """The plan with an option of vLLM, in the place of the one of that name if there is one.
+
+        `span`: where it is written; `why`: the reason why specserve adds it.
+        """
+        argv, origins, words = list(self.argv), list(self.origins), [flag, value] if value else [flag]
+        at = argv.index(flag) if flag in argv else len(argv)
+        argv[at : at + len(words)] = words
+        place = next((i for i, origin in enumerate(origins) if origin.key == flag), len(origins))
+        origins[place : place + 1] = [Origin(flag, value, span)]
+        added = (*self.added, Added(flag, why)) if why else self.added
+        return replace(self, argv=tuple(argv), added=added, origins=tuple(origins))
 
     @property
     def answers(self) -> bool:
@@ -92,7 +100,19 @@ class LaunchPlan:
         return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
 
-def shell(plan: LaunchPlan) -> str:
+class Startable(Protocol):
+    """What a shell can start."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+
+    @property
+    def env(self) -> Mapping[str, str | FromEnv]:
+        """What is set on top of the inherited environment."""
+
+
+def shell(plan: Startable) -> str:
     """One command for a POSIX shell; pasted, it starts the same server. Keys stay in their variables.
 
     The shell refuses to start it where such a variable is unset or empty, for vLLM would serve without a key.

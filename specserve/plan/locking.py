@@ -348,6 +348,5 @@ def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
     named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
     if named or local_path(plan.model) is not None:
         return plan
-    return plan.with_words(
-        _NAME, plan.model, "offline, vLLM would label its metrics with a path of the cache"
-    )
+    why = "offline, vLLM would label its metrics with a path of the cache"
+    return plan.with_option(_NAME, plan.model, why=why)

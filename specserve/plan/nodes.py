@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.schema import Profile
-from specserve.vllm.arguments import VllmTable, tokens
+from specserve.vllm.arguments import VllmTable
 
 if TYPE_CHECKING:
-    from specserve.plan.launchplan import LaunchPlan
+    from specserve.plan.launchplan import Json, LaunchPlan
 
 MASTER_PORT = 29501
 """vLLM's own default. (vllm/config/parallel.py 0.32, `master_port`)"""
@@ -44,49 +44,24 @@ def node_count(profile: Profile) -> int:
     return 1 if profile.engine.get("distributed_executor_backend") == "ray" else nodes
 
 
-def on_node(
-    plan: LaunchPlan,
-    rank: int,
-    *,
-    profile: Profile,
-    table: VllmTable,
-    master_addr: str | None = None,
-    master_port: int | None = None,
-) -> LaunchPlan:
+def on_node(plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: VllmTable) -> LaunchPlan:
     """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute.
 
-    `master_addr`: where the others find node 0; default: `engine.master_addr`. Raises UsageError.
+    An address of the command line stands above `engine.master_addr`. Raises UsageError.
     """
-    from specserve.plan.launchplan import Added, Origin  # `lint` asks for `node_count` and needs no plan
-
-    nodes = node_count(profile)
-    _refuse(profile, nodes, rank, given=master_addr is not None)
-    port = master_port or (None if "master_port" in profile.engine else MASTER_PORT)
-    values: dict[str, object] = {"nnodes": nodes, "node_rank": rank}
-    if master_addr is not None:
-        values["master_addr"] = master_addr
-    if port is not None:
-        values["master_port"] = port
-    argv, origins, kwargs = list(plan.argv), list(plan.origins), dict(plan.engine_kwargs)
-    for name, value in values.items():
-        argument = table.engine[name]
-        words = tokens(argument, value)
-        if argument.flag in argv:  # an address on the command line stands above the profile's
-            argv[argv.index(argument.flag) + 1] = words[-1]
-        else:
-            argv += words
-        origins = [origin for origin in origins if origin.key != argument.flag]
-        span = profile.spans.get("hardware.nodes") if name == "nnodes" else None
-        origins.append(Origin(str(argument.flag), str(value), span))
-        kwargs[name] = value  # type: ignore[assignment]
-    added = (*plan.added, Added("--nnodes", f"node {rank} of {nodes}: `hardware.nodes`"))
+    nodes, rank = node_count(profile), node.rank
+    _refuse(profile, nodes, rank, given=node.master_addr is not None)
+    port = node.master_port or (None if "master_port" in profile.engine else MASTER_PORT)
+    values = {"nnodes": nodes, "node_rank": rank, "master_addr": node.master_addr, "master_port": port}
+    said: dict[str, Json] = {name: value for name, value in values.items() if value is not None}
+    for name, value in said.items():
+        first = name == "nnodes"
+        span = profile.spans.get("hardware.nodes") if first else None
+        why = f"node {rank} of {nodes}: `hardware.nodes`" if first else ""
+        plan = plan.with_option(str(table.engine[name].flag), str(value), span=span, why=why)
     if rank:
-        argv.append("--headless")
-        origins.append(Origin("--headless", "", None))
-        added = (*added, Added("--headless", "only node 0 answers requests"))
-    return replace(
-        plan, argv=tuple(argv), origins=tuple(origins), engine_kwargs=kwargs, added=added, node_rank=rank
-    )
+        plan = plan.with_option("--headless", "", why="only node 0 answers requests")
+    return replace(plan, engine_kwargs={**plan.engine_kwargs, **said}, node_rank=rank)
 
 
 def share_of_node(
@@ -94,8 +69,7 @@ def share_of_node(
 ) -> LaunchPlan:
     """The share of one node. Raises UsageError if there are several and none is named, or the other way round."""
     if node is not None:
-        addr, port = node.master_addr, node.master_port
-        return on_node(plan, node.rank, profile=profile, table=table, master_addr=addr, master_port=port)
+        return on_node(plan, node, profile=profile, table=table)
     if whole or node_count(profile) == 1:
         return plan
     raise UsageError(
@@ -110,8 +84,8 @@ def share_of_node(
     )
 
 
-def _place(profile: Profile) -> Span:
-    return profile.spans.get("hardware.nodes", Span(profile.file))
+def _place(profile: Profile, path: str = "hardware.nodes") -> Span:
+    return profile.spans.get(path, Span(profile.file))
 
 
 def rank_at(plan: LaunchPlan) -> int:
@@ -145,7 +119,7 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     if int(profile.engine.get("data_parallel_size") or 1) > 1:
         raise UsageError(
             (
-                f"{profile.spans['engine.data_parallel_size']}: specserve does not plan data parallelism across "
+                f"{_place(profile, 'engine.data_parallel_size')}: specserve does not plan data parallelism across "
                 "nodes"
             ),
             hint="use one profile per replica, with a router in front of them",

@@ -3,233 +3,178 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import cleandoc
+from textwrap import indent
 
 from specserve.diagnostics import Code, Finding, Related, Severity, Span
 
-CODES: tuple[Code, ...] = tuple(
-    Code(code, name, Severity.ERROR, doc)
-    for code, name, doc in (
-        (
-            "SD001",
-            "unreadable-file",
-            """A file or folder that cannot be opened, or that is not UTF-8.
 
-            ## Why is this bad?
-            The file was not judged. If specserve skipped it, a CI run would pass for the wrong reason.
+def _page(code: str, name: str, what: str, why: str, bad: str, good: str, *, file: str) -> Code:
+    """A code with its manual page: what it is, why it is bad, an example and what to write in its place."""
+    parts = {"Why is this bad?": cleandoc(why), "Example": indent(cleandoc(bad), "    ")}
+    parts |= {"Use instead": indent(cleandoc(good), "    "), "Source": f"specserve, profile/{file}.py"}
+    sections = (f"\n\n## {title}\n{text}" for title, text in parts.items())
+    return Code(code, name, Severity.ERROR, "".join((cleandoc(what), *sections, "\n")))
 
-            ## Example
-                $ specserve lint no/such.yaml
 
-            ## Use instead
-                $ specserve lint configs/demo.yaml
-
-            ## Source
-            specserve, profile/load.py
-            """,
-        ),
-        (
-            "SD002",
-            "invalid-yaml",
-            """The text is not YAML, or it contains YAML that has no meaning in a profile.
-
-            ## Why is this bad?
-            A parser's guess about broken text may not be what the author meant. A tag such as `!!python/object`
-            asks for code to be run, and a character that YAML does not allow is invisible to a reader.
-
-            ## Example
-                target: {model: org/target
-
-            ## Use instead
-                target: {model: org/target}
-
-            ## Source
-            specserve, profile/source.py
-            """,
-        ),
-        (
-            "SD003",
-            "not-a-mapping",
-            """The file holds a list, a single value, several documents or nothing, but a profile is one mapping.
-
-            ## Why is this bad?
-            It is another kind of file, or the wrong file was named.
-
-            ## Example
-                - target: {model: org/target}
-
-            ## Use instead
-                target: {model: org/target}
-
-            ## Source
-            specserve, profile/source.py
-            """,
-        ),
-        (
-            "SD004",
-            "duplicate-key",
-            """A key that occurs twice in one mapping.
-
-            ## Why is this bad?
-            YAML parsers keep one of the two values, usually the last, without a warning. A reader of the file
-            may look at the value that is not used.
-
-            ## Example
-                target: {model: org/target}
-                engine:
-                  max_num_seqs: 64
-                  max_num_seqs: 128
-
-            ## Use instead
-                target: {model: org/target}
-                engine:
-                  max_num_seqs: 128
-
-            ## Source
-            specserve, profile/source.py
-            """,
-        ),
-        (
-            "SD005",
-            "unknown-key",
-            """A key that a profile does not have, or that belongs elsewhere.
-
-            ## Why is this bad?
-            A misspelt key sets nothing. specserve never drops a key silently. In a raw command, a key that vLLM
-            accepts but never reads is a warning.
-
-            ## Example
-                target: {model: org/target}
-                speculation: {method: ngram, num_speculative_token: 5, num_speculative_tokens: 4}
-
-            ## Use instead
-                target: {model: org/target}
-                speculation: {method: ngram, num_speculative_tokens: 5}
-
-            ## Source
-            specserve, profile/schema.py
-            """,
-        ),
-        (
-            "SD006",
-            "wrong-value",
-            """A value of the wrong type, or out of its range.
-
-            ## Why is this bad?
-            vLLM would end with a usage error, or take the value for something else. In a raw command, a
-            `method` that only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in
-            may add.
-
-            ## Example
-                target: {model: org/target, tensor_parallel_size: four}
-
-            ## Use instead
-                target: {model: org/target, tensor_parallel_size: 4}
-
-            ## Source
-            specserve, profile/values.py
-            """,
-        ),
-        (
-            "SD007",
-            "missing-key",
-            """A required key is missing.
-
-            ## Why is this bad?
-            It has no default: a profile needs a target, a block of speculation needs its method, and most
-            methods need a model and a number of tokens.
-
-            ## Example
-                target: {model: org/target}
-                speculation: {method: draft_model, num_speculative_tokens: 5}
-
-            ## Use instead
-                target: {model: org/target}
-                speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
-
-            ## Source
-            specserve, profile/validate.py
-            """,
-        ),
-        (
-            "SD008",
-            "too-complex",
-            """The file is larger or deeper than any profile, or refers to itself.
-
-            ## Why is this bad?
-            Aliases of aliases can make a short file fill all memory. The limits (1 MB, 50 levels, 20,000
-            values) are far above what a profile needs.
-
-            ## Example
-                target: {model: org/target}
-                engine: &a {b: *a}
-
-            ## Use instead
-                target: {model: org/target}
-                engine: {max_num_seqs: 64}
-
-            ## Source
-            specserve, profile/source.py
-            """,
-        ),
-        (
-            "SD009",
-            "bad-extends",
-            """The parent that `extends` names cannot be used.
-
-            ## Why is this bad?
-            It does not exist, is not a profile, refers to itself, or lies outside of the repository. Without
-            the parent, the launch is not known, so nothing else can be judged.
-
-            ## Example
-                extends: ./no-such-parent.yaml
-                target: {model: org/target}
-
-            ## Use instead
-                target: {model: org/target}
-
-            ## Source
-            specserve, profile/load.py
-            """,
-        ),
-        (
-            "SD010",
-            "unknown-schema",
-            """The profile is written for another version of the profile schema.
-
-            ## Why is this bad?
-            Its keys may have another meaning in that version. A newer specserve may be able to read it.
-
-            ## Example
-                schema: 2
-                target: {model: org/target}
-
-            ## Use instead
-                schema: 1
-                target: {model: org/target}
-
-            ## Source
-            specserve, profile/schema.py
-            """,
-        ),
-        (
-            "SD011",
-            "ambiguous-scalar",
-            """A plain value that YAML reads differently than a person does.
-
-            ## Why is this bad?
-            YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.
-
-            ## Example
-                target: {model: org/target, tensor_parallel_size: 010}
-
-            ## Use instead
-                target: {model: org/target, tensor_parallel_size: 8}
-
-            ## Source
-            specserve, profile/values.py
-            """,
-        ),
-    )
+CODES: tuple[Code, ...] = (
+    _page(
+        "SD001",
+        "unreadable-file",
+        "A file or folder that cannot be opened, or that is not UTF-8.",
+        "The file was not judged. If specserve skipped it, a CI run would pass for the wrong reason.",
+        "$ specserve lint no/such.yaml",
+        "$ specserve lint configs/demo.yaml",
+        file="load",
+    ),
+    _page(
+        "SD002",
+        "invalid-yaml",
+        "The text is not YAML, or it contains YAML that has no meaning in a profile.",
+        """
+        A parser's guess about broken text may not be what the author meant. A tag such as `!!python/object`
+        asks for code to be run, and a character that YAML does not allow is invisible to a reader.
+        """,
+        "target: {model: org/target",
+        "target: {model: org/target}",
+        file="source",
+    ),
+    _page(
+        "SD003",
+        "not-a-mapping",
+        "The file holds a list, a single value, several documents or nothing, but a profile is one mapping.",
+        "It is another kind of file, or the wrong file was named.",
+        "- target: {model: org/target}",
+        "target: {model: org/target}",
+        file="source",
+    ),
+    _page(
+        "SD004",
+        "duplicate-key",
+        "A key that occurs twice in one mapping.",
+        """
+        YAML parsers keep one of the two values, usually the last, without a warning. A reader of the file
+        may look at the value that is not used.
+        """,
+        """
+        target: {model: org/target}
+        engine:
+          max_num_seqs: 64
+          max_num_seqs: 128
+        """,
+        """
+        target: {model: org/target}
+        engine:
+          max_num_seqs: 128
+        """,
+        file="source",
+    ),
+    _page(
+        "SD005",
+        "unknown-key",
+        "A key that a profile does not have, or that belongs elsewhere.",
+        """
+        A misspelt key sets nothing. specserve never drops a key silently. In a raw command, a key that vLLM
+        accepts but never reads is a warning.
+        """,
+        """
+        target: {model: org/target}
+        speculation: {method: ngram, num_speculative_token: 5, num_speculative_tokens: 4}
+        """,
+        """
+        target: {model: org/target}
+        speculation: {method: ngram, num_speculative_tokens: 5}
+        """,
+        file="schema",
+    ),
+    _page(
+        "SD006",
+        "wrong-value",
+        "A value of the wrong type, or out of its range.",
+        """
+        vLLM would end with a usage error, or take the value for something else. In a raw command, a
+        `method` that only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in
+        may add.
+        """,
+        "target: {model: org/target, tensor_parallel_size: four}",
+        "target: {model: org/target, tensor_parallel_size: 4}",
+        file="values",
+    ),
+    _page(
+        "SD007",
+        "missing-key",
+        "A required key is missing.",
+        """
+        It has no default: a profile needs a target, a block of speculation needs its method, and most
+        methods need a model and a number of tokens.
+        """,
+        """
+        target: {model: org/target}
+        speculation: {method: draft_model, num_speculative_tokens: 5}
+        """,
+        """
+        target: {model: org/target}
+        speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
+        """,
+        file="validate",
+    ),
+    _page(
+        "SD008",
+        "too-complex",
+        "The file is larger or deeper than any profile, or refers to itself.",
+        """
+        Aliases of aliases can make a short file fill all memory. The limits (1 MB, 50 levels, 20,000
+        values) are far above what a profile needs.
+        """,
+        """
+        target: {model: org/target}
+        engine: &a {b: *a}
+        """,
+        """
+        target: {model: org/target}
+        engine: {max_num_seqs: 64}
+        """,
+        file="source",
+    ),
+    _page(
+        "SD009",
+        "bad-extends",
+        "The parent that `extends` names cannot be used.",
+        """
+        It does not exist, is not a profile, refers to itself, or lies outside of the repository. Without
+        the parent, the launch is not known, so nothing else can be judged.
+        """,
+        """
+        extends: ./no-such-parent.yaml
+        target: {model: org/target}
+        """,
+        "target: {model: org/target}",
+        file="load",
+    ),
+    _page(
+        "SD010",
+        "unknown-schema",
+        "The profile is written for another version of the profile schema.",
+        "Its keys may have another meaning in that version. A newer specserve may be able to read it.",
+        """
+        schema: 2
+        target: {model: org/target}
+        """,
+        """
+        schema: 1
+        target: {model: org/target}
+        """,
+        file="schema",
+    ),
+    _page(
+        "SD011",
+        "ambiguous-scalar",
+        "A plain value that YAML reads differently than a person does.",
+        "YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.",
+        "target: {model: org/target, tensor_parallel_size: 010}",
+        "target: {model: org/target, tensor_parallel_size: 8}",
+        file="values",
+    ),
 )
 
 

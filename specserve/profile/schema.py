@@ -1,17 +1,18 @@
-"""The profile: its sections, typed and frozen, and their keys as JSON Schema. Field names below `target` are vLLM's."""
+"""The profile: its sections, typed and frozen, its fingerprint, and its keys as JSON Schema."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.vllm.arguments import human_int
+from specserve.vllm.arguments import canonical, human_int
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, PERCENTILES, Key, Kind
+from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, OWN_LAYERS, PERCENTILES, Key, Kind
 
 SCHEMA = 1
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -215,6 +216,59 @@ def _count(value: Any) -> int:
     """1 where nothing usable is written: another rule tells that."""
     number = human_int(value) if isinstance(value, str) else value
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else 1
+
+
+_PLACEMENT = ("master_addr", "master_port")
+"""Arguments of the engine that say where it runs, and nothing else."""
+
+
+def fingerprint(profile: Profile) -> str:
+    """sha256 (hex) of the target, speculation, engine, frontend, environment, vLLM range and hardware kind.
+
+    Placement is left out: where the server listens, which devices it uses, how many nodes there are; so are
+    the name, the promises and the alternatives that are not in use. A model that the profile's lock knows counts
+    by its commit or content, wherever it lies and whatever revision was asked for.
+    """
+    import hashlib  # most of lint needs no fingerprint
+
+    hardware = profile.hardware
+    content = {
+        "schema": profile.schema,
+        "vllm": sorted(part.replace(" ", "") for part in (profile.vllm or "").split(",")),
+        **_models(profile),
+        "frontend": profile.frontend,
+        "env": profile.env,
+        "hardware": [hardware.accelerator, hardware.count] if hardware else None,
+    }
+    text = json.dumps(canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _models(profile: Profile) -> dict[str, Any]:
+    """The sections that name models, with what the lock knows in the place of names and revisions."""
+    target = profile.target
+    engine = {name: value for name, value in profile.engine.items() if name not in _PLACEMENT}
+    keys = dict(profile.speculation.keys) if profile.speculation else None
+    revision = engine.get("tokenizer_revision") or target.revision
+    own = _identity(profile, target.model, target.revision)
+    tokenizer = _identity(profile, target.tokenizer or target.model, revision)
+    if tokenizer and (target.tokenizer or engine.get("tokenizer_revision")):
+        target = replace(target, tokenizer=tokenizer)
+        engine.pop("tokenizer_revision", None)
+    if keys is not None:
+        draft = _identity(profile, keys.get("model") or profile.target.model, keys.get("revision"))
+        if draft and (keys.get("model") or keys["method"] in OWN_LAYERS):
+            keys |= {"model": draft, "revision": None}
+    if own:
+        target = replace(target, model=own, revision=None)
+    return {"target": target, "speculation": keys, "engine": engine}
+
+
+def _identity(profile: Profile, model: str, revision: str | None) -> str | None:
+    """What the lock says that a model is; a directory is the same at whatever revision."""
+    found = profile.identities.get((model, revision))
+    alone = profile.identities.get((model, None), "")
+    return found or (alone if alone.startswith("sha256:") else None)
 
 
 _HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}

@@ -194,14 +194,12 @@ def _composed(text: str, *, file: str) -> yaml.Node:
     except (yaml.YAMLError, RecursionError) as error:
         message = f"invalid YAML: {getattr(error, 'reason', 'unreadable')}"
         raise Stop(problem("SD002", message, Span(file))) from error
-    if not documents or _is_nothing(documents[0]):
+    if not documents or (
+        isinstance(documents[0], yaml.ScalarNode) and not (documents[0].style or documents[0].value)
+    ):
         raise Stop(_empty(file))
     document: yaml.Node = documents[0]
     return document
-
-
-def _is_nothing(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and not node.style and not node.value
 
 
 def _check_events(events: Iterable[yaml.Event], *, file: str) -> None:

@@ -51,34 +51,25 @@ class Node:
                 yield from child.walk(f"{path}[{index}]")
 
 
-def merged(parent: Node, child: Node) -> Node:
+def merged(parent: Node, child: Node, *, path: tuple[str, ...] = ()) -> Node:
     """The child over its parent: maps merge, lists and scalars replace, null unsets.
 
     A block of speculation merges only where the child keeps the method; with another one it is replaced whole.
+    `path`: where the two stand.
     """
-    return _merged(parent, child, path=())
-
-
-def _merged(parent: Node, child: Node, *, path: tuple[str, ...]) -> Node:
     above, below = parent.mapping, child.mapping
     if child.value is None:
         return replace(child, unset=parent.value is not None or parent.unset)
     if above is None or below is None:
         return child
-    if _is_speculation(path) and "method" in below and _method(above) != _method(below):
+    is_block = path == ("speculation",) or (len(path) == 2 and path[0] == "alternatives")
+    method = above["method"].value if "method" in above else None
+    if is_block and "method" in below and below["method"].value != method:
         return child
     values = dict(above)
     for key, node in below.items():
-        values[key] = _merged(values[key], node, path=(*path, key)) if key in values else node
+        values[key] = merged(values[key], node, path=(*path, key)) if key in values else node
     return replace(child, value=values)
-
-
-def _is_speculation(path: tuple[str, ...]) -> bool:
-    return path == ("speculation",) or (len(path) == 2 and path[0] == "alternatives")
-
-
-def _method(mapping: dict[str, Node]) -> Scalar | list[Node] | dict[str, Node]:
-    return mapping["method"].value if "method" in mapping else None
 
 
 _NULLS = {"", "~", "null", "Null", "NULL"}
@@ -144,8 +135,8 @@ def convert(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
 
 
 def _converted(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
-    if key.kind in _SCALARS:
-        return _SCALARS[key.kind](node)
+    if key.kind in ("str", "int", "length", "float", "bool", "device"):
+        return _scalar(node, key.kind)
     if isinstance(node.value, Ambiguous):
         raise _octal(node.value)
     if isinstance(node.value, dict) and key.kind == "map":
@@ -185,15 +176,15 @@ def shown(node: Node) -> str:
 def _unfit(node: Node, kind: Kind) -> Unfit:
     if isinstance(node.value, Ambiguous):
         return _octal(node.value, text_fits=kind == "device")
-    bare = isinstance(node.value, str) and node.raw is None and _fits_without_quotes(node.value, kind)
+    quoted_text = node.value if isinstance(node.value, str) and node.raw is None else ""
+    is_number = bool(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", quoted_text))
+    bare = (
+        quoted_text in ("true", "false")
+        if kind == "bool"
+        else is_number and kind in ("int", "length", "float")
+    )
     reason = f"must be {WORDS[kind]}; found {shown(node)}{' in quotes' if bare else ''}"
     return Unfit(reason, help="leave the quotes out" if bare else None)
-
-
-def _fits_without_quotes(text: str, kind: Kind) -> bool:
-    if kind == "bool":
-        return text in ("true", "false")
-    return kind in ("int", "length", "float") and bool(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text))
 
 
 def _octal(text: str, *, text_fits: bool = True) -> Unfit:
@@ -278,28 +269,6 @@ def _text(node: Node) -> str:
     return text
 
 
-def _int(node: Node) -> int:
-    if isinstance(node.value, int) and not isinstance(node.value, bool):
-        return node.value
-    if isinstance(node.value, str) and not isinstance(node.value, Ambiguous):
-        number = human_int(node.value)
-        if number is not None:
-            return number
-    raise _unfit(node, "int")
-
-
-def _length(node: Node) -> int:
-    if isinstance(node.value, str) and node.value.lower() == "auto":
-        return -1  # vLLM: fits the length to the memory
-    try:
-        number = _int(node)
-    except Unfit:
-        raise _unfit(node, "length") from None
-    if number == 0 or number < -1:
-        raise Unfit(f"must be `auto`, -1, or a number of at least 1; found {shown(node)}")
-    return number
-
-
 def _finite(node: Node) -> float:
     if isinstance(node.value, float) and not math.isfinite(node.value):
         raise Unfit(f"must be a finite number; found {shown(node)}")
@@ -308,27 +277,26 @@ def _finite(node: Node) -> float:
     raise _unfit(node, "float")
 
 
-def _bool(node: Node) -> bool:
-    if isinstance(node.value, bool):
-        return node.value
-    raise _unfit(node, "bool")
-
-
-def _device(node: Node) -> int | str:
-    if isinstance(node.value, int) and not isinstance(node.value, bool):
-        if node.value < 0:
-            raise Unfit(f"must be an index or a UUID; found {shown(node)}")
-        return node.value
-    if isinstance(node.value, str) and not isinstance(node.value, Ambiguous):
+def _scalar(node: Node, kind: Kind) -> Any:
+    """A scalar of a kind. Raises Unfit."""
+    value = node.value
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    is_text = isinstance(value, str) and not isinstance(value, Ambiguous)
+    if kind == "str":
         return _text(node)
-    raise _unfit(node, "device")
-
-
-_SCALARS: Mapping[Kind, Callable[[Node], Any]] = {
-    "str": _text,
-    "int": _int,
-    "length": _length,
-    "float": _finite,
-    "bool": _bool,
-    "device": _device,
-}
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind == "float":
+        return _finite(node)
+    if kind == "device" and is_text:
+        return _text(node)
+    if kind == "length" and is_text and str(value).lower() == "auto":
+        return -1  # vLLM: fits the length to the memory
+    number = value if is_int else human_int(str(value)) if is_text and kind != "device" else None
+    if not isinstance(number, int) or kind == "bool":
+        raise _unfit(node, kind)
+    if kind == "length" and (number == 0 or number < -1):
+        raise Unfit(f"must be `auto`, -1, or a number of at least 1; found {shown(node)}")
+    if kind == "device" and number < 0:
+        raise _unfit(node, kind)
+    return number

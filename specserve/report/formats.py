@@ -20,7 +20,7 @@ from specserve.report.manual import HOME, Page, body, pages
 from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
-    from specserve.memory.constants import Bounds as Interval
+    from specserve.memory.constants import Bounds
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
 
@@ -35,31 +35,22 @@ _PROPERTY = _DATA | str.maketrans({":": "%3A", ",": "%2C"})
 
 def report_json(report: Report) -> str:
     """Returns the whole report as one JSON document."""
-    return json_document(
-        {
-            "findings": [_finding(finding) for finding in report.findings],
-            "skipped": [
-                picked(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped
-            ],
-            "profiles": [_profile(item) for item in report.verdicts],
-            "summary": {
-                "profiles": report.profiles,
-                "errors": report.count(Severity.ERROR),
-                "warnings": report.count(Severity.WARNING),
-                "infos": report.count(Severity.INFO),
-                "suppressed": report.suppressed,
-            },
-        }
-    )
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        **picked(finding, "code", "name", "severity", "message"),
-        "location": _labelled(finding),
-        "related": [_labelled(item) for item in finding.related],
-        **picked(finding, "notes", "help"),
+    counts = {f"{severity}s": report.count(severity) for severity in Severity}
+    content = {
+        "findings": [
+            {
+                **picked(finding, "code", "name", "severity", "message"),
+                "location": _labelled(finding),
+                "related": [_labelled(item) for item in finding.related],
+                **picked(finding, "notes", "help"),
+            }
+            for finding in report.findings
+        ],
+        "skipped": [picked(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped],
+        "profiles": [_profile(item) for item in report.verdicts],
+        "summary": {"profiles": report.profiles, **counts, "suppressed": report.suppressed},
     }
+    return json_document(content)
 
 
 def _labelled(item: Finding | Related) -> dict[str, Any]:
@@ -75,9 +66,9 @@ def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
 
     if isinstance(verdict, Checked):
         content["tokenizer"] = _tokenizer(verdict.tokenizer)
-        content["memory"] = _memory(verdict.memory)
+        content["memory"] = _memory(verdict.memory) if verdict.memory else None
         if verdict.vllm:
-            from specserve.report.effective import effective_json
+            from specserve.report.check import effective_json
 
             content["vllm"] = effective_json(verdict.vllm)
     return content
@@ -88,55 +79,46 @@ def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
 
     comparison = comparison or TokenizerComparison("not_applicable")
     first = comparison.first_difference
-    return {
-        **picked(comparison, "verdict", "overlap", "mismatch_by_occurrence"),
-        "first_difference": picked(first, "id", "target", "draft") if first else None,
-        **picked(comparison, "reasons"),
-    }
+    content = picked(comparison, "verdict", "overlap", "mismatch_by_occurrence")
+    content["first_difference"] = picked(first, "id", "target", "draft") if first else None
+    return content | picked(comparison, "reasons")
 
 
-def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
-    if estimate is None:
-        return None
+def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
     per_gpu, alone = estimate.per_gpu_bytes, estimate.without_speculation_kv_cache_tokens
+    is_known = not estimate.unknown_draft
+    kv_cache: dict[str, Any] = {
+        "kv_bytes_per_token": {
+            "target": estimate.target_kv_bytes_per_token,
+            "draft": estimate.draft_kv_bytes_per_token if is_known else None,
+        },
+        "kv_bytes_per_request_fixed": {
+            "target": estimate.target_kv_bytes_fixed,
+            "draft": estimate.draft_kv_bytes_fixed if is_known else None,
+        },
+        "largest_max_model_len": _bounds(estimate.largest_max_model_len),
+        "kv_cache_tokens": _bounds(estimate.kv_cache_tokens),
+        "max_concurrency": _bounds(estimate.max_concurrency, digits=2),
+    }
     return {
         **picked(estimate, "verdict", "rank"),
         "per_gpu_bytes": {
             **picked(per_gpu, "total", "budget", "target_weights"),
-            "draft_weights": None if estimate.unknown_draft else per_gpu.draft_weights,
+            "draft_weights": per_gpu.draft_weights if is_known else None,
             **{name: _bounds(getattr(per_gpu, name)) for name in ("activation", "other", "kv_cache")},
         },
         "max_model_len": estimate.max_model_len,
-        **_kv_cache(estimate),
+        **(kv_cache if estimate.is_kv_known else dict.fromkeys(kv_cache)),
         "without_speculation": {"kv_cache_tokens": _bounds(alone)} if alone else None,
         "knobs": [picked(knob, "path", "value", "frees_bytes", "verdict") for knob in estimate.knobs],
         **picked(estimate, "basis", "calibration", "notes"),
     }
 
 
-def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
-    """What the KV cache holds; nulls for what is not known: the draft, or an architecture's cache."""
-    has_draft = not estimate.unknown_draft
-    content: dict[str, Any] = {
-        "kv_bytes_per_token": {
-            "target": estimate.target_kv_bytes_per_token,
-            "draft": estimate.draft_kv_bytes_per_token if has_draft else None,
-        },
-        "kv_bytes_per_request_fixed": {
-            "target": estimate.target_kv_bytes_fixed,
-            "draft": estimate.draft_kv_bytes_fixed if has_draft else None,
-        },
-        "largest_max_model_len": _bounds(estimate.largest_max_model_len),
-        "kv_cache_tokens": _bounds(estimate.kv_cache_tokens),
-        "max_concurrency": _bounds(estimate.max_concurrency, digits=2),
-    }
-    return content if estimate.is_kv_known else dict.fromkeys(content)
-
-
-def _bounds(interval: Interval, *, digits: int | None = None) -> dict[str, Any]:
+def _bounds(bounds: Bounds, *, digits: int | None = None) -> dict[str, Any]:
     """Both ends; whole numbers without `digits`."""
-    low, high = (int(end) if digits is None else round(end, digits) for end in (interval.low, interval.high))
-    return {"low": low, "high": high, "logs": interval.logs}
+    low, high = (int(end) if digits is None else round(end, digits) for end in (bounds.low, bounds.high))
+    return {"low": low, "high": high, "logs": bounds.logs}
 
 
 def _is_file(name: str) -> bool:
@@ -162,24 +144,28 @@ def _root(workspace: str | None, here: Path) -> Path:
 
 def sarif(report: Report) -> str:
     """Returns the whole report as one SARIF log with one run; the rules are those of its findings."""
-    known = pages()
+    known, seen = pages(), Counter[str]()
     codes = sorted({finding.code for finding in report.findings})
-    seen: Counter[str] = Counter()
     driver = {
         "name": "specserve",
         "semanticVersion": __version__,
         "informationUri": HOME,
         "rules": [_descriptor(known[code]) for code in codes],
     }
+    notifications = [
+        {
+            "level": "warning",
+            "descriptor": {"id": f"skipped-{item.group}"},
+            "message": {
+                "text": clean(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
+            },
+        }
+        for item in report.skipped
+    ]
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "invocations": [
-            {
-                "executionSuccessful": True,
-                "toolExecutionNotifications": [_notification(item) for item in report.skipped],
-            }
-        ],
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notifications}],
         "results": [_result(finding, codes.index(finding.code), seen) for finding in report.findings],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -198,13 +184,6 @@ def _descriptor(page: Page) -> dict[str, Any]:
         "defaultConfiguration": {"level": _LEVELS[page.severity]},
         "properties": {"tags": ["vllm"], "problem.severity": _PROBLEMS[page.severity]},
     }
-
-
-def _notification(item: Skipped) -> dict[str, Any]:
-    """A group of rules that was not run: no result of it means nothing."""
-    text = f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"
-    descriptor = {"id": f"skipped-{item.group}"}
-    return {"level": "warning", "descriptor": descriptor, "message": {"text": clean(_plain(text))}}
 
 
 def _result(finding: Finding, index: int, seen: Counter[str]) -> dict[str, Any]:
@@ -237,10 +216,7 @@ def _message(finding: Finding) -> str:
 
 def _remarks(finding: Finding) -> list[str]:
     """The evidence, and the way out."""
-    return [
-        *(f"note: {note}" for note in finding.notes),
-        *([f"help: {finding.help}"] if finding.help else []),
-    ]
+    return [f"note: {note}" for note in finding.notes] + ([f"help: {finding.help}"] if finding.help else [])
 
 
 def _plain(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specserve.errors import FactError, UsageError
 from specserve.report.console import clean, in_one_line, out, say, styled
 from specserve.report.numbers import count
+from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -62,36 +63,24 @@ def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: boo
 
 def print_sglang(profile: Profile, *, as_json: bool) -> None:
     """The command that serves a profile with SGLang to stdout, what to mind to stderr. Raises UsageError."""
-    from specserve.sglang.launch import command, launch_sglang
-    from specserve.sglang.mapping import VERSION
+    from specserve.plan.launchplan import shell
+    from specserve.sglang.options import VERSION, launch_sglang
 
     made = launch_sglang(profile)
     if as_json:
-        content: dict[str, Any] = {"version": 1, "name": made.name, "fingerprint": made.fingerprint}
-        content |= {
-            "sglang": VERSION,
-            "argv": list(made.argv),
-            "env": dict(made.env),
-            "notes": list(made.notes),
-        }
-        out(json.dumps(content, indent=2, ensure_ascii=False))
+        known = {"name": made.name, "fingerprint": made.fingerprint, "sglang": VERSION}
+        out(json_document({**known, **picked(made, "argv", "env", "notes")}))
         return
-    out(command(made))
+    out(shell(made))
     say(f"# SGLang {VERSION}; specserve has never started SGLang")
     for note in made.notes:
         say(f"# {note}")
 
 
-def _files_json(artifacts: Sequence[Artifact], *, target: str) -> str:
-    """Rendered files with their paths."""
-    files = [{"path": one.path, "text": one.text} for one in artifacts]
-    return json.dumps({"version": 1, "target": target, "files": files}, indent=2, ensure_ascii=False)
-
-
 def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) -> None:
     """Rendered files to stdout. Raises UsageError if none of them is of use alone."""
     if as_json:
-        out(_files_json(artifacts, target=target))
+        out(json_document({"target": target, "files": [picked(one, "path", "text") for one in artifacts]}))
         return
     alone = [one for one in artifacts if one.alone]
     if not alone:
@@ -115,35 +104,31 @@ def say_written(
     """
     for one in artifacts:
         out(clean(str(folder / one.path)))
-    say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
+    say(f"{count(len(artifacts), 'file')}, {f'{changed} of them' if changed else 'none'} changed")
     if left := [path for path, state in found if state == "left over"]:
-        say(f"note: {_files(len(left))} of another rendering left over, which can be deleted:")
+        say(f"note: {count(len(left), 'file')} of another rendering left over, which can be deleted:")
         for path in left:
             say(f"  {clean(str(folder / path))}")
 
 
-def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, count: int, again: str) -> int:
-    """Which of `count` files are not up to date, as (path, state); returns 1 if any is not, else 0.
+def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, again: str) -> int:
+    """Which of `total` files are not up to date, as (path, state); returns 1 if any is not, else 0.
 
     `again`: the command that renders them.
     """
     for path, state in found:
         out(f"{state}: {clean(str(folder / path))}")
     if not found:
-        say(f"up to date: {_files(count)}")
+        say(f"up to date: {count(total, 'file')}")
         return 0
     left = sum(state == "left over" for _, state in found)
-    say(f"stale: {len(found) - left} of {_files(count)}" + (f"; {left} left over" if left else ""))
+    say(f"stale: {len(found) - left} of {count(total, 'file')}" + (f"; {left} left over" if left else ""))
     say("")
     if len(found) > left:
         say(f"{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
     if left:
         say(f"{styled('hint', 'cyan')}: delete the files that are left over from another rendering")
     return 1
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def say_converted(

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
-from specserve.checks.rules.catalogue import RULES
+from specserve.checks.rules import RETIRED, all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError, did_you_mean, quoted
@@ -71,7 +71,9 @@ def pages() -> dict[str, Page]:
     besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
     besides.append((UNREADABLE, "models"))
     plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
-    rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in RULES]
+    rules = [
+        Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in all_rules()
+    ]
     return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
 
 
@@ -82,6 +84,9 @@ def find(word: str) -> Page:
     found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
     if found:
         return found
+    if reason := RETIRED.get(word.strip().upper()):
+        hint = "remove the comments that ignore it; `specserve check --ask-vllm` lets vLLM's own code judge"
+        raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
     digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
     guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
     hint = f"did you mean `specserve explain {guess}`?" if guess else "`specserve rules` lists them"

@@ -18,7 +18,7 @@ from specserve.errors import FactError, LaunchError, SpecserveError
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, clean, in_one_line, out, say, styled
-from specserve.report.numbers import duration, number
+from specserve.report.numbers import NONE, duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
 from specserve.serve.files import open_regular
@@ -27,7 +27,6 @@ from specserve.serve.logs import GIB, LogTail, MemoryFigures
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
 
-_HEAD = ("NAME", "STATE", "PORT", "UP", "MODEL", "DRAFTS", "ACCEPTED", "DEVICES", "PID", "FINGERPRINT")
 _OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
 """Columns that a narrow terminal goes without, the first one first."""
 _ENDED = ("dead", "gone")
@@ -39,45 +38,50 @@ _PROMPT = "def __len__(self):"
 
 def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
     """Returns one line per server, and under it what is wrong with it."""
-    rows = [_HEAD, *(_cells(seen, now_s=time.time() if now_s is None else now_s) for seen in servers)]
-    columns = list(zip(*rows, strict=True))
+    rows = [_cells(seen, now_s=time.time() if now_s is None else now_s) for seen in servers]
+    names = list(rows[0])
     for name in (None, *_OPTIONAL):
-        columns = [column for column in columns if column[0] != name]
-        widths = [max(map(len, column)) for column in columns]
+        names = [each for each in names if each != name]
+        widths = [max(len(each), *(len(row[each]) for row in rows)) for each in names]
         if sum(widths) + 2 * (len(widths) - 1) <= shutil.get_terminal_size((WIDTH, 24)).columns:
             break
-    padded = ([cell.ljust(width) for cell in column] for column, width in zip(columns, widths, strict=True))
-    head, *lines = ("  ".join(cells).rstrip() for cells in zip(*padded, strict=True))
-    parts = [head]
-    for line, seen in zip(lines, servers, strict=True):
-        ended = seen.record.ended if seen.record is not None else None
-        parts.append(line)
-        if seen.detail:
-            parts.append(f"  {in_one_line(seen.detail)}")
-        if ended is not None and ended.hint:
-            parts.append(f"  hint: {in_one_line(ended.hint)}")
-    return "\n".join(parts) + "\n"
+    lines = []
+    for row, seen in zip(({name: name for name in names}, *rows), (None, *servers), strict=True):
+        cells = (row[name].ljust(width) for name, width in zip(names, widths, strict=True))
+        lines.append("  ".join(cells).rstrip())
+        if seen is not None and seen.detail:
+            lines.append(f"  {in_one_line(seen.detail)}")
+        if seen is not None and seen.record and seen.record.ended and seen.record.ended.hint:
+            lines.append(f"  hint: {in_one_line(seen.record.ended.hint)}")
+    return "\n".join(lines) + "\n"
 
 
-def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
-    """One row of the table, in the order of its head."""
+def _cells(seen: Seen, *, now_s: float) -> dict[str, str]:
+    """One row of the table by its columns; `-` for what is not known."""
     record = seen.record
+    method = pid = uptime = None
+    if record is not None and seen.state not in _ENDED:
+        pid, uptime = record.leader and record.leader[0], duration(now_s - record.started_at_s)
     if record is None:
-        return (seen.name, seen.state, *["-"] * 6, str(seen.pids[0]) if seen.pids else "-", "-")
-    runs = seen.state not in _ENDED
-    tokens = f" K={record.num_speculative_tokens}" if record.num_speculative_tokens is not None else ""
-    return (
-        record.name,
-        seen.state,
-        str(record.port),
-        duration(now_s - record.started_at_s) if runs else "-",
-        in_one_line(record.model),
-        "-" if record.method is None else in_one_line(record.method) + tokens,
-        number(seen.lately.acceptance_rate),
-        in_one_line(",".join(record.devices)) or "-",
-        str(record.leader[0]) if runs and record.leader else "-",
-        in_one_line(record.fingerprint[:12]),
-    )
+        pid = seen.pids[0] if seen.pids else None
+    elif record.method is not None:
+        tokens = f" K={record.num_speculative_tokens}" if record.num_speculative_tokens is not None else ""
+        method = record.method + tokens
+    cells = {
+        "NAME": seen.name,
+        "STATE": seen.state,
+        "PORT": record and record.port,
+        "UP": uptime,
+        "MODEL": record and record.model,
+        "DRAFTS": method,
+        "ACCEPTED": number(seen.lately.acceptance_rate),
+        "DEVICES": record and ",".join(record.devices),
+        "PID": pid,
+        "FINGERPRINT": record and record.fingerprint[:12],
+    }
+    return {
+        name: in_one_line(str(value)) if value not in (None, "") else NONE for name, value in cells.items()
+    }
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
@@ -244,11 +248,10 @@ def _ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict
 
 def memory_line(figures: MemoryFigures, *, resident_bytes: int | None) -> str:
     """Weights, KV cache and graphs as vLLM reported them, and the host memory of its processes."""
-    weights = "weights unknown"
-    if figures.weights_gib is not None:
-        weights = f"weights {_gib(figures.weights_gib)} per GPU"
-    elif figures.checkpoint_gib is not None:
-        weights = f"weights {_gib(figures.checkpoint_gib)} on disk"
+    weights = f"weights {_gib(figures.weights_gib)} per GPU"
+    if figures.weights_gib is None:
+        on_disk = figures.checkpoint_gib
+        weights = "weights unknown" if on_disk is None else f"weights {_gib(on_disk)} on disk"
     parts = [weights, f"KV cache {_gib(figures.kv_cache_gib)}"]
     if figures.graphs_gib is not None:
         parts.append(f"CUDA graphs {_gib(figures.graphs_gib)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -155,7 +156,7 @@ class Client:
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What the server says about its models, by name."""
         with self._failures():
-            answer: Any = self._openai.get("/models", cast_to=object, options=_SHORT)
+            answer = _content(self._openai.get("/models", cast_to=object, options=_SHORT))
             try:
                 return {str(model["id"]): dict(model) for model in answer["data"]}
             except (ValueError, LookupError, TypeError):
@@ -167,7 +168,7 @@ class Client:
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
         with self._failures(model=model):
-            answer: Any = self._openai.post(f"/{path}", cast_to=object, body=dict(body))
+            answer = _content(self._openai.post(f"/{path}", cast_to=object, body=dict(body)))
             if not isinstance(answer, dict):
                 raise requests.no_api(self._endpoint)
             return answer
@@ -177,7 +178,7 @@ class Client:
         # what is not a JSON object with a count is a server that cannot count
         with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
             url = f"{self._endpoint.root}/tokenize"
-            answer: Any = self._openai.post(url, cast_to=object, body=dict(body), options=_SHORT)
+            answer = _content(self._openai.post(url, cast_to=object, body=dict(body), options=_SHORT))
             count = answer["count"]
             return count if isinstance(count, int) and count >= 0 else None
         return None
@@ -286,6 +287,11 @@ class Client:
             if failure is None:
                 raise
             raise failure from error
+
+
+def _content(answer: object) -> Any:
+    """An answer; the client library leaves one as text whose header does not call it JSON."""
+    return json.loads(answer) if isinstance(answer, str) else answer
 
 
 def _pieces(chunk: Any, mode: Mode) -> Iterator[tuple[Kind, str]]:

@@ -97,7 +97,7 @@ class Group(ABC):
         """
         sent = 0
         for process in self.members():
-            with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error, OSError):
                 if not (
                     spares_trackers and "multiprocessing.resource_tracker" in " ".join(process.cmdline())
                 ):

@@ -307,23 +307,6 @@ ARGMAX_NEEDS_ONE_VOCABULARY = since(
     _SPECULATIVE,
     '"use_local_argmax_reduction because token-level intersection "',
 )
-WATERMARKED_METHODS: Fact[frozenset[str] | None] = fact(
-    "the methods whose drafts can carry a watermark; None: there are no watermarks",
-    Era("0.26", None, _CONFIG, "watermark_config: WatermarkConfig | None = None", is_absent=True),
-    Era(
-        "0.30",
-        frozenset({"dspark", "eagle", "eagle3", "mtp"}),
-        _CONFIG,
-        'if speculative_config.method not in ("dspark", "eagle", "eagle3", "mtp"):',
-    ),
-    Era(
-        "0.33",
-        frozenset({"dflash", "dspark", "eagle", "eagle3", "mtp"}),
-        _CONFIG,
-        '"Watermarking supports only dflash, dspark, eagle, eagle3 and "',
-    ),
-)
-
 # attention
 
 _FLASHINFER = "v1/attention/backends/flashinfer.py"

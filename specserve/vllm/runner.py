@@ -87,12 +87,6 @@ def which_runner(
     return RunnerChoice("V2", "")
 
 
-def ignores_other_vocabulary(version: str) -> bool:
-    """Whether V2 serves `use_heterogeneous_vocab`, though nothing in it maps the draft's tokens to the target's."""
-    takes = "draft_model" not in facts.V2_LACKS_METHODS.at(version)
-    return takes and not facts.V2_LACKS_OTHER_VOCABULARY.at(version)
-
-
 def env_switch(env: Mapping[str, str]) -> bool | None:
     """What the environment says about the runner; None if it says nothing that vLLM can read.
 

@@ -67,7 +67,7 @@ def vllm_for(
     is_cpu: bool | None,
     here: Vllm | None,
     starts: bool,
-    place: Span | None,
+    place: Span,
 ) -> Vllm:
     """The vLLM of a launch: a named version, else the installed one, else the newest in a profile's range.
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from specserve.checks.run import judge
+from specserve.checks.rule import Context
+from specserve.checks.run import examined, examined_in
 from specserve.diagnostics import Finding
 from specserve.profile.schema import Profile
+
+
+def judge(profile: Profile) -> list[Finding]:
+    """What the rules find that look at nothing but the profile."""
+    return examined(profile).findings
+
+
+def judged(context: Context) -> list[Finding]:
+    """What the rules find that have what they need."""
+    return examined_in(context).findings
 
 
 def of(code: str, profile: Profile) -> list[Finding]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.checks.gather import CheckOptions, gather
-from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.errors import ModelNotFound
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile
+from tests.checks.judging import judged
 
 
 def facts(config: Mapping[str, Any], **more: Any) -> ModelFacts:

@@ -213,6 +213,11 @@ PACKED = {
     "ignore": ["lm_head"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}},
 }
+QUARK = {
+    "quant_method": "quark",
+    "exclude": ["lm_head"],
+    "global_quant_config": {"weight": {"dtype": "int4"}},
+}
 VISION: Config = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
@@ -387,8 +392,9 @@ CATALOGUE: Mapping[str, Recipe] = {
     "mimo-small": Recipe({**MIMO, **QWEN2_SMALL, "tie_word_embeddings": False}, mimo),
     "mimo-stripped": Recipe(MIMO, mimo, without=("mtp_layers",)),
     "mimo-packed": Recipe({**MIMO, "quantization_config": PACKED}, mimo),
+    "mimo-quark": Recipe({**MIMO, "quantization_config": QUARK}, mimo),
     "qwen-vl": Recipe(VISION, vision),
     "qwen-vl-draft": Recipe({**QWEN2, **QWEN2_SMALL}, decoder),
     "qwen-vl-tiny": Recipe({**VISION, "text_config": {**VISION["text_config"], **QWEN2_SMALL}}, vision),
 }
-"""By name. Those named qwen-vl and qwen-vl-tiny have no vision tower; mimo-packed is not packed."""
+"""By name. Those named qwen-vl and qwen-vl-tiny have no vision tower; mimo-packed and mimo-quark are not packed."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.oraclechild import Judged, VllmAnswer, VllmArgument
 from specserve.checks.rule import Context, Rule
-from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specserve.profile.schema import Profile
-from tests.checks.judging import of, places
+from tests.checks.judging import of
 
 Load = Callable[[str], Profile]
 ADAPTIVE = (
@@ -42,51 +42,3 @@ def test_adaptive_verification_points_at_what_it_does_not_work_with(
 )
 def test_adaptive_verification_alone_is_fine(profile: Load, line: str) -> None:
     assert of("SD133", profile(ADAPTIVE + line)) == []
-
-
-@pytest.mark.parametrize(
-    ("speculation", "engine", "found"),
-    [
-        (
-            "{method: mtp, num_speculative_tokens: 1}", "{kv_sharing_fast_prefill: true}",
-            ["engine.kv_sharing_fast_prefill"],
-        ),
-        ("{method: draft_model, model: ./d, num_speculative_tokens: 1}", "{kv_sharing_fast_prefill: true}", []),
-        ("{method: mtp, num_speculative_tokens: 1, index_share_for_mtp_iteration: true}", "{}", []),
-        (
-            "{method: eagle3, model: ./d, num_speculative_tokens: 1, index_share_for_mtp_iteration: true}", "{}",
-            ["speculation.index_share_for_mtp_iteration"],
-        ),
-        (
-            "{method: dflash, model: ./d, num_speculative_tokens: 1, draft_lm_head_quantization: fp8}", "{}",
-            ["speculation.draft_lm_head_quantization"],
-        ),
-        ("{method: eagle3, model: ./d, num_speculative_tokens: 1, draft_lm_head_quantization: fp8}", "{}", []),
-    ],
-)  # fmt: skip
-def test_combinations_that_vllm_refuses(
-    profile: Load, speculation: str, engine: str, found: list[str]
-) -> None:
-    text = f'vllm: ">=0.33"\ntarget: {{model: ./m}}\nspeculation: {speculation}\nengine: {engine}'
-    assert places("SD134", profile(text)) == found
-
-
-@pytest.mark.parametrize(
-    ("method", "keys", "versions"),
-    [
-        ("eagle3", "draft_sample_method: probabilistic", []),
-        ("eagle3", "draft_sample_method: greedy", ["0.32", "0.33"]),
-        ("dflash", "draft_sample_method: probabilistic", ["0.32"]),
-        ("draft_model", "draft_sample_method: probabilistic", ["0.32", "0.33"]),
-        ("eagle3", "draft_sample_method: probabilistic, rejection_sample_method: block", ["0.32", "0.33"]),
-    ],
-)
-def test_watermarks_need_drafts_that_carry_them(
-    profile: Load, method: str, keys: str, versions: list[str]
-) -> None:
-    text = (
-        f'vllm: "%s"\nspeculation: {{method: {method}, model: ./d, num_speculative_tokens: 2, {keys}}}\n'
-        "engine: {watermark_config: {algorithm: gumbel}}"
-    )
-    for version in ("0.32", "0.33"):
-        assert bool(of("SD134", profile(text % f"~={version}.0"))) == (version in versions)

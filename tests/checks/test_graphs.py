@@ -85,20 +85,6 @@ def test_overrides_of_positions_stay_with_the_target(profile: Load, overrides: s
 
 
 @pytest.mark.parametrize(
-    ("version", "env", "hits"), [("0.31", "", 1), ("0.31", "0", 0), ("0.30", "", 0), ("0.32", "", 0)]
-)
-def test_another_vocabulary_is_lost_on_one_runner_of_one_version(
-    profile: Load, version: str, env: str, hits: int
-) -> None:
-    text = (
-        f'vllm: "=={version}.*"\nspeculation: {{method: draft_model, model: ./d, num_speculative_tokens: 3, '
-        "use_heterogeneous_vocab: true}\n"
-    )
-    found = of("SD168", profile(text + (f"env: {{VLLM_USE_V2_MODEL_RUNNER: {env}}}" if env else "")))
-    assert [item.severity for item in found] == [Severity.ERROR] * hits
-
-
-@pytest.mark.parametrize(
     ("engine", "hits"),
     [
         ("decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16", 1),

@@ -10,12 +10,12 @@ import pytest
 
 from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rule import Context
-from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import Installed
 from tests.checks.checkpoints import checkpoint
+from tests.checks.judging import judged
 from tests.checks.surroundings import read
 
 Load = Callable[[str], Profile]
@@ -75,15 +75,6 @@ def test_devices_are_counted_too(target: Load) -> None:
     (finding,) = found(target(lines % "[1]"))
     assert (finding.code, finding.span.path) == ("SD306", "hardware.devices")
     assert found(target(lines % "[0, 1]")) == []
-
-
-def test_accelerators_stay_idle_only_by_the_profiles_own_count(target: Load) -> None:
-    (finding,) = found(target("\nhardware: {accelerator: L4-24GB, count: 2, nodes: 2}"))
-    assert (finding.code, finding.message) == (
-        "SD308",
-        "the launch takes 1 of 4 accelerators; the others stay idle",
-    )
-    assert found(target(""), assume("4xL4-24GB")) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
-from tests.checks.recipes import EAGLE3, LLAMA, MIMO, PACKED, QWEN2, QWEN3, SPECULATOR
+from tests.checks.recipes import EAGLE3, LLAMA, MIMO, PACKED, QUARK, QWEN2, QWEN3, SPECULATOR
 
 Load = Callable[[str], Profile]
 TARGET = "target: {model: org/t, max_model_len: 2048}"
@@ -202,12 +202,6 @@ def test_a_draft_that_names_a_mask_drafts_all_at_once(profile: Load, key: str) -
     assert codes(profile(text), {**models, "org/d": facts(LLAMA)}) == ["SD241"]
 
 
-@pytest.mark.parametrize(("model_type", "hits"), [("deepseek_v4", 0), ("llama", 1)])
-def test_dspark_without_a_head_needs_stages_in_the_target(profile: Load, model_type: str, hits: int) -> None:
-    loaded = profile("target: {model: org/t}\nspeculation: {method: dspark, num_speculative_tokens: 5}")
-    assert codes(loaded, {"org/t": facts({"model_type": model_type})}) == ["SD243"] * hits
-
-
 @pytest.mark.parametrize(
     ("versions", "name", "k", "hits"),
     [
@@ -287,6 +281,12 @@ def test_prediction_layers_are_known_by_their_names(profile: Load, name: str, hi
         ({"ignore": ["model.mtp_layers.0.mlp.up_proj"]}, "BF16", 0),
         ({"format": "float-quantized"}, "BF16", 0),
         ({"quant_method": "fp8"}, "BF16", 0),
+        (QUARK, "BF16", 1),
+        ({**QUARK, "exclude": ["*mtp_layers*"]}, "BF16", 0),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "BF16", 0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "BF16", 1),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.mtp_layers*"]}, "BF16", 0),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "BF16", 0),
     ],
 )
 def test_a_packed_checkpoint_lists_what_is_not_packed(

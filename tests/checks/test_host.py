@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.rule import CheckedArm, Context
+from specserve.checks.rule import Context
 from specserve.checks.rules.site import missing_bytes
-from specserve.checks.run import judged
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.plan.host import DownloadFolder, seen_from, with_taken_port
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table
+from tests.checks.judging import judged
 from tests.checks.surroundings import HOST
 
 Load = Callable[[str], Profile]
@@ -33,9 +33,8 @@ def codes(
     loaded: Profile, *, plan: LaunchPlan | None = None, target: ModelFacts | None = None, **host: Any
 ) -> list[str]:
     """The rules about this machine that find something."""
-    arms = (CheckedArm("speculation", loaded.speculation),) if loaded.speculation else ()
     context = Context(
-        loaded, ("0.33",), target=target, arms=arms, plan=plan or planned(loaded), host=replace(HOST, **host)
+        loaded, ("0.33",), target=target, plan=plan or planned(loaded), host=replace(HOST, **host)
     )
     return [item.code for item in judged(context) if item.code >= "SD403"]
 
@@ -124,12 +123,6 @@ def test_a_vllm_newer_than_the_tables_is_told_once(profile: Load) -> None:
     assert codes(loaded, plan=planned(loaded, vllm="0.99.0+cu130")) == ["SD408"]
     for minor in known_versions():
         assert codes(loaded, plan=planned(loaded, vllm=f"{minor}.7")) == []
-
-
-def test_devices_change_nothing_on_a_cpu(profile: Load) -> None:
-    loaded = profile("hardware: {devices: [0, 1]}")
-    assert codes(loaded, plan=planned(loaded, platform="cpu")) == ["SD409"]
-    assert codes(loaded) == []
 
 
 # What is looked at.

@@ -71,7 +71,7 @@ def test_a_newer_version_that_gives_no_answer_gets_the_newest_table(
     said: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = child(tmp_path, said)
-    monkeypatch.setattr("specserve.checks.oraclechild._CHILD", command)
+    monkeypatch.setattr("specserve.checks.oraclechild.CHILD", command)
     assert ask_installed(NEWER, command=command) is None
     assert installed_table(NEWER) == replace(newest(), exact=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rules.memory import needed_at_once
-from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
+from tests.checks.judging import judged
 from tests.memory.test_stateblocks import HYBRID
 
 Load = Callable[[str], Profile]
@@ -163,8 +164,9 @@ def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Loa
 def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load) -> None:
     machine = assume("1xH200-141GB")
     asked = profile("target: {model: org/target}\nengine: {kv_cache_memory_bytes: 2G}")
-    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory
-    assert memory is not None
+    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory[
+        "target"
+    ]
     needed = needed_at_once(memory, machine)
     assert needed.low == needed.high == memory.per_gpu_bytes.target_weights + 2 * 2**30
 
@@ -172,8 +174,8 @@ def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load
 def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
     wanted = CheckOptions(offline=True, here=False, machine=assume("1xH200-141GB"))
     asked = profile_of(profile, length=999_999)
-    memory = gather(asked, wanted=wanted, read=read).context.memory
-    assert memory is not None and memory.largest_max_model_len.high == 131072
+    memory = gather(asked, wanted=wanted, read=read).context.memory["target"]
+    assert memory.largest_max_model_len.high == 131072
     lengths = [knob.value for knob in memory.knobs if knob.path == "target.max_model_len"]
     assert all(isinstance(length, int) and length <= 131072 for length in lengths)
 
@@ -216,3 +218,18 @@ def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load
     assert (finding.code, finding.severity) == ("SD302", Severity.INFO)
     assert "the KV cache of an unknown architecture is not computed" in finding.message
     assert any("the architecture `DeepseekV4ForCausalLM` is not known" in note for note in finding.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "free_gib", "offered"),
+    [(0.9, 40, True), (0.9, 10, False), (0.15, 5, False)],
+)
+def test_a_full_gpu_is_not_told_to_take_more_and_to_take_less(
+    profile: Load, share: float, free_gib: int, offered: bool
+) -> None:
+    machine = replace(assume("1xH100-80GB"), basis="found", free_bytes=(free_gib * 2**30,))
+    loaded = profile_of(profile, f"engine: {{gpu_memory_utilization: {share}}}")
+    wanted = CheckOptions(offline=True, here=False, machine=machine)
+    advice = {item.code: item.help or "" for item in judged(gather(loaded, wanted=wanted, read=read).context)}
+    assert ("gpu_memory_utilization" in advice["SD312"]) is offered
+    assert "gpu_memory_utilization" not in advice.get("SD301", "")

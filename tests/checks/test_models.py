@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.arms import heads, kv_heads, text_config
+from specserve.checks.config import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
-from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
+from tests.checks.recipes import CATALOGUE, EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
 
 Load = Callable[[str], Profile]
 NGRAM = "speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}"
@@ -55,24 +55,6 @@ def test_heads_and_the_vocabulary_divide_or_kv_heads_repeat(
 ) -> None:
     loaded = profile(f"target: {{model: org/t, tensor_parallel_size: {size}}}")
     assert codes(loaded, {"org/t": facts(config)}) == ["SD222"] * hits
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "parts", "message"),
-    [
-        (24, 4, 8, 2, None),
-        (12, 3, 12, 3, "4 query heads share a KV head: the context cannot be cut into 3 parts"),
-        (24, 4, 4, 2, "each KV head is on 1 rank: the context cannot be cut into 2 parts"),
-    ],
-)
-def test_a_context_is_cut_over_ranks_that_repeat_a_head(
-    profile: Load, heads: int, kv_heads: int, size: int, parts: int, message: str | None
-) -> None:
-    target = f"target: {{model: org/t, tensor_parallel_size: {size}}}"
-    loaded = profile(f"{target}\nengine: {{decode_context_parallel_size: {parts}}}")
-    config = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    found = findings(loaded, {"org/t": facts(config)})
-    assert [item.message for item in found] == ([message] if message else [])
 
 
 def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None:
@@ -274,3 +256,18 @@ def test_no_config_breaks_a_rule(profile: Load, base: Any, config: Any, more: An
     }
     for finding in findings(loaded, models):
         assert finding.message and not finding.message.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "hits"),
+    [
+        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "granite-hybrid", 1),
+        ("kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}", "granite-hybrid", 0),
+        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "gemma", 0),
+        ("disable_hybrid_kv_cache_manager: true", "llama", 0),
+        ("max_num_seqs: 4", "granite-hybrid", 0),
+    ],
+)
+def test_states_and_caches_need_the_hybrid_manager(profile: Load, engine: str, model: str, hits: int) -> None:
+    loaded = profile(f"target: {{model: org/t}}\nengine: {{{engine}}}")
+    assert codes(loaded, {"org/t": facts(CATALOGUE[model].config)}).count("SD259") == hits

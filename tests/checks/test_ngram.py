@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rule import CheckedArm, Context
+from specserve.checks.rule import Context
 from specserve.checks.rules.speculation import empty_ngram_window, surprising_ngram_window
-from specserve.checks.run import context_of, judged
+from specserve.checks.run import context_of
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.versions import installed
-from tests.checks.judging import places
+from tests.checks.judging import judged, places
 
 Load = Callable[[str], Profile]
 BOUNDS = st.none() | st.integers(1, 12)
@@ -116,7 +116,5 @@ def test_a_head_without_a_count_needs_one_unless_it_says_its_own(
     loaded = profile("speculation: {method: eagle3, model: org/head}")
     context = context_of(loaded)
     if config is not None:
-        assert loaded.speculation
-        arm = CheckedArm("speculation", loaded.speculation, ModelFacts("org/head", "hub", config))
-        context = replace(context, arms=(arm,))
+        context = replace(context, drafts={"speculation": ModelFacts("org/head", "hub", config)})
     assert [item.severity for item in judged(context) if item.code == "SD115"] == severities

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
-from specserve.checks.oraclechild import child_of
-from specserve.checks.vllmanswer import VllmAnswer
+from specserve.checks.oraclechild import VllmAnswer, child_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor

@@ -163,25 +163,6 @@ def test_a_small_cache_type_is_inherited_by_drafters_that_may_have_no_kernel_for
     assert of("SD158", profile(text % ", kv_cache_dtype: bfloat16")) == []
 
 
-@pytest.mark.parametrize(
-    ("target", "block", "hits"),
-    [
-        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 1),
-        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: org/Llama-3.2-1B, num_speculative_tokens: 3}", 0),
-        ("Qwen/Qwen3-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
-        ("org/target", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
-        ("meta-llama/Llama-3.1-8B", "{method: eagle3, model: org/Qwen3-8B-head, num_speculative_tokens: 3}", 0),
-        ("meta-llama/Llama-3.1-8B", "{method: ngram, num_speculative_tokens: 3}", 0),
-        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3,"
-         " use_heterogeneous_vocab: true}", 0),
-        ("/models/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
-    ],
-)  # fmt: skip
-def test_names_of_two_families_are_an_info(profile: Load, target: str, block: str, hits: int) -> None:
-    found = of("SD163", profile(f"target: {{model: {target}}}\nspeculation: {block}"))
-    assert [item.severity for item in found] == [Severity.INFO] * hits
-
-
 def test_a_shortened_context_names_the_versions_that_shorten_it(profile: Load) -> None:
     text = (
         "target: {model: ./m, max_model_len: 32768}\nhardware: {accelerator: H100-80GB}\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.rules.catalogue import RULES
+from specserve.checks.rules import all_rules
 from specserve.checks.run import can_be_passed, examined, lint
 from specserve.convert.command import profile_of
 from specserve.diagnostics import Finding, Severity
@@ -96,5 +96,5 @@ def test_only_what_vllm_may_start_with_can_be_passed() -> None:
 
 
 def test_only_errors_are_policy() -> None:
-    assert {rule.code for rule in RULES if rule.policy} >= {"SD107", "SD108", "SD127"}
-    assert all(rule.severity is Severity.ERROR for rule in RULES if rule.policy)
+    assert {rule.code for rule in all_rules() if rule.policy} >= {"SD107", "SD108", "SD127"}
+    assert all(rule.severity is Severity.ERROR for rule in all_rules() if rule.policy)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.rules.revisions import is_hub_id
-from specserve.checks.run import context_of, judge, judged
+from specserve.checks.run import context_of
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.checks.conftest import COMMIT
-from tests.checks.judging import of, places
+from tests.checks.judging import judge, judged, of, places
 
 Load = Callable[[str], Profile]
 PINNED = f"target: {{model: org/t, revision: '{COMMIT}'}}"

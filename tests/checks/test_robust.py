@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.rules.static import STATIC
+from specserve.checks.rules import static_rules
 from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.versions import known_versions, table
@@ -86,7 +86,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 @given(profile=profiles(), versions=st.sampled_from(((), ("0.26",), ("0.32", "0.33"), ("0.34",))))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...]) -> None:
-    for rule in STATIC:
+    for rule in static_rules():
         for hit in rule.check(Context(profile, versions)):
             assert hit.path and hit.message
             assert "\x1b" not in f"{hit.message} {hit.help} {hit.notes} {hit.label}"

@@ -11,8 +11,8 @@ from textwrap import dedent
 import pytest
 
 from specserve.checks.rule import Rule
-from specserve.checks.rules.catalogue import RULES
-from specserve.checks.run import examined, examined_in, judge
+from specserve.checks.rules import all_rules
+from specserve.checks.run import examined, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.host import Host
 from specserve.plan.launch import launch
@@ -20,6 +20,7 @@ from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from specserve.vllm.versions import in_range, table
 from tests.checks.checkpoints import beside
+from tests.checks.judging import judge
 from tests.checks.surroundings import surroundings
 
 Load = Callable[[str], Profile]
@@ -28,7 +29,7 @@ BARE = Host(
     python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
     numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
-each = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+each = pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
 
 
 def section(rule: Rule, heading: str) -> str:
@@ -83,11 +84,11 @@ def test_a_source_of_our_own_exists(rule: Rule) -> None:
 
 
 def test_codes_and_names_are_unique_and_in_order() -> None:
-    codes = [rule.code for rule in RULES]
+    codes = [rule.code for rule in all_rules()]
     assert codes == sorted(set(codes))
-    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in all_rules()}) == len(all_rules())
     assert all(re.fullmatch(r"SD[1-5]\d\d", code) for code in codes)
-    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name) for rule in RULES)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name) for rule in all_rules())
 
 
 @pytest.mark.parametrize("minor", READ)
@@ -172,7 +173,7 @@ def test_what_only_older_versions_refuse_is_an_error_for_the_one_that_will_run_i
     text = "{method: draft_model, model: ./d, num_speculative_tokens: 4, fly_window_size: 3}"
     loaded = profile(f"speculation: {text}")
     plan = launch(replace(loaded, speculation=None), table=table(version), platform="cuda")
-    found, _ = examined(loaded, plan=plan, host=BARE)
+    found = examined(loaded, plan=plan, host=BARE).findings
     assert [item.severity for item in found if item.code == "SD102"] == [severity]
 
 
@@ -195,7 +196,7 @@ def test_a_range_without_a_known_version_is_a_finding(profile: Load, spec: str, 
         profile(f'vllm: "{spec}"\nengine: {{max_num_sequences: 3}}\nenv: {{VLLM_LOGGING_LEVEL: INFO}}')
     )
     assert [(item.code, item.severity) for item in findings] == [
-        ("SD102", Severity.ERROR), ("SD402", severity),
+        ("SD402", severity), ("SD102", Severity.ERROR),
     ]  # fmt: skip
 
 

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checks.check import check
+from specserve.checks.gather import CheckOptions
 from specserve.checks.run import lint
 from specserve.diagnostics import Report, Severity
+from specserve.profile.load import examine
+from specserve.vllm.versions import installed
 
 Write = Callable[..., Path]
 WIDE = "target: {model: ./target}\nserver:\n  host: 0.0.0.0"
@@ -75,6 +79,12 @@ def test_a_comment_hides_nothing_of_another_code_or_line(write: Write) -> None:
     ]
 
 
+def test_a_comment_for_a_retired_code_says_that_it_is_no_longer_a_rule(write: Write) -> None:
+    (finding,) = lint([str(write("target: {model: ./m}  # specserve: ignore[SD134] tested"))]).findings
+    assert (finding.code, finding.help) == ("SD100", "remove it")
+    assert finding.notes[0].startswith("SD134 is no longer a rule: vLLM refuses")
+
+
 def test_of_several_codes_the_one_that_hides_nothing_is_marked(write: Write) -> None:
     (finding,) = lint([str(write(f"{WIDE}  # specserve: ignore[SD108, SD101]"))]).findings
     assert (finding.code, finding.severity) == ("SD100", Severity.WARNING)
@@ -103,3 +113,11 @@ def test_an_override_is_judged_like_what_it_overrides(write: Write) -> None:
     (finding,) = lint([file], settings=["server.host=0.0.0.0"]).findings
     assert finding.code == "SD108"
     assert finding.span.file.startswith("--set server.host")
+
+
+@pytest.mark.skipif(installed() is None, reason="needs a vLLM: `make setup`")
+def test_the_port_of_a_detached_server_that_is_starting_is_taken_by_its_name(write: Write) -> None:
+    file = str(write("target: {model: ./m}\nserver: {port: 8123}"))
+    wanted = CheckOptions(offline=True, servers={8123: "demo"})
+    found = {item.code: item.message for item in check([(file, *examine(file))], wanted=wanted).findings}
+    assert found["SD403"] == "port 8123 is taken by the detached server `demo`"

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.arms import choice, switch
+from specserve.checks.rule import choice
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Hardware, Profile, Speculation, Target
 from specserve.vllm.facts import V1_LACKS
+from specserve.vllm.runner import env_switch
 from tests.checks.judging import of, places
 from tests.checks.vllmlines import function, minor
 
@@ -96,7 +97,7 @@ def test_0_26_chose_by_architecture_which_a_profile_does_not_show(
     ("text", "meaning"), [("1", True), ("0", False), ("2", True), ("true", None), ("", None), ("yes", None)]
 )
 def test_the_switch_is_read_as_vllm_reads_it(text: str, meaning: bool | None) -> None:
-    assert switch(made(env=text)[0]) is meaning
+    assert env_switch(made(env=text)[0].env) is meaning
 
 
 def test_a_switch_that_vllm_cannot_read_is_an_error(profile: Load) -> None:
@@ -271,25 +272,6 @@ def test_logits_processors_are_refused_by_v1_alone(profile: Load, text: str, hit
 def test_an_eager_draft_is_worth_knowing_where_speed_is_promised(profile: Load, more: str, hits: int) -> None:
     text = f"{NEW}speculation: {{method: draft_model, model: ./d, num_speculative_tokens: 2}}\n{more}"
     assert len(of("SD126", profile(text))) == hits
-
-
-@pytest.mark.parametrize(
-    ("block", "found"),
-    [
-        ("{method: ngram_gpu, num_speculative_tokens: 2}", ["speculation.method"]),
-        ("{method: ngram, num_speculative_tokens: 2}", []),
-        (
-            "{method: draft_model, model: ./d, num_speculative_tokens: 2, rejection_sample_method: fly}",
-            ["speculation.rejection_sample_method"],
-        ),
-    ],
-)
-def test_what_needs_a_gpu_is_refused_in_a_profile_for_the_cpu_alone(
-    profile: Load, block: str, found: list[str]
-) -> None:
-    text = f"{NEW}speculation: {block}\nhardware: {{accelerator: %s}}"
-    assert places("SD160", profile(text % "cpu")) == found
-    assert places("SD160", profile(text % "L4-24GB")) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rules.schedule import problem_of
+from specserve.checks.rules.model_runner import problem_of
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import installed
 from tests.checks.judging import of, places

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.checks.run import judge
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
-from tests.checks.judging import of, places
+from tests.checks.judging import judge, of, places
 
 Load = Callable[[str], Profile]
 EAGLE3 = "speculation: {method: eagle3, model: ./h, num_speculative_tokens: 2}\n"

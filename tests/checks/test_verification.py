@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from specserve.checks.rule import Context
-from specserve.checks.rules.verification import contradictory_verification
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile, Speculation, Target
+from specserve.profile.schema import Profile
 from tests.checks.judging import of, places
-from tests.checks.vllmlines import function
 
 Load = Callable[[str], Profile]
-RATES = st.none() | st.lists(st.sampled_from((-0.5, 0.0, 0.3, 0.6, 1.0, 1.5)), max_size=4).map(tuple)
-LENGTHS = st.none() | st.sampled_from((0.5, 1.0, 2.5, 4.0, 5.5))
-
-
-def block(**keys: Any) -> Speculation:
-    given = {name: value for name, value in keys.items() if value is not None}
-    return Speculation("eagle3", {"method": "eagle3", **given})
-
-
-def contradictory(speculation: Speculation) -> bool:
-    profile = Profile("p.yaml", "p", Target("org/t"), speculation=speculation)
-    return bool([*contradictory_verification.check(Context(profile, ("0.33",)))])
 
 
 def test_synthetic_text_is_an_error_and_fly_a_warning(profile: Load) -> None:
@@ -37,62 +19,6 @@ def test_synthetic_text_is_an_error_and_fly_a_warning(profile: Load) -> None:
     assert [item.severity for item in of("SD128", profile(text % "fly"))] == [Severity.WARNING]
     for method in ("standard", "block"):
         assert of("SD127", profile(text % method)) == of("SD128", profile(text % method)) == []
-
-
-@pytest.mark.vllm
-@given(k=st.integers(1, 4), rates=RATES, length=LENGTHS)
-def test_synthetic_settings_contradict_where_vllm_s_own_lines_refuse_them(
-    k: int, rates: tuple[float, ...] | None, length: float | None
-) -> None:
-    class SpeculativeConfig:
-        _acceptance_length_to_rates = staticmethod(
-            function("config/speculative.py", "_acceptance_length_to_rates")
-        )
-
-    resolve = function(
-        "config/speculative.py", "_resolve_synthetic_acceptance_rates", SpeculativeConfig=SpeculativeConfig
-    )
-    try:
-        resolve(k, None if rates is None else list(rates), length)
-        refused = False
-    except ValueError:
-        refused = True
-    speculation = block(
-        num_speculative_tokens=k, rejection_sample_method="synthetic",
-        synthetic_acceptance_rates=rates, synthetic_acceptance_length=length,
-    )  # fmt: skip
-    assert contradictory(speculation) == refused
-
-
-@given(rates=RATES, length=LENGTHS, method=st.sampled_from((None, "standard", "block", "fly")))
-def test_synthetic_figures_belong_to_synthetic_alone(
-    rates: tuple[float, ...] | None, length: float | None, method: str | None
-) -> None:
-    speculation = block(
-        num_speculative_tokens=4, rejection_sample_method=method,
-        synthetic_acceptance_rates=rates, synthetic_acceptance_length=length,
-    )  # fmt: skip
-    assert contradictory(speculation) == (rates is not None or length is not None)
-
-
-@given(k=st.integers(1, 9), window=st.none() | st.integers(1, 9))
-def test_fly_needs_two_tokens_and_a_window_below_k(k: int, window: int | None) -> None:
-    speculation = block(num_speculative_tokens=k, rejection_sample_method="fly", fly_window_size=window)
-    assert contradictory(speculation) == (k < 2 or (window is not None and window >= k))
-
-
-@pytest.mark.parametrize(
-    ("more", "hits"),
-    [
-        ("", 0),
-        ("hardware: {accelerator: cpu}", 1),
-        ("env: {VLLM_USE_V2_MODEL_RUNNER: 0}", 1),
-        ("env: {VLLM_USE_V2_MODEL_RUNNER: 1}", 0),
-    ],
-)
-def test_block_verification_needs_the_v2_runner(profile: Load, more: str, hits: int) -> None:
-    speculation = "{method: eagle3, model: ./h, num_speculative_tokens: 4, rejection_sample_method: block}"
-    assert len(of("SD130", profile(f'vllm: ">=0.32"\nspeculation: {speculation}\n{more}'))) == hits
 
 
 @pytest.mark.parametrize(

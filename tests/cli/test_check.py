@@ -218,3 +218,15 @@ def test_the_text_says_what_each_term_of_memory_rests_on(
     assert re.search(r"^  activations +[\d.]+ +assumed: no public log of such a launch$", out, re.M)
     assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
     assert "not counted" not in out
+
+
+def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert _run(["check", pair("target: {model: org/nobody-published-this}\n")]) == 2
+    assert "exit code 2: `target.model` was not checked" in capsys.readouterr().err
+    published = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
+    assert _run(["check", pair(published), "--assume", "1xH100-80GB"]) == 0
+    assert "the Hub did not answer; `--strict` makes this an error" in capsys.readouterr().err

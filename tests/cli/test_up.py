@@ -221,7 +221,7 @@ def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in missing.stderr
 
 
-LAUNCH = BECOME.replace("become", "serve")
+LAUNCH = BECOME.replace("serve.server", "cli.up").replace("become", "start")
 
 
 def test_a_specserve_that_is_killed_takes_vllm_along() -> None:

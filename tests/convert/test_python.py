@@ -1,8 +1,7 @@
-"""Python source: the engines it makes and the commands it hands to a process; nothing of it is run."""
+"""Python source: the engines it makes; nothing of it is run."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.convert import converted
-from specserve.convert.python import PythonSource, calls, command_lists
+from specserve.convert.python import PythonSource, calls
 from specserve.convert.reading import read
 from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
@@ -128,27 +127,6 @@ def test_a_variable_of_the_environment_is_named() -> None:
     assert keywords("LLM(os.environ['MODEL'])") == {"model": unknown("MODEL")}
 
 
-def lists(text: str) -> list[list[str]]:
-    return [
-        ["vllm", "serve", *(word.text for word in start.words)]
-        for start in command_lists(PythonSource(text, file="x.py"))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "open_name"),
-    [
-        ("A = ['vllm', 'serve', 'm']\nA += ['--seed', '1']\nrun(A)", "A"),
-        ("A = ['vllm', 'serve', 'm']\nif x():\n    A.append('--enforce-eager')\nrun(A)", "A"),
-        ("run(['vllm', 'serve', 'm'] + x())", "a longer list"),
-    ],
-)
-def test_a_list_that_grows_is_left_open(text: str, open_name: str) -> None:
-    assert lists(text) == [["vllm", "serve", "m", unknown(open_name)]]
-    (start,) = read(text, file="x.py", folder=Path("nowhere"))
-    assert converted(start, origin="x.py").unresolved
-
-
 def test_keywords_that_the_source_does_not_say_are_refused() -> None:
     (start,) = read("LLM('org/m', **options())", file="x.py", folder=Path("nowhere"))
     assert [item.message for item in converted(start, origin="x.py").unresolved] == [
@@ -156,33 +134,7 @@ def test_keywords_that_the_source_does_not_say_are_refused() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("run(['python', '-m', 'vllm.entrypoints.openai.api_server', '--model', 'm'])", 1),
-        ("run([sys.executable, '-m', 'vllm.entrypoints.openai.api_server', '--model', 'm'])", 1),
-        ("A = ['--dtype', 'half']\nrun(['vllm', 'serve', 'm', *A])", 1),
-        ("X = ['vllm', 'bench', 'serve']", 0),
-        ("X = ['a', 'vllm']", 0),
-    ],
-)
-def test_lists_that_start_an_engine_are_told_from_others(text: str, expected: int) -> None:
-    assert len(lists(text)) == expected
-
-
-def test_a_list_in_a_list_is_added_where_it_is_starred() -> None:
-    assert lists("A = ['--dtype', 'half']\nrun(['vllm', 'serve', 'm', *A])") == [
-        ["vllm", "serve", "m", "--dtype", "half"]
-    ]
-
-
 def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
     source = 'llm = LLM(model="org/a")\nprint("try vllm serve org/b")'
     (start,) = read(source, file="x.py", folder=Path("nowhere"))
     assert start.settings["model"].node.value == "org/a"
-
-
-@given(st.text(alphabet="[]'\"(){}= \n\tfvlmser+*-_,:x1%!", max_size=80))
-def test_any_source_is_read_or_is_a_clear_error(text: str) -> None:
-    with suppress(UsageError):
-        command_lists(PythonSource(text, file="x.py"))

@@ -64,11 +64,6 @@ def test_what_starts_none_is_passed_over(text: str) -> None:
         found(text)
 
 
-def test_the_blocks_of_a_guide_are_read_as_one_script() -> None:
-    text = "# How to\n\nIt's easy:\n\n```bash\nMODEL=a/b\n```\n\nthen\n\n```bash\nvllm serve $MODEL\n```\n"
-    assert models(text, file="README.md") == ["a/b"]
-
-
 def test_the_form_is_told_by_the_name_or_else_by_the_text() -> None:
     python, yaml = "LLM(model='a/b')\n", "services: {x: {image: vllm/vllm-openai, command: --model a/b}}\n"
     assert models(python, file="stdin") == models(python, file="x.py") == ["a/b"]
@@ -171,6 +166,7 @@ bash run.sh
         (KUBECTL, "deploy.sh", "specserve found nothing in `"),
         (NESTED, "make.sh", "specserve found nothing in `"),
         ("os.system('vllm serve org/m')", "x.py", "specserve found nothing in `"),
+        ("run(['vllm', 'serve', 'org/m'])", "x.py", "specserve found nothing in `"),
         (HELM, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
         (CHART, "x.yaml", "` contains Helm values or templates, which specserve cannot"),
     ],

@@ -63,9 +63,9 @@ def test_each_word_knows_its_line_through_continuations_and_json() -> None:
     assert [word.span.line for word in command.words] == [2, 2, 2, 3, 3, 5]
 
 
-def test_prose_with_an_apostrophe_before_the_command_does_no_harm() -> None:
-    text = "Here's how I started it:\n\nvllm serve org/model --seed 1\n"
-    assert words(text)[-1] == ["vllm", "serve", "org/model", "--seed", "1"]
+def test_prose_around_a_command_is_an_error_that_names_its_line() -> None:
+    with pytest.raises(UsageError, match="line 1 cannot be parsed"):
+        words("Here's how I started it:\n\nvllm serve org/model --seed 1\n")
 
 
 def test_a_quote_that_is_never_closed_is_an_error() -> None:

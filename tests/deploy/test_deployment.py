@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specserve.deploy.deployment import dns_label, official, release
 from specserve.errors import UsageError
 from specserve.plan.uses import contained
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
+from specserve.profile.schema import fingerprint
 from tests.deploy.conftest import ROOT, made_of
 
 LLAMA = ROOT / "configs" / "llama70b-8b.yaml"

@@ -144,12 +144,6 @@ REFUSED: tuple[Case, ...] = (
     ),
     Case("no such draft", _pair(_target(), _DRAFT.replace("llama-draft", "nowhere")), "config"),
     Case(
-        "DSpark without a head",
-        _pair(_target("qwen3"), "method: dspark, num_speculative_tokens: 4"),
-        "config",
-        "SD243",
-    ),
-    Case(
         "an n-gram window upside down",
         _pair(
             _target(), "method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 2, prompt_lookup_min: 4"
@@ -210,12 +204,6 @@ REFUSED: tuple[Case, ...] = (
         f'vllm: "==0.32.*"\n{_target()}engine: {{enable_expert_parallel: true}}\n',
         "config",
         "SD252",
-    ),
-    Case(
-        "a context cut over heads that differ",
-        f'vllm: "==0.32.*"\n{_target("qwen3", tensor_parallel_size=2)}engine: {{decode_context_parallel_size: 2}}\n',
-        "config",
-        "SD254",
     ),
 )
 

@@ -13,8 +13,7 @@ from specserve.models.lock import Lock
 from specserve.plan.launch import launch
 from specserve.plan.locking import lock_of, locked, not_locked, offline_problems
 from specserve.plan.uses import model_uses
-from specserve.profile.fingerprint import fingerprint
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]

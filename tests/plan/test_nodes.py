@@ -10,9 +10,8 @@ from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, rank_at
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import known_versions, table
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama70b-8b.yaml"
@@ -27,7 +26,7 @@ def planned(
     profile: Profile, rank: int, *, version: str = "0.33", address: str | None = "10.0.0.1"
 ) -> LaunchPlan:
     plan = launch(profile, table=table(version), platform="cuda")
-    return on_node(plan, rank, profile=profile, table=table(version), master_addr=address)
+    return on_node(plan, LaunchNode(rank, address), profile=profile, table=table(version))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import ProfileError
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine, load_profile
+from specserve.profile.schema import fingerprint
 
 Write = Callable[..., Path]
 Problems = Callable[..., list[str]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile, with_alternative
+from specserve.profile.schema import fingerprint
 from specserve.vllm.arguments import jsonable
 
 Write = Callable[..., Path]

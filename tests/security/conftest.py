@@ -11,10 +11,9 @@ import pytest
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
-from specserve.serve.detached.launch import launch
+from specserve.serve.detached.launch import DeviceRoom, launch
 from specserve.serve.detached.processes import stop_marked
 from specserve.serve.detached.registry import Record
-from specserve.serve.detached.room import DeviceRoom
 from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.checks.arms import is_open
 from specserve.checks.prepare import refuse_exposed
+from specserve.checks.rules.serving import is_open
 from specserve.cli.app import _run as run
 from specserve.errors import CheckFailed
 from specserve.hardware.host import free_port

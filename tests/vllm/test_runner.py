@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.arms import choice
+from specserve.checks.rule import choice
 from specserve.memory.situation import runner_of
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ

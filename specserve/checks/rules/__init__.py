@@ -1,1 +1,51 @@
-"""The rules, one file for each family, and the catalogue of all."""
+"""The catalogue of rules: a module for each family. `lint` loads those that need nothing but the profile."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specserve.checks.rule import Rule
+
+_STATIC = (
+    "arguments", "hardware", "model_runner", "pairing", "revisions", "serving", "site", "speculation",
+    "steps_and_graphs",
+)  # fmt: skip
+"""Families with rules that need nothing but the profile."""
+_OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization", "tokenizers")
+RETIRED = {
+    "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
+    "SD130": "block verification is rarely asked for, and only the V1 runner ignores it",
+    "SD134": "vLLM refuses such settings itself, in the first seconds of a start",
+    "SD160": "vLLM refuses such a launch itself, at its start",
+    "SD163": "names prove nothing about tokenizers: `specserve check` compares them",
+    "SD168": "it concerned a single vLLM version",
+    "SD206": "mapping two equal vocabularies harms nothing",
+    "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
+    "SD254": "vLLM refuses such settings itself, in the first seconds of a start",
+    "SD308": "accelerators that stay idle do no harm",
+    "SD409": "the launch itself says that the list of devices has no effect",
+}
+"""Why a code is no longer used. A retired code is never given to another rule."""
+
+
+def _load(families: tuple[str, ...]) -> tuple[Rule, ...]:
+    from specserve.checks.rule import Rule
+
+    modules = [import_module(f"{__name__}.{family}") for family in families]
+    found = [item for module in modules for item in vars(module).values() if isinstance(item, Rule)]
+    return tuple(sorted({item.code: item for item in found}.values(), key=lambda item: item.code))
+
+
+@cache
+def static_rules() -> tuple[Rule, ...]:
+    """The rules that need nothing but the profile, by code."""
+    return tuple(item for item in _load(_STATIC) if item.needs == "nothing")
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, by code."""
+    return _load((*_STATIC, *_OTHERS))

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import on_cpu, on_gpu
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.plan.arguments import problems
-from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND
 from specserve.vllm.arguments import ArgumentProblem, Section
 from specserve.vllm.versions import table, versions_with
 
 
-def _problems(ctx: Context, *kinds: str) -> Iterator[Hit]:
+def _problems(ctx: Context, *kinds: str) -> Hits:
     """Each problem of these kinds once, with the versions that have it."""
     seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
     for version in ctx.judged:
@@ -34,7 +31,7 @@ def _problems(ctx: Context, *kinds: str) -> Iterator[Hit]:
             versions=versions,
             help=help_,
             at_key=problem.kind not in ("value", "plug-in") and not path.endswith(".method"),
-            severity=Severity.WARNING if problem.kind == "plug-in" else None,
+            severity=WARNING if problem.kind == "plug-in" else None,
             policy=problem.kind in ("elsewhere", "refused"),
         )
 
@@ -62,8 +59,8 @@ def _elsewhen(path: str) -> str | None:
     return f"vLLM {', '.join(versions)} has it: see the profile's `vllm` range" if versions else None
 
 
-@rule("SD102", "unknown-argument", Severity.ERROR)
-def unknown_argument(ctx: Context) -> Iterator[Hit]:
+@rule("SD102", ERROR)
+def unknown_argument(ctx: Context) -> Hits:
     """An argument that a vLLM version of the profile's range does not have.
 
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
@@ -74,14 +71,13 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
     return _problems(ctx, "unknown", "spelling")
 
 
-@rule("SD103", "misplaced-argument", Severity.ERROR)
-def misplaced_argument(ctx: Context) -> Iterator[Hit]:
+@rule("SD103", ERROR)
+def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
-    If a setting were in two places, the later flag would win, and the profile would not show which one that is.
-    `server.shutdown_timeout_s` is the time until the whole server must have ended. vLLM gets 5 s less to finish
-    requests, so 60 becomes 65. An argument that specserve does not handle is a warning in a raw command, because vLLM
-    itself accepts it.
+    In two places, the later flag would win, and the profile would not show which one that is.
+    `server.shutdown_timeout_s` includes 5 s to end the server, so 60 becomes 65. What specserve does not handle is a
+    warning in a raw command.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`
@@ -89,8 +85,8 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     return _problems(ctx, "elsewhere", "refused")
 
 
-@rule("SD105", "wrong-argument-value", Severity.ERROR)
-def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
+@rule("SD105", ERROR)
+def wrong_argument_value(ctx: Context) -> Hits:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
     vLLM ends with a usage error, or with an error of pydantic. A parser, quantization method, load format or attention
@@ -100,6 +96,33 @@ def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _problems(ctx, "value", "plug-in")
+
+
+@rule("SD142", WARNING)
+def deprecated_argument(ctx: Context) -> Hits:
+    """An argument whose removal vLLM has announced.
+
+    The next version may refuse to start with it. Some of these arguments already do nothing.
+    Example:
+        vllm: ">=0.32"
+        engine: {disable_cascade_attn: true}
+    Use instead: vllm: ">=0.32"
+    Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
+    """
+    for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):
+        for name in values:
+            known = {version: getattr(table(version), section).get(name) for version in ctx.judged}
+            said = {version: item.deprecated for version, item in known.items() if item and item.deprecated}
+            if said:
+                last, words = list(said.items())[-1]
+                yield Hit(
+                    f"{section}.{name}",
+                    f"vLLM {last} calls `{name}` deprecated",
+                    notes=(f"vLLM: {words}",),
+                    versions=list(said),
+                    help="leave it out, or use the replacement that vLLM names",
+                    at_key=True,
+                )
 
 
 _REFUSED_TWICE = {
@@ -117,46 +140,18 @@ _OVERRIDDEN = {
     "log_level": ("logging_config", "log_level"),
 }
 """Engine arguments that win over the same setting of a config, silently. Source: vllm/engine/arg_utils.py."""
-_SAYS_NOTHING = (None, "", "auto")
 
 
-@rule("SD142", "deprecated-argument", Severity.WARNING)
-def deprecated_argument(ctx: Context) -> Iterator[Hit]:
-    """An argument whose removal vLLM has announced.
-
-    The next version may refuse to start with it. Some of these arguments already do nothing.
-    Example:
-        vllm: ">=0.32"
-        engine: {disable_cascade_attn: true}
-    Use instead: vllm: ">=0.32"
-    Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
-    """
-    for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
-        for name in values:
-            known = {version: getattr(table(version), section).get(name) for version in ctx.judged}
-            said = {version: known[version].deprecated for version in known if known[version]}
-            found = [version for version, words in said.items() if words]
-            if found:
-                yield Hit(
-                    f"{section}.{name}",
-                    f"vLLM {found[-1]} calls `{name}` deprecated",
-                    notes=(f"vLLM: {said[found[-1]]}",),
-                    versions=found,
-                    help="leave it out, or use the replacement that vLLM names",
-                    at_key=True,
-                )
-
-
-def _both(profile: Profile, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str, Any, Any]]:
+def _both(ctx: Context, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str, Any, Any]]:
     """The arguments that stand in `engine` and in one of its configs, with both values."""
     for name, (config, key) in pairs.items():
-        nested = profile.engine.get(config)
-        if name in profile.engine and isinstance(nested, Mapping) and key in nested:
-            yield name, f"engine.{config}.{key}", profile.engine[name], nested[key]
+        nested = ctx.engine.get(config)
+        if name in ctx.engine and isinstance(nested, Mapping) and key in nested:
+            yield name, f"engine.{config}.{key}", ctx.engine[name], nested[key]
 
 
-@rule("SD143", "argument-refused-twice", Severity.ERROR)
-def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
+@rule("SD143", ERROR)
+def argument_refused_twice(ctx: Context) -> Hits:
     """A setting is given in two places, which vLLM refuses.
 
     vLLM refuses to start, even if both values are the same.
@@ -164,14 +159,14 @@ def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
     Use instead: engine: {attention_backend: FLASH_ATTN}
     Source: vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
     """
-    for name, place, first, second in _both(ctx.profile, _REFUSED_TWICE):
+    for name, place, first, second in _both(ctx, _REFUSED_TWICE):
         if first is not None and second is not None:
             text = f"`{name}` and `{place.removeprefix('engine.')}` exclude each other"
-            yield Hit(f"engine.{name}", text, related=((place, "the same setting"),), help="keep one of them")
+            yield Hit(f"engine.{name}", text, related={place: "the same setting"}, help="keep one of them")
 
 
-@rule("SD144", "shadowed-setting", Severity.WARNING)
-def shadowed_setting(ctx: Context) -> Iterator[Hit]:
+@rule("SD144", WARNING)
+def shadowed_setting(ctx: Context) -> Hits:
     """A setting has no effect because of another setting.
 
     A reader of the profile is misled, and may change the setting that has no effect. The marked value does nothing,
@@ -183,48 +178,25 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {kv_cache_memory_bytes: 4G}
     Source: vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
     """
-    profile, engine, env = ctx.profile, ctx.profile.engine, ctx.profile.env
+    engine, env, hardware = ctx.engine, ctx.profile.env, ctx.profile.hardware
+    nothing = (None, "", "auto")
     losers = {
         place: f"engine.{name}"
-        for name, place, first, second in _both(profile, _OVERRIDDEN)
-        if first not in _SAYS_NOTHING and second not in _SAYS_NOTHING and first != second
+        for name, place, first, second in _both(ctx, _OVERRIDDEN)
+        if first not in nothing and second not in nothing and first != second
     }
     share, cache = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
     kv_bytes = engine.get("kv_cache_memory_bytes") is not None
-    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not on_gpu(profile):
+    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not ctx.on_gpu:
         losers[cache] = "env.VLLM_CPU_KVCACHE_SPACE"
     if engine.get("gpu_memory_utilization") is not None and kv_bytes:
-        if on_cpu(profile):
+        if ctx.on_cpu:
             losers[share] = cache
         else:  # vllm/v1/worker/utils.py, request_memory
             text = "the KV cache has a fixed size: this share only says how much must be free at the start"
-            yield Hit(share, text, related=((cache, "the size of the cache"),), severity=Severity.INFO)
-    if env.get("CUDA_VISIBLE_DEVICES") and profile.hardware and profile.hardware.devices:
+            yield Hit(share, text, related={cache: "the size of the cache"}, severity=INFO)
+    if env.get("CUDA_VISIBLE_DEVICES") and hardware and hardware.devices:
         losers["env.CUDA_VISIBLE_DEVICES"] = "hardware.devices"
     for loser, winner in losers.items():
         text = f"`{loser}` has no effect: `{winner}` wins"
-        yield Hit(loser, text, related=((winner, "this setting counts"),), help="keep one of them")
-
-
-@rule("SD145", "misread-variable", Severity.WARNING)
-def misread_variable(ctx: Context) -> Iterator[Hit]:
-    """A vLLM variable that does not do what its name suggests.
-
-    `VLLM_PORT` and `VLLM_HOST_IP` are for the communication between vLLM's own processes. Neither moves the server,
-    which listens at `server.port` and `server.host`.
-    Example:
-        server: {port: 8080}
-        env: {VLLM_PORT: 8080}
-    Use instead: server: {port: 8080}
-    Source: vllm/envs.py, `# used in distributed environment to manually set the communication port`
-    """
-    server, env = ctx.profile.server, ctx.profile.env
-    if env.get("VLLM_PORT") == str(server.port):
-        text = "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`"
-        related = (("server.port", "the same port"),)
-        yield Hit("env.VLLM_PORT", text, related=related, help="leave it out")
-    if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
-        text = (
-            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"
-        )
-        yield Hit("env.VLLM_HOST_IP", text, help="set `server.host` to choose where the server listens")
+        yield Hit(loser, text, related={winner: "this setting counts"}, help="keep one of them")

@@ -1,17 +1,18 @@
-"""SD226 to SD229 about context lengths: of the target, of its draft, and of the two together."""
+"""SD226-SD229, SD259: context lengths of the target, of its draft and of the two together, and their KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from specserve.checks.arms import stretches, text_config
-from specserve.checks.rule import CheckedArm, Context, Hit, rule
-from specserve.diagnostics import Severity
-from specserve.vllm.context import Length, context_length
+from specserve.checks.config import model_type, section, stretches, text_config
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.errors import FactError
+from specserve.models.architecture import read_shape
+from specserve.vllm.context import context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
-_LIMIT = (("target.max_model_len", "asked for here"),)
+_APART = frozenset({"LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"})
+"""KV connectors that are no `SupportsHMA` in any vLLM from 0.26 to 0.33."""
+_LIMIT = {"target.max_model_len": "asked for here"}
 
 
 def asked(ctx: Context) -> int | None:
@@ -22,8 +23,7 @@ def asked(ctx: Context) -> int | None:
 
 def served(ctx: Context) -> int | None:
     """The context that the target would be served with."""
-    config = ctx.target_config
-    length = ctx.length(config) if config is not None else None
+    length = ctx.length(ctx.target_config)
     return asked(ctx) or (length.default if length else None)
 
 
@@ -34,23 +34,12 @@ def allows_long(ctx: Context) -> bool:
 
 def most_tokens(ctx: Context) -> int | None:
     """The longest sequence that vLLM takes for the target; None if it is not known, or the profile waives it."""
-    config = ctx.target_config
-    length = ctx.length(config) if config is not None and not allows_long(ctx) else None
+    length = None if allows_long(ctx) else ctx.length(ctx.target_config)
     return length.most if length else None
 
 
-def _draft_length(ctx: Context, arm: CheckedArm) -> Length | None:
-    """What the draft's config.json says of its own context."""
-    config = ctx.draft_config(arm)
-    return ctx.length(config) if config is not None else None
-
-
-def _v2(ctx: Context, arm: CheckedArm) -> list[str]:
-    return ctx.on("V2", arm.speculation, by_target=True)
-
-
-@rule("SD226", "too-long-context", Severity.ERROR, needs="models")
-def too_long_context(ctx: Context) -> Iterator[Hit]:
+@rule("SD226", ERROR, needs="models")
+def too_long_context(ctx: Context) -> Hits:
     """The profile asks for more context than the model has.
 
     vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it continue, positions beyond the model's own limit
@@ -64,20 +53,19 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
         return
     known = {version: context_length(text_config(config), version) for version in ctx.judged}
     found = [version for version, length in known.items() if length is not None and wanted > length.most]
-    length = known[found[-1]] if found else None
-    if length is not None:
+    if found and (length := known[found[-1]]):
         yield Hit(
             "target.max_model_len",
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
             label=f"`{length.key}` in config.json is {length.most}",
-            related=(("target.model", "the model"),),
+            related={"target.model": "the model"},
             versions=found,
             help=f"write `max_model_len: {length.most}` or less",
         )
 
 
-@rule("SD227", "shorter-draft", Severity.ERROR, needs="models", policy=True)
-def shorter_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD227", ERROR, needs="models", policy=True)
+def shorter_draft(arm: Arm) -> Hits:
     """The draft model's context is shorter than the target's.
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
@@ -89,33 +77,32 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
     Instead: target: {model: ./llama, max_model_len: 512}
     Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
     """
-    limit = served(ctx)
-    for arm in ctx.arms:
-        length, config = _draft_length(ctx, arm), ctx.draft_config(arm)
-        if length is None or limit is None or config is None or length.default >= limit:
-            continue
-        # further layers of the target have its positions, and so does a head that is given them
-        is_head = arm.speculation.method != "draft_model"
-        shares = is_head and (arm.speculation.model is None or stretches(config))
-        if shares or arm.speculation.keys.get("max_model_len") is not None:
-            continue
-        own, on_v2 = length.default, _v2(ctx, arm)
-        lowered = [version for version in ctx.during(SHORTENS_TARGET) if version in on_v2]
-        text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
-        if lowered:
-            text = f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {limit}"
-        yield Hit(
-            f"{arm.path}.model",
-            text,
-            related=_LIMIT,
-            versions=lowered,
-            help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
-            severity=Severity.ERROR if lowered and asked(ctx) is not None else Severity.WARNING,
+    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
+    if length is None or limit is None or config is None or length.default >= limit:
+        return
+    # further layers of the target have its positions, and so does a head that is given them
+    shares = arm.method != "draft_model" and (arm.model is None or stretches(config))
+    if shares or arm.get("max_model_len") is not None:
+        return
+    own, on_v2 = length.default, arm.on("V2", by_target=True)
+    lowered = [version for version in ctx.during(SHORTENS_TARGET) if version in on_v2]
+    text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
+    if lowered:
+        text = (
+            f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {limit}"
         )
+    yield arm.hit(
+        "model",
+        text,
+        related=_LIMIT,
+        versions=lowered,
+        help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
+        severity=ERROR if lowered and asked(ctx) is not None else WARNING,
+    )
 
 
-@rule("SD228", "overlong-draft-context", Severity.ERROR, needs="models")
-def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD228", ERROR, needs="models")
+def overlong_draft_context(arm: Arm) -> Hits:
     """The profile gives the draft a longer context than the draft or its target has.
 
     vLLM refuses to start.
@@ -125,31 +112,25 @@ def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
     """
-    limit = served(ctx)
-    for arm in ctx.arms:
-        value, length = arm.speculation.keys.get("max_model_len"), _draft_length(ctx, arm)
-        if not isinstance(value, int) or ctx.draft_facts(arm) is None:
-            continue
-        if length is not None and value > length.most and not allows_long(ctx):
-            text, place = (
-                f"the draft has a context of {length.most} tokens; it is given {value}",
-                f"{arm.path}.model",
-            )
-        elif limit is not None and value > limit and asked(ctx) is None:  # if it is asked for: SD152
-            text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
-        else:
-            continue
-        yield Hit(f"{arm.path}.max_model_len", text, related=((place, "the limit"),), help="leave it out")
+    ctx, value, length, limit = arm.ctx, arm.get("max_model_len"), arm.ctx.length(arm.config), served(arm.ctx)
+    if not isinstance(value, int) or arm.facts is None:
+        return
+    if length is not None and value > length.most and not allows_long(ctx):
+        text, place = f"the draft has a context of {length.most} tokens; it is given {value}", arm.at("model")
+    elif limit is not None and value > limit and asked(ctx) is None:  # if it is asked for: SD152
+        text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
+    else:
+        return
+    yield arm.hit("max_model_len", text, related={place: "the limit"}, help="leave it out")
 
 
-@rule("SD229", "short-trained-head", Severity.INFO, needs="models")
-def short_trained_head(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD229", INFO, needs="models")
+def short_trained_head(arm: Arm) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Many heads were trained on 2048 tokens. Until vLLM 0.32, the V1 runner drafts nothing for a batch with a longer
-    request. In other cases, vLLM stretches the head's positions, and beyond the training length acceptance is seldom
-    what the head's page says (sgl-project/sglang#6783). In some versions, the V2 runner passes a `dflash` or `dspark`
-    head positions beyond the head's limit: a longer request then ends the engine (vllm-project/vllm#57964).
+    Until 0.32, V1 drafts nothing for a batch with a longer request. Else vLLM stretches the head's positions, and
+    acceptance falls beyond the trained length (sgl-project/sglang#6783). Some versions of V2 do not stretch `dflash`
+    and `dspark`: a longer request ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}
@@ -157,29 +138,59 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
     Instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
-    limit = served(ctx)
-    for arm in ctx.arms:
-        method, config, length = arm.speculation.method, ctx.draft_config(arm), _draft_length(ctx, arm)
-        is_head = method in ("eagle", "eagle3", "dflash", "dspark") and arm.speculation.model is not None
-        if not is_head or config is None or limit is None or length is None:
-            continue
-        if length.default >= limit or not stretches(config):
-            continue
-        own, on_v2 = length.default, _v2(ctx, arm)
-        # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
-        ends = [version for version in on_v2 if method not in STRETCHED_HEADS.at(version)]
-        if method in BLOCK_DRAFTS and ends:
-            text = f"a request of more than {own} tokens, the length of the head, ends the engine"
-            help_ = f"write `max_model_len: {own}` under `target`"
-            yield Hit(
-                f"{arm.path}.model", text, related=_LIMIT, versions=ends, help=help_, severity=Severity.ERROR
-            )
-            continue
-        idle = [v for v in ctx.judged if not SHORTENS_TARGET.at(v) and v not in on_v2]
-        yield Hit(
-            f"{arm.path}.model",
-            f"the head was made for {own} tokens; the server takes {limit}",
-            related=_LIMIT,
-            notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
-            help="watch the acceptance rate by context length, or lower `max_model_len`",
-        )
+    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
+    is_head = arm.method in ("eagle", "eagle3", "dflash", "dspark") and arm.model is not None
+    if not is_head or config is None or limit is None or length is None:
+        return
+    own, on_v2 = length.default, arm.on("V2", by_target=True)
+    if own >= limit or not stretches(config):
+        return
+    # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
+    ends = [version for version in on_v2 if arm.method not in STRETCHED_HEADS.at(version)]
+    if arm.method in BLOCK_DRAFTS and ends:
+        text = f"a request of more than {own} tokens, the length of the head, ends the engine"
+        help_ = f"write `max_model_len: {own}` under `target`"
+        yield arm.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
+        return
+    idle = [v for v in ctx.judged if not SHORTENS_TARGET.at(v) and v not in on_v2]
+    yield arm.hit(
+        "model",
+        f"the head was made for {own} tokens; the server takes {limit}",
+        related=_LIMIT,
+        notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
+        help="watch the acceptance rate by context length, or lower `max_model_len`",
+    )
+
+
+@rule("SD259", ERROR, needs="models")
+def missing_hybrid_manager(ctx: Context) -> Hits:
+    """The hybrid KV cache manager is off, and the model cannot run without it.
+
+    Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
+    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. The
+    start ends after the weights are loaded, with speculation and without.
+    Example:
+        target: {model: ./granite-hybrid}
+        engine: {disable_hybrid_kv_cache_manager: true}
+    Use instead: target: {model: ./granite-hybrid}
+    Source:
+        vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
+        vllm/v1/core/kv_cache_utils.py, `Failed to promote local KV cache specs to one unified type.`
+    """
+    is_off = ctx.engine.get("disable_hybrid_kv_cache_manager")
+    connector = section(ctx.engine, "kv_transfer_config").get("kv_connector")
+    if ctx.target is None or not (is_off is True or (is_off is None and connector in _APART)):
+        return
+    try:
+        is_hybrid = read_shape(ctx.target.model, ctx.target.config).is_hybrid
+    except FactError:
+        return
+    if is_hybrid:
+        text = f"a `{model_type(ctx.target.config)}` needs the hybrid KV cache manager"
+        related = {"target.model": "the model"}
+        if is_off:
+            yield Hit("engine.disable_hybrid_kv_cache_manager", text, related=related, help="leave it on")
+        else:
+            text += f", which vLLM switches off beside `{connector}`"
+            help_ = "use a connector that supports it, such as `OffloadingConnector`"
+            yield Hit("engine.kv_transfer_config.kv_connector", text, related=related, help=help_)

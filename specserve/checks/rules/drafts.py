@@ -1,48 +1,38 @@
-"""Rules on a draft and on the target beside it: do sizes, layers, vocabularies and keys fit."""
+"""SD237-SD241, SD245, SD246, SD249, SD258: whether a draft fits its target in size, layers and vocabulary."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import (
+from specserve.checks.config import (
     Config,
     architectures,
     has_kind,
-    hidden_size,
     layers,
     section,
     text_config,
-    vocab_size,
     whole,
 )
-from specserve.checks.rule import CheckedArm, Context, Hit, rule
-from specserve.checks.rules.draft_heads import head_arms
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
+from specserve.checks.rules.heads import head_arms
 from specserve.checks.rules.revisions import is_hub_id
-from specserve.diagnostics import Severity
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes
-from specserve.vllm.facts import QUANTIZED_DFLASH
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
-_FOREIGN = frozenset({
-    "aqlm", "bitnet", "bitsandbytes", "deepspeedfp", "eetq", "exl2", "exl3", "gguf", "higgs", "hqq", "marlin", "mlx",
-    "neuron_quant", "petit_nvfp4", "ptpc_fp8", "qqq", "quip", "rtn", "spqr", "tpu_int8", "vptq",
-})  # fmt: skip
-"""Formats that other libraries, or former versions, read."""
-_FAMILIES = {
-    "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
-    "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
-    "bitsandbytes": "bitsandbytes",
-}  # fmt: skip
-_FROM_FILES = ("awq", "gptq", "compressed-tensors", "quark")
-_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
+_BUILD = re.compile(
+    r"(?i)[-_.](fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|autoround|quantized|dynamic|block|bnb|4bit|8bit|w\d+a\d+|"
+    r"bf16|fp16|hf|gguf|kv|marlin|sym|g\d+|q\d\w*)(?=[-_.]|$)"
+)
+_TARGET = {"target.model": "the target"}
+_MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@rule("SD245", "oversized-draft", Severity.WARNING, needs="models")
-def oversized_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD245", WARNING, needs="models")
+def oversized_draft(arm: Arm) -> Hits:
     """The draft is not much smaller than its target.
 
     A decode step costs about as much as reading the weights once. With a draft of a quarter of the target's bytes, four
@@ -53,19 +43,11 @@ def oversized_draft(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, the bytes of both checkpoints
     """
-    limit = _weight_bytes(ctx.target)
-    for arm in ctx.arms:
-        own = _weight_bytes(arm.draft) if arm.speculation.method == "draft_model" else None
-        if limit is not None and own is not None and own * _SHARE >= limit:
-            yield Hit(
-                f"{arm.path}.model",
-                f"the draft has {own / limit:.0%} of the target's bytes",
-                related=(("target.model", "the target"),),
-                help=(
-                    "drafts that pay off have 2 to 15 % of the target's bytes; measure this draft with "
-                    "`specserve bench`"
-                ),
-            )
+    limit, own = _weight_bytes(arm.ctx.target), _weight_bytes(arm.draft)
+    if arm.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
+        text = f"the draft has {own / limit:.0%} of the target's bytes"
+        help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this draft with `specserve bench`"
+        yield arm.hit("model", text, related=_TARGET, help=help_)
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:
@@ -75,8 +57,8 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
     return sum(tensor.size_bytes for tensor in tensors.values())
 
 
-@rule("SD246", "text-draft", Severity.INFO, needs="models")
-def text_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD246", INFO, needs="models")
+def text_draft(arm: Arm) -> Hits:
     """The target reads images or sound, but its draft reads only text.
 
     Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
@@ -87,102 +69,26 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {language_model_only: true}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
     """
-    engine, config = ctx.profile.engine, ctx.target_config
-    limits = engine.get("limit_mm_per_prompt")
-    no_media = isinstance(limits, Mapping) and bool(limits) and all(value == 0 for value in limits.values())
-    if config is None or no_media or engine.get("language_model_only") is True:
+    engine, target, draft = arm.ctx.engine, arm.ctx.target_config, arm.config
+    limits = section(engine, "limit_mm_per_prompt")
+    no_media = bool(limits) and all(value == 0 for value in limits.values())
+    if target is None or draft is None or no_media or engine.get("language_model_only") is True:
         return
-    found = ctx.where(lambda known: has_kind(config, known, "multimodal"))
-    for arm in ctx.arms if found else ():
-        draft = ctx.draft_config(arm)
-        is_text = draft is not None and not any("vision" in key or "audio" in key for key in draft)
-        drafts = arm.speculation.method in ("draft_model", "eagle", "eagle3", "dflash", "dspark")
-        if drafts and arm.speculation.model and is_text:
-            yield Hit(
-                f"{arm.path}.model",
-                "the draft does not get the images or sound that clients send to the target",
-                related=(("target.model", "reads more than text"),),
-                help="measure such requests separately, with your own prompts",
-            )
+    reads_more = arm.ctx.where(has_kind, target, "multimodal")
+    is_text = not any("vision" in key or "audio" in key for key in draft)
+    drafts = arm.model and arm.method in ("draft_model", "eagle", "eagle3", "dflash", "dspark")
+    if reads_more and drafts and is_text:
+        text = "the draft does not get the images or sound that clients send to the target"
+        help_ = "measure such requests separately, with your own prompts"
+        yield arm.hit("model", text, related={"target.model": "reads more than text"}, help=help_)
 
 
-@rule("SD247", "unknown-quantization", Severity.ERROR, needs="models")
-def unknown_quantization(ctx: Context) -> Iterator[Hit]:
-    """The checkpoint is quantised in a way that vLLM does not read.
-
-    vLLM refuses to start. From 0.28 on, it no longer supports `bitsandbytes`.
-    Example:
-        vllm: ">=0.32"
-        target: {model: ./llama-bnb}
-    Instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
-    """
-    for path, config in ctx.models():
-        method = _method(config)
-        found = ctx.where(lambda known, method=method: method not in known.quantizations)  # type: ignore[misc]
-        if found and method in _FOREIGN:
-            text = f"vLLM {', '.join(found)} does not read `{method}` checkpoints"
-            help_ = "take another build of the model: compressed-tensors, AWQ, GPTQ or FP8"
-            yield Hit(path, text, versions=found, help=help_)
-
-
-@rule("SD248", "quantization-mismatch", Severity.ERROR, needs="models")
-def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
-    """The profile asks for another quantisation than the checkpoint has.
-
-    `quantization` can be left out, because vLLM reads it from the checkpoint. If it is given and differs, vLLM refuses
-    to start. If the checkpoint is not quantised and the format needs prepared weights, as AWQ does, vLLM fails while it
-    loads them.
-    Example: target: {model: ./llama, quantization: awq}
-    Use instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `"Quantization method specified in the model config "`
-    """
-    engine = ctx.profile.engine
-    if engine.get("hf_overrides") is not None or engine.get("quantization_config") is not None:
-        return
-    for path, config, facts, asked in _asked(ctx):
-        has, wanted = _method(config), _FAMILIES.get(asked)
-        is_plain = not has and facts.files and not any(name in facts.files for name in _SETTINGS)
-        if wanted and has and _FAMILIES.get(has) not in (wanted, None):
-            text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
-        elif wanted in _FROM_FILES and is_plain:
-            text = f"the checkpoint is not quantised; `{asked}` needs weights that were prepared for it"
-        else:
-            continue
-        yield Hit(
-            path, text, help="leave `quantization` out, or use a checkpoint that was quantised that way"
-        )
-
-
-def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
-    """Each model whose quantisation the profile names, with the place."""
-    target, quantization = ctx.target_config, ctx.profile.target.quantization
-    if target is not None and ctx.target and isinstance(quantization, str):
-        yield "target.quantization", target, ctx.target, quantization
-    for arm in ctx.arms:
-        own, config = arm.speculation.keys.get("quantization"), ctx.draft_config(arm)
-        if isinstance(own, str) and config is not None and arm.draft:
-            yield f"{arm.path}.quantization", config, arm.draft, own
-
-
-def _method(config: Config) -> str:
-    """`quant_method` of a config.json, as vLLM spells it; nothing if it has none."""
-    inner = config.get("text_config")
-    for place in (config, inner if isinstance(inner, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(value := place.get(key), Mapping):
-                method = str(value.get("quant_method") or "").lower()
-                return method.replace("compressed_tensors", "compressed-tensors")
-    return ""
-
-
-@rule("SD249", "refused-mrope-draft", Severity.ERROR, needs="models")
-def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD249", ERROR, needs="models")
+def refused_mrope_draft(arm: Arm) -> Hits:
     """The draft has the positions of a vision model (M-RoPE), which the runner cannot draft with.
 
     The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
-    if V2 cannot run the launch: on the CPU, with parallel drafting, or if the draft's vocabulary differs from the
-    target's.
+    if V2 cannot run the launch: on the CPU, with parallel drafting, or if the two vocabularies differ.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
@@ -192,40 +98,28 @@ def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
     """
-    for arm in ctx.arms:
-        config = ctx.draft_config(arm)
-        parallel = arm.speculation.keys.get("parallel_drafting") is True
-        if config is None or not (arm.speculation.method == "draft_model" or parallel):
-            continue
-        found = ctx.on("V1", arm.speculation)
-        if found and any("mrope_section" in rope for rope in ropes(text_config(config))):
-            text, help_ = "the V1 runner cannot draft with M-RoPE", "use a text-only draft of its family"
-            yield Hit(f"{arm.path}.model", text, versions=found, help=help_)
+    if arm.config is None or not (arm.method == "draft_model" or arm.get("parallel_drafting") is True):
+        return
+    found = arm.on("V1")
+    if found and any("mrope_section" in rope for rope in ropes(text_config(arm.config))):
+        text, help_ = "the V1 runner cannot draft with M-RoPE", "use a text-only draft of its family"
+        yield arm.hit("model", text, versions=found, help=help_)
 
 
-_BUILD = re.compile(
-    r"(?i)[-_.](fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|autoround|quantized|dynamic|block|bnb|4bit|8bit|w\d+a\d+|"
-    r"bf16|fp16|hf|gguf|kv|marlin|sym|g\d+|q\d\w*)(?=[-_.]|$)"
-)
-_TARGET = (("target.model", "the target"),)
-_IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-@rule("SD237", "head-of-another-size", Severity.ERROR, needs="models")
-def head_of_another_size(ctx: Context) -> Iterator[Hit]:
+@rule("SD237", ERROR, needs="models")
+def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model. Loading or the first request fails. The same happens if an `eagle3` head of the
-    Llama class reads more or fewer than three layers, but its config.json gives only their list
-    (`eagle_aux_hidden_state_layer_ids`) and not their number (`num_aux_hidden_states`): vLLM does not read that list
-    for this class, and assumes three (vllm-project/vllm#54526).
+    It was trained for another model: loading or the first request fails. So does an `eagle3` head of the Llama class
+    that reads other than three layers if config.json gives only their list (`eagle_aux_hidden_state_layer_ids`) and not
+    `num_aux_hidden_states` (vllm-project/vllm#54526).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
     Instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
     """
-    width = hidden_size(ctx.target_config or {})
+    width = whole(text_config(ctx.target_config or {}), "hidden_size")
     for arm, config in head_arms(ctx) if width else ():
         assert width is not None
         expected = whole(config, "target_hidden_size", "hidden_size")
@@ -234,40 +128,40 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
         if expected not in (None, width) and not is_laguna:
             text = f"the head takes hidden states of width {expected}; the target has {width}"
         if text is not None:
-            help_ = "take the head that was trained for this target"
-            yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
+            yield arm.hit(
+                "model", text, related=_TARGET, help="take the head that was trained for this target"
+            )
 
 
-def _wrong_input(arm: CheckedArm, config: Config, *, width: int) -> str | None:
+def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
     """What the first matrix of an EAGLE head says against its method."""
     matrix = ((arm.draft.tensors if arm.draft else None) or {}).get("fc.weight")
-    if arm.speculation.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
+    if arm.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
         return None
     inputs = matrix.shape[1]
     if matrix.dtype not in ("BF16", "F16", "F32") or whole(config, "hidden_size") != width:
         return None
     made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(inputs)
-    counts = (
-        section(config, "eagle_config").get(_IDS) or config.get("num_aux_hidden_states") or config.get(_IDS)
-    )
-    if made_for in (None, arm.speculation.method) or counts:
+    nested = section(config, "eagle_config").get(_IDS)
+    counts = nested or config.get("num_aux_hidden_states") or config.get(_IDS)
+    if made_for in (None, arm.method) or counts:
         return None  # a head may say itself how many hidden states it takes
     return f"this is a head for `{made_for}`: it takes {inputs // width} vectors of width {width}"
 
 
-def _miscounted(arm: CheckedArm, config: Config) -> str | None:
+def _miscounted(arm: Arm, config: Config) -> str | None:
     """Whether the head names another number of layers than vLLM builds it for: only some classes read that list."""
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
     reads = any("Qwen3" in name for name in architectures(config))
-    if arm.speculation.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
+    if arm.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
         return None
     if whole(config, "num_aux_hidden_states") is not None:
         return None
     return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
 
 
-@rule("SD238", "layer-beyond-target", Severity.ERROR, needs="models")
-def layer_beyond_target(ctx: Context) -> Iterator[Hit]:
+@rule("SD238", ERROR, needs="models")
+def layer_beyond_target(ctx: Context) -> Hits:
     """The head reads a layer that the target does not have.
 
     The head was trained for a deeper model. vLLM collects fewer hidden states than the head takes, and the first
@@ -280,11 +174,12 @@ def layer_beyond_target(ctx: Context) -> Iterator[Hit]:
     """
     depth = layers(ctx.target_config or {})
     for arm, config in head_arms(ctx) if depth else ():
-        deepest = max(_layer_ids(arm.speculation.method, config), default=0)
+        deepest = max(_layer_ids(arm.method, config), default=0)
         if deepest > (depth or 0):
             text = f"the head reads the output of layer {deepest}; the target has {depth} layers"
-            help_ = "take the head that was trained for this target"
-            yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
+            yield arm.hit(
+                "model", text, related=_TARGET, help="take the head that was trained for this target"
+            )
 
 
 def _layer_ids(method: str, config: Config) -> list[int]:
@@ -294,8 +189,8 @@ def _layer_ids(method: str, config: Config) -> list[int]:
         return [] if method == "eagle" else own
     inner = section(config, "dflash_config").get("target_layer_ids")
     for value in (inner, config.get("dspark_target_layer_ids"), config.get("target_layer_ids")):
-        if _numbers(value):
-            return [index + 1 for index in _numbers(value)]
+        if ids := _numbers(value):
+            return [index + 1 for index in ids]
     return []
 
 
@@ -304,29 +199,27 @@ def _numbers(value: Any) -> list[int]:
     return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
 
 
-@rule("SD239", "head-of-another-target", Severity.WARNING, needs="models")
-def head_of_another_target(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD239", WARNING, needs="models")
+def head_of_another_target(arm: Arm) -> Hits:
     """The head's own config.json says that it was trained for another model.
 
-    The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model. With another model of the
-    same family, its draft tokens are rejected more often, sometimes always. Quantised checkpoints of the same model
-    count as the same.
+    The sizes fit, so vLLM serves the pair. But a head follows the hidden states of one model: with another of the same
+    family, its tokens are rejected more often. Quantised checkpoints of the same model count as the same.
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
     Instead: target: {model: ./llama-instruct, max_model_len: 2048}
     Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
     """
-    own = ctx.target.config.get("_name_or_path") if ctx.target else None
-    names = (ctx.profile.target.model, own)  # a directory's own name says nothing
+    own = arm.ctx.target.config.get("_name_or_path") if arm.ctx.target else None
+    names = (arm.ctx.profile.target.model, own)  # a directory's own name says nothing
     known = {_bare(name) for name in names if isinstance(name, str) and is_hub_id(name)}
-    for arm in ctx.arms if known else ():
-        config = arm.draft.config if arm.draft else {}
-        named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-        if isinstance(named, str) and named and _bare(named) not in known:
-            text = f"the head was trained for `{named}`"
-            help_ = "use a head of this target; if both names mean the same model, silence this finding"
-            yield Hit(f"{arm.path}.model", text, related=_TARGET, help=help_)
+    config = arm.draft.config if arm.draft else {}
+    named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
+    if known and isinstance(named, str) and named and _bare(named) not in known:
+        text = f"the head was trained for `{named}`"
+        help_ = "use a head of this target; if both names mean the same model, silence this finding"
+        yield arm.hit("model", text, related=_TARGET, help=help_)
 
 
 def _bare(model: str) -> str:
@@ -337,8 +230,8 @@ def _bare(model: str) -> str:
     return name.lower().removeprefix("meta-")
 
 
-@rule("SD240", "missing-vocabulary-map", Severity.WARNING, needs="models")
-def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
+@rule("SD240", WARNING, needs="models")
+def missing_vocabulary_map(ctx: Context) -> Hits:
     """The head drafts from a smaller vocabulary, and the checkpoint does not say which tokens are in it.
 
     `d2t` maps the head's tokens to the target's. Without it, vLLM takes the head's token i for the target's token i,
@@ -350,36 +243,58 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
     Source: vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
     """
     for arm, config in head_arms(ctx):
-        drafts, own = whole(config, "draft_vocab_size"), vocab_size(config)
+        drafts, own = whole(config, "draft_vocab_size"), whole(text_config(config), "vocab_size")
         tensors = arm.draft.tensors if arm.draft else None
-        if (
-            arm.speculation.method != "eagle3"
-            or not tensors
-            or drafts is None
-            or own is None
-            or drafts >= own
-        ):
+        if arm.method != "eagle3" or not tensors or drafts is None or own is None or drafts >= own:
             continue
         if not any("d2t" in name or "draft_id_to_target_id" in name for name in tensors):
             text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` that says which"
-            yield Hit(f"{arm.path}.model", text, help="use a complete checkpoint of the head")
+            yield arm.hit("model", text, help="use a complete checkpoint of the head")
 
 
-@rule("SD257", "quantized-block-head", Severity.ERROR, needs="models")
-def quantized_block_head(ctx: Context) -> Iterator[Hit]:
-    """The DFlash head is quantised, but this vLLM supports only unquantised DFlash heads.
+@arm_rule("SD241", ERROR, needs="models")
+def missing_mask_token(arm: Arm) -> Hits:
+    """Parallel drafting is asked for, but the model has no mask token.
 
-    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantised. It loads the head, and the
-    engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
+    Parallel drafting puts a mask token, which the draft was trained to read as empty, at each position that it drafts.
+    vLLM looks for the token's id in the draft's config.json while it loads, and fails if there is none.
     Example:
-        vllm: "==0.27.*"
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
-    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.31), `proj.quant_method, UnquantizedLinearMethod`
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
-    found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
-    for arm, config in head_arms(ctx) if found else ():
-        if arm.speculation.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
-            text = f"vLLM {', '.join(found)} does not support quantised DFlash heads"
-            yield Hit(f"{arm.path}.model", text, versions=found, help="use a head that is not quantised")
+    config = arm.config if arm.model else None
+    if config is None or not (arm.get("parallel_drafting") is True or arm.method == "dflash"):
+        return
+    nested = section(config, "dflash_config").get("mask_token_id") is not None
+    if not nested and all(config.get(key) is None for key in _MASKS):
+        explicit = "parallel_drafting" in arm.block.keys
+        text = "config.json of the draft names no mask token"
+        related = {arm.at("model"): "the draft"} if explicit else {}
+        help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
+        yield arm.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
+
+
+@rule("SD258", WARNING, needs="models")
+def serial_parallel_head(ctx: Context) -> Hits:
+    """A head that was trained to draft all its tokens in one pass drafts them one after the other.
+
+    A P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM skips it with a
+    warning and runs the head once per token, so tokens after the first are accepted less often. A P-EAGLE head of the
+    speculators library needs no such key.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3, parallel_drafting: true}
+    Source: vllm/model_executor/models/llama_eagle3.py, `"mask_hidden found in weights but "`
+    """
+    for arm, config in head_arms(ctx):
+        tensors = (arm.draft.tensors if arm.draft else None) or {}
+        is_told = True in (arm.get("parallel_drafting"), config.get("parallel_drafting"))
+        is_own = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "peagle"
+        is_parallel = any(name.endswith("mask_hidden") for name in tensors)
+        if arm.method == "eagle3" and is_parallel and not (is_told or is_own):
+            text = "the head was trained to draft in parallel, and will draft one token per pass"
+            related = {arm.at("method"): "without `parallel_drafting`"}
+            yield arm.hit("model", text, related=related, help="write `parallel_drafting: true`")

@@ -1,35 +1,131 @@
-"""SD307-SD319: whether the accelerators are used, and of a kind that vLLM takes."""
+"""SD161, SD162, SD306-SD310, SD314: how ranks are laid out, and whether the accelerators suffice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from specserve.checks.arms import section
-from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.rules.memory import (
-    estimates,
-    gib,
-    is_fixed,
-    lacking_free_bytes,
-    machine_words,
-    needed_at_once,
-)
-from specserve.diagnostics import Severity
+from specserve.checks.config import section
+from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, count, rule
+from specserve.checks.rules.memory import gib, machine_words
 from specserve.errors import UsageError
-from specserve.profile.schema import world_size
+from specserve.plan.nodes import node_count
+from specserve.profile.schema import Profile, ranks_started, world_size
 
 _LESS = 0.95
 """A GPU with less of the named one's memory than this is another one."""
-_LEAST_CAPABILITY = {
-    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
-    "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
-    "moe_wna16": 70, "bitsandbytes": 70,
-}  # fmt: skip
-"""The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
 
 
-@rule("SD307", "split-node", Severity.WARNING, needs="hardware")
-def split_node(ctx: Context) -> Iterator[Hit]:
+@rule("SD161", ERROR)
+def refused_layout(ctx: Context) -> Hits:
+    """Settings of parallelism that vLLM refuses together.
+
+    vLLM ends while it builds its configuration. `decode_context_parallel_size` must divide `tensor_parallel_size`.
+    `data_parallel_size_local` cannot exceed `data_parallel_size`, and must be set for `data_parallel_hybrid_lb`.
+    `enable_eplb` needs expert parallelism over more than one rank, and redundant experts need `enable_eplb`.
+    Example:
+        target: {model: ./model, tensor_parallel_size: 4}
+        engine: {decode_context_parallel_size: 3}
+    Instead: engine: {decode_context_parallel_size: 2}
+    Source: vllm/config/parallel.py, `must be divisible by dcp_size=`
+    """
+    engine, tensor = ctx.engine, ctx.profile.target.tensor_parallel_size
+    names = ("decode_context_parallel", "prefill_context_parallel", "data_parallel")
+    contexts, prefill, ranks = (ctx.count(f"{name}_size") or 1 for name in names)
+    if prefill == 1 and tensor % contexts:
+        sizes = ", ".join(str(size) for size in range(1, tensor + 1) if tensor % size == 0)
+        text = f"{contexts} context-parallel ranks do not divide {tensor} tensor-parallel ones"
+        related = {"target.tensor_parallel_size": "tensor-parallel ranks"}
+        yield Hit("engine.decode_context_parallel_size", text, related=related, help=f"use one of {sizes}")
+    here = ctx.count("data_parallel_size_local")
+    if here is not None and here > ranks:
+        text = f"{here} data-parallel ranks on this node, of {ranks} in all"
+        related = {"engine.data_parallel_size": "ranks in all"}
+        yield Hit("engine.data_parallel_size_local", text, related=related)
+    if engine.get("data_parallel_hybrid_lb") is True and here is None:
+        text = "`data_parallel_hybrid_lb` needs `data_parallel_size_local`, the number of ranks on this node"
+        yield Hit("engine.data_parallel_hybrid_lb", text)
+    spare = count(section(engine, "eplb_config").get("num_redundant_experts"))
+    if engine.get("enable_eplb") is True:
+        if engine.get("enable_expert_parallel") is not True:
+            yield Hit("engine.enable_eplb", "`enable_eplb` needs `enable_expert_parallel`")
+        elif tensor * prefill * ranks <= 1:
+            yield Hit("engine.enable_eplb", "`enable_eplb` has nothing to balance: there is only one rank")
+    elif spare:
+        text = f"{spare} redundant experts need `enable_eplb`"
+        yield Hit("engine.eplb_config.num_redundant_experts", text, help="write `enable_eplb: true`")
+
+
+@rule("SD162", ERROR)
+def uneven_nodes(ctx: Context) -> Hits:
+    """The ranks do not divide evenly into the nodes.
+
+    vLLM puts the same number of ranks on each node, and refuses any other split. Usually, each node holds its own
+    pipeline stages. With Ray as the executor, Ray distributes the ranks, and this finding does not appear.
+    Example:
+        target: {model: ./model, tensor_parallel_size: 8}
+        hardware: {count: 4, nodes: 3}
+    Instead: target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
+    Source: vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
+    """
+    nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
+    if nodes > 1 and ranks % nodes:
+        text = f"{ranks} rank{'s do' if ranks > 1 else ' does'} not divide into {nodes} nodes"
+        related = {"target.tensor_parallel_size": "ranks that share each layer"}
+        help_ = f"set `pipeline_parallel_size: {nodes}` to put one stage on each node"
+        yield Hit("hardware.nodes", text, related=related, help=help_)
+
+
+@rule("SD306", ERROR)
+def too_few_accelerators(ctx: Context) -> Hits:
+    """The model is split over more accelerators than there are.
+
+    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
+    and other executors may also use accelerators of machines that the profile does not name. If such an executor is
+    set, `lint` reports nothing, but `check` still reports an error if the machine that it checks for has too few.
+    Example:
+        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
+        hardware: {accelerator: L4-24GB, count: 1}
+    Instead: hardware: {accelerator: L4-24GB, count: 2}
+    Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
+    """
+    machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)
+    if machine is not None:
+        nodes, there, is_cpu = machine.nodes, machine.count * machine.nodes, machine.is_cpu
+    elif hardware is not None and _says_all(ctx.profile):
+        nodes = max(hardware.nodes, ctx.count("nnodes") or 1)
+        there, is_cpu = hardware.count * nodes, ctx.on_cpu
+    else:
+        return
+    devices = hardware.devices if hardware else None
+    if is_cpu:
+        return
+    if devices and ranks > len(devices) * nodes:
+        words = f"the launch takes {ranks} accelerators, and `devices` names {len(devices)}"
+        yield Hit("hardware.devices", words + (" per node" if nodes > 1 else ""))
+    elif ranks > there:
+        target, path = ctx.profile.target, "target.tensor_parallel_size"
+        if target.tensor_parallel_size <= there and target.pipeline_parallel_size > 1:
+            path = "target.pipeline_parallel_size"
+        elif target.tensor_parallel_size * target.pipeline_parallel_size <= there:
+            path = "engine.data_parallel_size"
+        is_counted = machine is None or machine.basis == "profile"
+        yield Hit(
+            path,
+            f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
+            label=machine_words(machine) if machine else "",
+            related={"hardware.count": "counted here"} if is_counted else {},
+            help="split the model over fewer accelerators, or use a machine with more",
+        )
+
+
+def _says_all(profile: Profile) -> bool:
+    """Whether the profile alone says how many accelerators its launch can use: Ray may take them elsewhere."""
+    said = profile.hardware is not None and (
+        profile.hardware.accelerator is not None or "hardware.count" in profile.spans
+    )
+    return said and profile.engine.get("distributed_executor_backend", "mp") in ("mp", "uni")
+
+
+@rule("SD307", WARNING, needs="hardware")
+def split_node(ctx: Context) -> Hits:
     """Tensor parallelism spans several nodes.
 
     Every layer waits twice for the network between the nodes, which is far slower than a link inside a node. The usual
@@ -49,26 +145,8 @@ def split_node(ctx: Context) -> Iterator[Hit]:
         yield Hit("target.tensor_parallel_size", text, help=help_)
 
 
-@rule("SD308", "idle-accelerators", Severity.INFO, needs="hardware")
-def idle_accelerators(ctx: Context) -> Iterator[Hit]:
-    """The profile's `hardware` has more accelerators than the launch uses.
-
-    The others stay idle: vLLM takes tensor_parallel_size x pipeline_parallel_size x data_parallel_size of them.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 4}
-    Instead: hardware: {accelerator: L4-24GB, count: 1}
-    Source: specserve, checks/rules/hardware.py
-    """
-    machine, ranks = ctx.machine, world_size(ctx.profile)
-    assert machine is not None
-    there = machine.count * machine.nodes
-    if machine.basis == "profile" and not machine.is_cpu and there > ranks:
-        yield Hit("hardware.count", f"the launch takes {ranks} of {there} accelerators; the others stay idle")
-
-
-@rule("SD309", "missing-hardware", Severity.ERROR, needs="hardware")
-def missing_hardware(ctx: Context) -> Iterator[Hit]:
+@rule("SD309", ERROR, needs="hardware")
+def missing_hardware(ctx: Context) -> Hits:
     """This machine has less than the profile's `hardware` asks for.
 
     The profile was checked, and its promises were measured, for other accelerators. On this machine, the server may
@@ -88,22 +166,22 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD314 reports it
-    here = machine_words(machine)
+    path, here = "hardware.accelerator", machine_words(machine)
     if (named.name == CPU) != machine.is_cpu:
-        yield Hit(
-            "hardware.accelerator", f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
-        )
+        text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
         text = f"the profile is for {named.name} ({sizes[0]}); this machine has {here} ({sizes[1]})"
-        yield Hit("hardware.accelerator", text)
     elif not machine.is_cpu and machine.count < min(wanted.count, world_size(ctx.profile)):
+        path = "hardware.count"
         text = f"the profile is for {wanted.count} x {named.name}; this machine has {machine.count}"
-        yield Hit("hardware.count", text)
+    else:
+        return
+    yield Hit(path, text)
 
 
-@rule("SD310", "unsupported-dtype", Severity.ERROR, needs="hardware")
-def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
+@rule("SD310", ERROR, needs="hardware")
+def unsupported_dtype(ctx: Context) -> Hits:
     """The dtype `bfloat16` is asked for on a GPU that does not support it.
 
     vLLM refuses it below compute capability 8.0. `auto` selects float16 there.
@@ -121,65 +199,27 @@ def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
         yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
 
 
-@rule("SD311", "unsupported-quantization", Severity.ERROR, needs="hardware")
-def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
-    """The quantization has no kernels for this GPU.
-
-    Each method requires a compute capability. vLLM refuses older GPUs when it builds its configuration.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
-        hardware: {accelerator: V100-32GB}
-    Instead: hardware: {accelerator: T4-16GB}
-    Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
-    """
-    assert ctx.machine is not None
-    kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
-    own = section(ctx.target.config if ctx.target else {}, "quantization_config").get("quant_method")
-    method = (asked or (own if isinstance(own, str) else "")).lower()
-    least, capability = _LEAST_CAPABILITY.get(method, 0), kind.compute_capability
-    if capability and 10 * capability[0] + capability[1] < least:
-        text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(capability)}"
-        help_ = "use a checkpoint without this quantization, or another GPU"
-        yield Hit("target.quantization" if asked else "target.model", text, help=help_)
-
-
 def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-@rule("SD312", "occupied-memory", Severity.ERROR, needs="hardware")
-def occupied_memory(ctx: Context) -> Iterator[Hit]:
-    """Less memory is free on this machine than the launch needs now.
+@rule("SD314", ERROR)
+def unknown_accelerator(ctx: Context) -> Hits:
+    """The name in `hardware.accelerator` is not in the list of accelerators.
 
-    vLLM compares its share, `gpu_memory_utilization` of the total memory, with the free memory. It refuses to start if
-    other processes use too much: often the previous server, or what is left of it. If the KV cache has a fixed size,
-    the launch needs free memory for the cache and the weights. On the CPU, each rank fills its KV cache while it
-    serves. If one rank fits but all of them together do not, this finding is a warning.
+    The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
+    `specserve gpus` lists the names.
     Example:
         target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.9}
-    Instead: engine: {gpu_memory_utilization: 0.4}
-    Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
+        hardware: {accelerator: B9000}
+    Instead: hardware: {accelerator: B200-180GB}
+    Source: specserve, hardware/accelerators.toml
     """
-    machine = ctx.machine
-    assert machine is not None
-    for _, memory in estimates(ctx):
-        free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
-        if free is None:
-            continue
-        need, help_ = needed_at_once(memory, machine), "stop the processes that hold the rest"
-        path, words = "engine.gpu_memory_utilization", f"vLLM asks for {gib(need.high)}"
-        share = int(100 * (free - 2**29) / total) / 100
-        if is_fixed(memory):
-            who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
-            path, words = "engine.kv_cache_memory_bytes", f"{who} {gib(need.high)}"
-        elif share > 0:
-            help_ += f", or write `gpu_memory_utilization: {share}`"
-        yield Hit(
-            path,
-            f"{gib(free)} of {gib(total)} are free, and {words}",
-            notes=machine.holders,
-            help=help_,
-            severity=None if free < need.low else Severity.WARNING,
-        )
+    if not ctx.on_gpu or ctx.profile.hardware is None:
         return
+    from specserve.hardware.accelerators import accelerator
+
+    try:
+        accelerator(ctx.profile.hardware.accelerator or "")
+    except UsageError as error:
+        yield Hit("hardware.accelerator", error.message, help=error.hint)

@@ -1,26 +1,25 @@
-"""SD301-SD305, SD313: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
+"""SD301-SD305, SD312, SD313: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.constants import Bounds
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.verdict import Knob, MemoryVerdict
+    from specserve.memory.verdict import Knob
 
 _GIB = 2**30
-_VERDICTS: dict[MemoryVerdict, str] = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+_VERDICTS = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
 _COSTLY = 0.25
 """Share of the KV cache that a draft may take before it is worth a word."""
-_LARGE = 2**30
-_TENTH = 0.1
+_LARGE_BYTES, _TENTH = 2**30, 0.1
+_SHARE = "gpu_memory_utilization"
 
 
 def gib(size: float) -> str:
@@ -53,15 +52,16 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
     where, total = "per GPU", gib(per_gpu.total)
     if machine.is_cpu:
         where = f"each of {memory.ranks} ranks on this host" if memory.ranks > 1 else "on this host"
-    head = f", estimated: {gib(per_gpu.budget)} of {total}; "
-    if is_fixed(memory):
-        head = f" of {total}, estimated: "
+    head = (
+        f" of {total}, estimated: "
+        if is_fixed(memory)
+        else f", estimated: {gib(per_gpu.budget)} of {total}; "
+    )
+    parts = {"activations": per_gpu.activation, "other": per_gpu.other, "KV cache": per_gpu.kv_cache}
     shown = [
         f"{name} {_span(part)}" + (f" ({part.support})" if part.support else "")
-        for name, part in (
-            ("activations", per_gpu.activation), ("other", per_gpu.other), ("KV cache", per_gpu.kv_cache),
-        )
-    ]  # fmt: skip
+        for name, part in parts.items()
+    ]
     return f"{where}{head}weights {weights}, {', '.join(shown)}"
 
 
@@ -71,20 +71,23 @@ def _span(bounds: Bounds) -> str:
     return f"{low} GiB" if low == high else f"{low}-{high} GiB"
 
 
+def _counts(bounds: Bounds, between: str = "-") -> str:
+    """`1,024-2,048`."""
+    low, high = f"{int(bounds.low):,}", f"{int(bounds.high):,}"
+    return low if low == high else f"{low}{between}{high}"
+
+
 def capacity(memory: MemoryEstimate) -> str:
     """What the KV cache holds."""
-    low, high = f"{memory.kv_cache_tokens.low:,.0f}", f"{memory.kv_cache_tokens.high:,.0f}"
-    tokens = low if low == high else f"{low}-{high}"
+    tokens = _counts(memory.kv_cache_tokens)
     return f"the KV cache holds {tokens} tokens; one request may take {memory.max_model_len:,}"
 
 
 def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None:
     """The knobs that change the verdict, or the best of those that do not. `without`: an argument that is left out."""
     better = [knob for knob in memory.knobs if knob.verdict != memory.verdict]
-    shown = (better or memory.knobs)[:3]
-    ways = [
-        _way(knob, is_better=bool(better)) for knob in shown if without is None or without not in knob.path
-    ]
+    shown = [knob for knob in (better or memory.knobs)[:3] if without is None or without not in knob.path]
+    ways = [_way(knob, is_better=bool(better)) for knob in shown]
     return "; ".join(ways) + ("" if better else ", but no single one is enough") if ways else None
 
 
@@ -96,11 +99,11 @@ def _way(knob: Knob, *, is_better: bool) -> str:
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
     """Each arm's memory with the place that stands for it; the target alone if nothing speculates."""
-    if ctx.memory:
-        yield "target.model", ctx.memory
+    if "target" in ctx.memory:
+        yield "target.model", ctx.memory["target"]
     for arm in ctx.arms:
         if arm.memory:
-            yield f"{arm.path}.model" if arm.speculation.model else arm.path, arm.memory
+            yield arm.at("model") if arm.model else arm.path, arm.memory
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
@@ -124,8 +127,8 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
     return Bounds(sharing * weights + kv, sharing * (weights + kv))
 
 
-@rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")
-def insufficient_memory(ctx: Context) -> Iterator[Hit]:
+@rule("SD301", ERROR, needs="hardware")
+def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
@@ -143,12 +146,13 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
         if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
+            is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
                 path,
                 f"does not fit {machine_words(ctx.machine)}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
-                help=_advice(memory),
-                severity=None if memory.certain else Severity.WARNING,
+                help=_advice(memory, without=_SHARE if is_occupied else None),
+                severity=None if memory.certain else WARNING,
             )
 
 
@@ -166,14 +170,13 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
     return capacity(memory)
 
 
-@rule("SD302", "tight-memory", Severity.WARNING, needs="hardware")
-def tight_memory(ctx: Context) -> Iterator[Hit]:
+@rule("SD302", WARNING, needs="hardware")
+def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Whether the server starts depends on memory that cannot be known in advance: activations, CUDA graphs, communication
-    buffers. The verdict is also TIGHT if a promised concurrency may not fit, or if the verification of draft tokens,
-    which vLLM's profile run does not cover, may need more memory than vLLM's share leaves free. If the only doubt is an
-    unknown model (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
+    Activations, CUDA graphs and communication buffers cannot be known in advance. TIGHT also means that a promised
+    concurrency, or the verification of drafts, which vLLM's profile run does not cover, may not fit. If the only doubt
+    is a model that is not known, this is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -185,20 +188,18 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     for path, memory in estimates(ctx):
         is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
         if memory.verdict == "tight" and not is_told:
-            help_ = (
-                _advice(memory) if memory.is_kv_known else "`--ask-vllm` lets the installed vLLM compute it"
-            )
+            unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
-                help=help_,
-                severity=Severity.INFO if memory.is_only_in_doubt else None,
+                help=_advice(memory) if memory.is_kv_known else unknown,
+                severity=INFO if memory.is_only_in_doubt else None,
             )
 
 
-@rule("SD303", "unreachable-concurrency", Severity.INFO, needs="hardware")
-def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
+@rule("SD303", INFO, needs="hardware")
+def unreachable_concurrency(ctx: Context) -> Hits:
     """More requests may run in parallel than the KV cache holds at `max_model_len`.
 
     This is fine if requests are shorter. Long ones wait, or are preempted and computed again.
@@ -209,25 +210,21 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
     Source: vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
     """
-    wanted = ctx.profile.engine.get("max_num_seqs")
+    wanted = ctx.engine.get("max_num_seqs")
     for _, memory in estimates(ctx):
         most = memory.max_concurrency.high
-        if not memory.is_kv_known or memory.verdict == "does_not_fit":
-            continue
-        if type(wanted) is int and most < wanted:
-            yield Hit(
-                "engine.max_num_seqs",
-                f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel; "
-                f"`max_num_seqs` is {wanted}",
-                help=(
-                    "this is fine if requests are shorter; otherwise lower `max_model_len` to fit more of them"
-                ),
+        is_known = memory.is_kv_known and memory.verdict != "does_not_fit"
+        if is_known and type(wanted) is int and most < wanted:
+            text = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel; "
+            help_ = (
+                "this is fine if requests are shorter; otherwise lower `max_model_len` to fit more of them"
             )
+            yield Hit("engine.max_num_seqs", f"{text}`max_num_seqs` is {wanted}", help=help_)
             return
 
 
-@rule("SD304", "costly-draft", Severity.INFO, needs="hardware")
-def costly_draft(ctx: Context) -> Iterator[Hit]:
+@rule("SD304", INFO, needs="hardware")
+def costly_draft(ctx: Context) -> Hits:
     """The draft takes more than a quarter of the KV cache that the target would have without it.
 
     Its weights and its part of every cached token take memory from the requests, so fewer of them run in parallel. A
@@ -254,8 +251,8 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
             yield Hit(path, text, notes=(_parts(memory, ctx.machine),))
 
 
-@rule("SD305", "large-draft-buffer", Severity.INFO, needs="hardware")
-def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD305", INFO, needs="hardware")
+def large_draft_buffer(arm: Arm) -> Hits:
     """Probabilistic drafts keep logits that take at least 1 GiB here, or at least a tenth of the KV cache.
 
     vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With a
@@ -272,26 +269,66 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
-    assert ctx.machine is not None
-    where = "the host's memory" if ctx.machine.is_cpu else "every GPU"
-    for arm in ctx.arms:
-        if arm.memory is None or arm.memory.verdict == "does_not_fit":
+    machine, memory = arm.ctx.machine, arm.memory
+    if machine is None or memory is None or memory.verdict == "does_not_fit":
+        return
+    size = memory.draft_logits_bytes
+    if size and size >= min(_LARGE_BYTES, _TENTH * memory.per_gpu_bytes.kv_cache.high):
+        where = "the host's memory" if machine.is_cpu else "every GPU"
+        text = f"the logits of the drafts take {gib(size)} of {where}"
+        help_ = "a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none"
+        yield arm.hit("draft_sample_method", text, help=help_)
+
+
+@rule("SD312", ERROR, needs="hardware")
+def occupied_memory(ctx: Context) -> Hits:
+    """Less memory is free on this machine than the launch needs now.
+
+    vLLM refuses to start if less memory is free than its share, or than weights and a KV cache of fixed size need:
+    often the previous server is still there. On the CPU, each rank fills its KV cache while it serves; if only all of
+    them together do not fit, this is a warning.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {gpu_memory_utilization: 0.9}
+    Instead: engine: {gpu_memory_utilization: 0.4}
+    Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
+    """
+    machine = ctx.machine
+    assert machine is not None
+    for _, memory in estimates(ctx):
+        free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
+        if free is None:
             continue
-        size = arm.memory.draft_logits_bytes
-        if size >= min(_LARGE, _TENTH * arm.memory.per_gpu_bytes.kv_cache.high) and size:
-            text = f"the logits of the drafts take {gib(size)} of {where}"
-            help_ = "a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none"
-            yield Hit(f"{arm.path}.draft_sample_method", text, help=help_)
+        need, help_ = needed_at_once(memory, machine), "stop the processes that hold the rest"
+        path, words = f"engine.{_SHARE}", f"vLLM asks for {gib(need.high)}"
+        share = int(100 * (free - 2**29) / total) / 100
+        if is_fixed(memory):
+            who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
+            path, words = "engine.kv_cache_memory_bytes", f"{who} {gib(need.high)}"
+        elif share > 0 and _fits_in(memory, share):
+            help_ += f", or write `{_SHARE}: {share}`"
+        severity = None if free < need.low else WARNING
+        text = f"{gib(free)} of {gib(total)} are free, and {words}"
+        yield Hit(path, text, notes=machine.holders, help=help_, severity=severity)
+        return
 
 
-@rule("SD313", "missing-state-blocks", Severity.ERROR, needs="hardware")
-def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
+def _fits_in(memory: MemoryEstimate, share: float) -> bool:
+    """Whether one request may still fit if vLLM takes this share of the memory: the rest of the budget is lost."""
+    per_gpu = memory.per_gpu_bytes
+    left = per_gpu.kv_cache.high - (per_gpu.budget - share * per_gpu.total)
+    if left <= 0 or not memory.is_kv_known:
+        return left > 0
+    return memory.kv_cache_tokens.high * left / per_gpu.kv_cache.high >= memory.max_model_len
+
+
+@rule("SD313", ERROR, needs="hardware")
+def missing_state_blocks(ctx: Context) -> Hits:
     """More requests may run than the KV cache has blocks for their recurrent states.
 
-    Mamba layers, gated delta nets and short convolutions keep a state for each request, and a state takes a whole
-    block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger. The default of `max_num_seqs` is 1024 on GPUs with 70 GiB or more, except the A100. If the
-    KV cache is large enough by its highest estimate, this finding is only a warning.
+    A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. vLLM counts the
+    blocks after loading, and aborts if `max_num_seqs` (by default 1024 on GPUs from 70 GiB on, except the A100) is
+    larger. If the highest estimate suffices, this is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
@@ -303,16 +340,17 @@ def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
         states = memory.states
         if states is None or states.blocks.low >= states.max_num_seqs:
             continue
-        low, high = int(states.blocks.low), int(states.blocks.high)
-        blocks = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        most = states.largest_max_num_seqs  # the largest that boots comes first, then what else would help
-        ways = [f"write `max_num_seqs: {most}` or less"] * bool(most)
-        is_sure = high < states.max_num_seqs and memory.certain
+        blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
+        # the largest that boots comes first, then what else would help
+        ways = [
+            f"write `max_num_seqs: {most}` or less" if most else None,
+            _advice(memory, without="max_num_seqs"),
+        ]
         yield Hit(
             "engine.max_num_seqs",
             f"{states.max_num_seqs:,} requests may run, and the KV cache has {blocks} blocks for their states",
             notes=memory.notes,
-            help="; ".join([*ways, *filter(None, [_advice(memory, without="max_num_seqs")])]) or None,
-            severity=None if is_sure else Severity.WARNING,
+            help="; ".join(filter(None, ways)) or None,
+            severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,
         )
         return

@@ -1,60 +1,59 @@
-"""SD1xx about vLLM's two model runners: what the one that will serve does not know."""
+"""SD1xx about vLLM's two model runners: what the one that will serve does not know, or drops: keys, a schedule of K."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import pairwise
 
-from specserve.checks.arms import SWITCH, on_cpu, switch
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import quoted
 from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
-from specserve.vllm.runner import ignores_other_vocabulary
-from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async
+from specserve.vllm.runner import SWITCH
+from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async, schedule_is_followed
+
+_HEADS = frozenset({"mtp", "eagle", "eagle3"})
 
 
-@rule("SD122", "unsupported-runner", Severity.ERROR)
-def unsupported_runner(ctx: Context) -> Iterator[Hit]:
+@rule("SD122", ERROR)
+def unsupported_runner(ctx: Context) -> Hits:
     """The model runner that will serve does not support what the profile asks for.
 
-    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs. On GPUs, V1 serves if the
-    environment asks for it, or if the launch needs a feature that V2 lacks. If the runner that serves lacks a feature
-    that the launch needs, the start ends with `Model Runner V2 does not yet support` or a similar message.
+    vLLM has two model runners. V2 is the default on GPUs since 0.32. V1 serves on CPUs, and on GPUs if the environment
+    asks for it or if the launch needs a feature that V2 lacks. If the runner that serves lacks a feature that the
+    launch needs, the start ends with `Model Runner V2 does not yet support` or a similar message.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
     Use instead: speculation: {method: suffix, num_speculative_tokens: 16}
     Source: vllm/config/vllm.py, `Model Runner V2 does not yet support: `
     """
-    written, is_chosen = ctx.profile.env.get(SWITCH), switch(ctx.profile) is not None
+    written, is_chosen = ctx.profile.env.get(SWITCH), ctx.runner_switch is not None
     if written is not None and not is_chosen:
         text = f"`{SWITCH}` must be 0 or 1; found {quoted(written)}, which vLLM cannot read"
         yield Hit(f"env.{SWITCH}", text)
-    for path, block in ctx.blocks:
-        found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
-        for version, taken in ctx.choices(block).items():
+    for arm in ctx.arms:
+        found: dict[tuple[str, str, str, str], list[str]] = {}
+        for version, taken in arm.runners.items():
             for lack in taken.lacks if taken else ():
                 assert taken is not None
-                place = f"{path if lack.section == 'speculation' else lack.section}.{lack.key}"
-                found.setdefault((lack.what, place, taken.runner), (taken.reason, []))[1].append(version)
-        for (what, place, name), (reason, versions) in found.items():
+                place = arm.at(lack.key) if lack.section == "speculation" else f"{lack.section}.{lack.key}"
+                found.setdefault((lack.what, place, taken.runner, taken.reason), []).append(version)
+        for (what, place, name, reason), versions in found.items():
             yield Hit(
                 place,
                 f"the {name} model runner does not support {what}",
-                related=((f"env.{SWITCH}", "the runner is chosen here"),) * is_chosen,
+                related={f"env.{SWITCH}": "the runner is chosen here"} if is_chosen else {},
                 notes=(f"it is {name}: {reason}",),
                 versions=versions,
                 help=f"leave `{SWITCH}` out, and vLLM chooses" if is_chosen else None,
             )
 
 
-@rule("SD123", "unsupported-async-scheduling", Severity.ERROR)
-def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD123", ERROR)
+def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
-    If `async_scheduling` is left out, vLLM enables it when it can. If it is `true`, vLLM refuses to start with `ngram`,
-    `suffix`, `custom_class` or `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since
-    0.33, the V2 runner accepts `ngram`.
+    If it is left out, vLLM enables it when it can. If it is `true`, vLLM refuses `ngram` (V2 accepts it since 0.33),
+    `suffix`, `custom_class`, `disable_padded_drafter_batch`, and pipeline parallelism on the V1 runner.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -63,36 +62,35 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
         vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
         vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
     """
-    for path, block in ctx.blocks if ctx.profile.engine.get("async_scheduling") is True else ():
-        found: dict[str, list[str]] = {}
-        for version, taken in ctx.choices(block).items():
-            reason = refuses_async(
-                version,
-                method=block.method,
-                runner=taken.runner if taken else None,
-                unpadded=block.keys.get("disable_padded_drafter_batch") is True,
-                stages=ctx.profile.target.pipeline_parallel_size > 1,
-                on_cpu=on_cpu(ctx.profile),
-            )
-            if reason:
-                found.setdefault(reason, []).append(version)
-        for reason, versions in found.items():
-            what, place = {
-                "method": (f"`{block.method}`", f"{path}.method"),
-                "disable_padded_drafter_batch": (f"`{reason}`", f"{path}.{reason}"),
-                "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
-            }[reason]
-            yield Hit(
-                "engine.async_scheduling",
-                f"vLLM refuses asynchronous scheduling with {what}",
-                related=((place, "set here"),),
-                versions=versions,
-                help="leave it out: vLLM enables it if it can",
-            )
+    found: dict[str, list[str]] = {}
+    for version, taken in arm.runners.items() if arm.ctx.engine.get("async_scheduling") is True else ():
+        reason = refuses_async(
+            version,
+            method=arm.method,
+            runner=taken.runner if taken else None,
+            unpadded=arm.get("disable_padded_drafter_batch") is True,
+            stages=arm.ctx.profile.target.pipeline_parallel_size > 1,
+            on_cpu=arm.ctx.on_cpu,
+        )
+        if reason:
+            found.setdefault(reason, []).append(version)
+    for reason, versions in found.items():
+        what, place = {
+            "method": (f"`{arm.method}`", arm.at("method")),
+            "disable_padded_drafter_batch": (f"`{reason}`", arm.at(reason)),
+            "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
+        }[reason]
+        yield Hit(
+            "engine.async_scheduling",
+            f"vLLM refuses asynchronous scheduling with {what}",
+            related={place: "set here"},
+            versions=versions,
+            help="leave it out: vLLM enables it if it can",
+        )
 
 
-@rule("SD124", "unpadded-drafter-batch", Severity.WARNING)
-def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD124", WARNING)
+def unpadded_drafter_batch(arm: Arm) -> Hits:
     """The padding of the drafter's batch is switched off, as in old examples.
 
     This disables asynchronous scheduling, which costs throughput. The V2 runner does not read the key at all. On the V1
@@ -103,21 +101,19 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
     """
-    for path, block in ctx.blocks:
-        if block.keys.get("disable_padded_drafter_batch") is not True:
-            continue
-        is_padded = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
-        found, severity = ctx.on("V1", block) if is_padded else [], None
-        text = "this key disables asynchronous scheduling, and has no other effect on the V2 runner"
-        if found:
-            severity = Severity.ERROR
-            text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
-        place = f"{path}.disable_padded_drafter_batch"
-        yield Hit(place, text, versions=found, help="leave it out", severity=severity)
+    key = "disable_padded_drafter_batch"
+    if arm.get(key) is not True:
+        return
+    is_padded = arm.method == "draft_model" or arm.get("parallel_drafting") is True
+    found = arm.on("V1") if is_padded else []
+    text = "this key disables asynchronous scheduling, and has no other effect on the V2 runner"
+    if found:
+        text = f"the V1 runner drafts with `{arm.method}` in padded batches only, and refuses to start"
+    yield arm.hit(key, text, versions=found, help="leave it out", severity=ERROR if found else None)
 
 
-@rule("SD125", "refused-logits-processor", Severity.ERROR)
-def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD125", ERROR)
+def refused_logits_processor(arm: Arm) -> Hits:
     """The model runner cannot combine custom logits processors with speculation.
 
     The V1 runner refuses the combination at the start. The V2 runner, which serves most methods on GPUs since 0.32,
@@ -127,23 +123,16 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-    Source:
-        vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
+    Source: vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
-    for path, block in ctx.blocks if ctx.profile.engine.get("logits_processors") else ():
-        found = ctx.on("V1", block)
-        if found:
-            yield Hit(
-                "engine.logits_processors",
-                f"the V1 runner, which will serve `{block.method}`, takes no logits processors with speculation",
-                related=((f"{path}.method", "speculation"),),
-                versions=found,
-                help="leave one of them out",
-            )
+    if arm.ctx.engine.get("logits_processors") and (found := arm.on("V1")):
+        text = f"the V1 runner, which will serve `{arm.method}`, takes no logits processors with speculation"
+        related, help_ = {arm.at("method"): "speculation"}, "leave one of them out"
+        yield Hit("engine.logits_processors", text, related=related, versions=found, help=help_)
 
 
-@rule("SD126", "eager-draft", Severity.INFO)
-def eager_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD126", INFO)
+def eager_draft(arm: Arm) -> Hits:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
     A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner uses them
@@ -156,54 +145,22 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
     Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
-    promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
-    if not promised or ctx.profile.engine.get("enforce_eager") is True or switch(ctx.profile) is not None:
+    is_promised = any(each.min_speedup or each.max_tpot_p99_ms for each in arm.ctx.profile.expect)
+    is_eager = True in (arm.ctx.engine.get("enforce_eager"), arm.get("enforce_eager"))
+    if arm.method != "draft_model" or not is_promised or is_eager or arm.ctx.runner_switch is not None:
         return
-    for path, block in ctx.blocks:
-        found = ctx.on("V2", block) if block.method == "draft_model" else []
-        if found and block.keys.get("enforce_eager") is not True:
-            help_ = f'bench it with `env: {{{SWITCH}: "0"}}` too'
-            text = "the V2 runner drafts without CUDA graphs"
-            yield Hit(f"{path}.method", text, versions=found, help=help_)
+    if found := arm.on("V2"):
+        help_ = f'bench it with `env: {{{SWITCH}: "0"}}` too'
+        yield arm.hit("method", "the V2 runner drafts without CUDA graphs", versions=found, help=help_)
 
 
-@rule("SD168", "unmapped-vocabulary", Severity.ERROR)
-def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """The draft has another vocabulary, but the runner ignores `use_heterogeneous_vocab`.
-
-    The V2 runner of vLLM 0.31 runs draft models, but leaves out the map between the two vocabularies, without a
-    message. The draft's token ids are read as the target's, and nearly all of them are rejected. Before 0.31, V1 served
-    such a draft; later versions use V1 again.
-    Example:
-        vllm: "==0.31.*"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
-    Source: vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
-    """
-    for path, block in ctx.blocks:
-        if block.keys.get("use_heterogeneous_vocab") is not True:
-            continue
-        v1 = ctx.on("V1", block)
-        found = [v for v in ctx.judged if v not in v1 and ignores_other_vocabulary(v)]
-        if found and not ctx.is_past(found):
-            text, help_ = (
-                "the V2 runner, which will serve this, maps no vocabulary",
-                f'write `env: {{{SWITCH}: "0"}}`',
-            )
-            yield Hit(f"{path}.use_heterogeneous_vocab", text, versions=found, help=help_)
-
-
-_HEADS = frozenset({"mtp", "eagle", "eagle3"})
-
-
-@rule("SD170", "ignored-draft-key", Severity.WARNING)
-def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD170", WARNING)
+def ignored_draft_key(arm: Arm) -> Hits:
     """A key of the draft that the model runner does not read.
 
-    The V2 runner captures CUDA graphs for the draft even if the block sets `enforce_eager` (vllm-project/vllm#54423).
-    Up to 0.29 it also loads prediction layers and EAGLE heads with the target's `moe_backend` and attention backend. If
-    the target's experts are quantized and the draft's are not, vLLM then refuses the draft's experts while it loads
-    them, even if the block names a backend for the draft (vllm-project/vllm#54788).
+    V2 captures CUDA graphs for the draft in spite of `enforce_eager` (vllm-project/vllm#54423). Up to 0.29 it loads
+    prediction layers and EAGLE heads with the target's backends, and refuses experts that are not quantized like the
+    target's (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}
@@ -212,45 +169,159 @@ def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
     Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/v1/worker/gpu/model_runner.py, `self.speculator.init_cudagraph_manager(cudagraph_mode)`
     """
-    engine = ctx.profile.engine
-    for path, block in ctx.blocks:
-        on_v2 = ctx.on("V2", block)
-        for key in ("moe_backend", "attention_backend") if block.method in _HEADS else ():
-            value = block.keys.get(key)
+    engine, on_v2, ignored = arm.ctx.engine, arm.on("V2"), dict[str, tuple[str, list[str]]]()
+    for key in ("moe_backend", "attention_backend") if arm.method in _HEADS else ():
+        if arm.get(key) not in (None, engine.get(key)):
             found = [version for version in on_v2 if key in V2_IGNORED_KEYS.at(version)]
-            if value is not None and value != engine.get(key) and found:
-                yield _ignored(f"{path}.{key}", "uses the target's", found)
-        captured = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
-        has_graphs = block.method in _HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
-        if block.keys.get("enforce_eager") is True and has_graphs and captured:
-            yield _ignored(f"{path}.enforce_eager", "is captured in CUDA graphs", captured)
+            ignored[key] = "uses the target's", found
+    has_graphs = arm.method in _HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
+    if arm.get("enforce_eager") is True and has_graphs:
+        found = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
+        ignored["enforce_eager"] = "is captured in CUDA graphs", found
+    for key, (instead, found) in ignored.items():
+        if found:
+            text = f"the V2 runner ignores the draft's `{key}`: the draft {instead}"
+            help_ = f'leave it out, or write `env: {{{SWITCH}: "0"}}` if the V1 runner serves the method'
+            yield arm.hit(key, text, versions=found, help=help_)
 
 
-def _ignored(path: str, instead: str, versions: list[str]) -> Hit:
-    key = path.rpartition(".")[2]
-    text = f"the V2 runner ignores the draft's `{key}`: the draft {instead}"
-    help = f'leave it out, or write `env: {{{SWITCH}: "0"}}` if the V1 runner serves the method'
-    return Hit(path, text, versions=versions, help=help)
+Row = tuple[int, int, int]
+KEY = "num_speculative_tokens_per_batch_size"
 
 
-@rule("SD160", "gpu-only-speculation", Severity.ERROR)
-def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
-    """A way to speculate that needs a GPU, in a profile for the CPU.
+def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
+    """What vLLM refuses in a schedule, and in which row (counted from 0); None if it takes it.
 
-    `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
-    backend`. `fly` has no CPU implementation. `ngram` needs no GPU.
-    Example:
-        speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        hardware: {accelerator: cpu}
-    Instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-    Source: vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
+    An empty schedule is none: vLLM asks for its truth before it reads it.
     """
-    related = (("hardware.accelerator", "the profile is for the CPU"),)
-    for path, block in ctx.blocks if on_cpu(ctx.profile) and switch(ctx.profile) is not True else ():
-        if block.method == "ngram_gpu":
-            yield Hit(
-                f"{path}.method", "`ngram_gpu` needs a GPU", related=related, help="write `method: ngram`"
-            )
-        if block.keys.get("rejection_sample_method") == "fly":
-            place = f"{path}.rejection_sample_method"
-            yield Hit(place, "`fly` needs a GPU", related=related, help="leave it out")
+    for index, (first, last, _) in enumerate(rows):
+        if first < 1 or last < 1:
+            return "batch sizes start at 1", index
+        if first > last:
+            return f"the range starts at {first} and ends at {last}", index
+    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
+    for before, after in pairwise(order):
+        if rows[after][0] <= rows[before][1]:
+            return f"the range overlaps the one that ends at {rows[before][1]}", after
+    if rows and rows[order[0]][0] != 1:
+        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
+    return None
+
+
+def _rows(arm: Arm) -> tuple[Row, ...]:
+    """The rows of a schedule; none under data parallelism, where vLLM drops it unread (SD120)."""
+    return () if (arm.ctx.count("data_parallel_size") or 1) > 1 else arm.get(KEY) or ()
+
+
+@arm_rule("SD118", ERROR)
+def broken_schedule(arm: Arm) -> Hits:
+    """The schedule of K has a gap at its start, ranges that overlap, or an invalid range.
+
+    vLLM refuses such a schedule, but only after it has loaded the weights, when the scheduler reads the schedule.
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
+    Use instead:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
+    """
+    if found := problem_of(_rows(arm)):
+        help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
+        yield arm.hit(f"{KEY}[{found[1]}]", found[0], help=help_)
+
+
+@arm_rule("SD119", WARNING)
+def clamped_schedule(arm: Arm) -> Hits:
+    """The schedule asks for more tokens than `num_speculative_tokens`.
+
+    `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 3
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Use instead:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
+    """
+    for index, (_, _, k) in enumerate(_rows(arm)):
+        if arm.k is not None and k > arm.k:
+            text = f"the schedule asks for {k} tokens; {arm.k} will be drafted"
+            related = {arm.at("num_speculative_tokens"): f"the ceiling is {arm.k}"}
+            help_ = f"write `num_speculative_tokens: {k}`, or lower the value in this row"
+            yield arm.hit(f"{KEY}[{index}]", text, related=related, help=help_)
+            return
+
+
+@arm_rule("SD120", WARNING)
+def dropped_schedule(arm: Arm) -> Hits:
+    """vLLM drops the schedule and drafts the same K at any load.
+
+    With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
+    writes one line to the log. The V1 runner does so for methods that cannot change K. The V2 runner before vLLM 0.29
+    does so for every method, without a message (vllm-project/vllm#51510).
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+        engine: {data_parallel_size: 2}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
+    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
+    """
+    if arm.get(KEY) and not _rows(arm):
+        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
+        related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
+        help_ = "pick the K for your usual load, or serve without data parallelism"
+        yield arm.hit(KEY, text, related=related, help=help_)
+    for runner in ("V1", "V2") if _rows(arm) else ():
+        served = arm.on(runner, by_target=True)
+        found = [v for v in served if not schedule_is_followed(v, method=arm.method, runner=runner)]
+        if found:
+            what = f"ignores the schedule with `{arm.method}` and drafts {_k(arm)} at any load"
+            yield arm.hit(KEY, f"the {runner} runner {what}", versions=found)
+
+
+def _k(arm: Arm) -> str:
+    return f"{arm.k} token{'s' if arm.k != 1 else ''}" if arm.k else "the same K"
+
+
+@arm_rule("SD121", INFO)
+def costly_schedule(arm: Arm) -> Hits:
+    """The schedule saves less than it seems to, or has a cost of its own.
+
+    With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
+    drops some of these tokens: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. With a
+    schedule, the V1 runner does without full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
+    Example:
+        vllm: ">=0.32"
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source:
+        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
+    """
+    if not arm.get(KEY):
+        return
+    v1, v2 = arm.on("V1"), arm.on("V2")
+    if v2 and arm.method in ("draft_model", "ngram", "ngram_gpu"):
+        text = f"with `{arm.method}` the schedule saves verification only: {_k(arm)} are drafted in any case"
+        yield arm.hit(KEY, text, versions=v2)
+    elif v1 and arm.ctx.on_gpu and arm.ctx.engine.get("enforce_eager") is not True:
+        yield arm.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)

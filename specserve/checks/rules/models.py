@@ -1,70 +1,70 @@
-"""SD22x about the models themselves, and SD250 about their files."""
+"""SD220-SD224, SD250-SD256: the models themselves, what they are asked to do, and their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from specserve.checks.arms import (
+from specserve.checks.config import (
     Config,
     architectures,
     has_kind,
     heads,
     kv_heads,
     lacks,
+    model_type,
     section,
     text_config,
     whole,
 )
-from specserve.checks.rule import CheckedArm, Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.rule import ERROR, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.models.facts import ModelFacts
-from specserve.vllm.facts import VOCABULARY_PADDING
+from specserve.vllm.facts import UNDRAFTED_HYBRIDS, VOCABULARY_PADDING
 from specserve.vllm.registry import Registry, registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 _LARGEST_TP = 64
-_TRAINED_FOR = "name the model that the head was trained for here, and the head under `speculation.model`"
+_NO_HALF = ("gemma2", "gemma3", "gemma3_text", "glm4")
+"""`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")
+_MODEL = {"target.model": "the model"}
 
 
-@rule("SD220", "unknown-architecture", Severity.ERROR, needs="models")
-def unknown_architecture(ctx: Context) -> Iterator[Hit]:
+def _own_code(ctx: Context, config: Config) -> bool:
+    """Whether the class may come from elsewhere than vLLM: the repository's code, or another implementation."""
+    return bool(config.get("auto_map")) or ctx.engine.get("model_impl", "auto") != "auto"
+
+
+@rule("SD220", ERROR, needs="models")
+def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build. New versions also remove models; the finding's note then names the last
-    version that had the class. A repository's own code (`auto_map`) and plug-ins may add a class; with either, the
-    model's class is not judged.
+    vLLM refuses a model that it cannot build; the note names the last version that had a class which was removed since.
+    A class that a repository's own code (`auto_map`) or a plug-in may add is not judged.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
     """
-    if ctx.profile.engine.get("model_impl", "auto") != "auto" or "VLLM_PLUGINS" in ctx.profile.env:
-        return
-    own = {f"{arm.path}.model" for arm in ctx.arms if arm.speculation.method != "draft_model"}
-    for path, config in ctx.models():
+    heads = {arm.at("model") for arm in ctx.arms if arm.method != "draft_model"}
+    for path, config in ctx.models() if "VLLM_PLUGINS" not in ctx.profile.env else ():
         names = architectures(config)
-        if path in own or not names or config.get("auto_map"):
+        if path in heads or _own_code(ctx, config) or not names or transformers_names() & {*names}:
             continue
-        missing = [name for name in names if name not in transformers_names()]
-        found = ctx.where(lambda known, names=missing: not any(name in known.classes for name in names))  # type: ignore[misc]
-        removed = {
-            known.removed[names[0]] for known in map(registry, ctx.judged) if names[0] in known.removed
-        }
-        gone = (
-            f"vLLM had it until {text}" if text[0].isdigit() else f"see {text}" for text in sorted(removed)
-        )
-        if found and len(missing) == len(names) and (removed or names[0].endswith(_SERVING)):
+        found = ctx.where(lambda known, names: not any(name in known.classes for name in names), names)
+        known = [registry(version).removed for version in ctx.judged]
+        removed = sorted({removed[names[0]] for removed in known if names[0] in removed})
+        if found and (removed or names[0].endswith(_SERVING)):
             yield Hit(
                 path,
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
-                notes=tuple(gone),
+                notes=tuple(
+                    f"vLLM had it until {text}" if text[0].isdigit() else f"see {text}" for text in removed
+                ),
                 versions=found,
                 help="use a model that vLLM supports; if a plug-in provides the class, silence this finding",
             )
 
 
-@rule("SD221", "served-head", Severity.ERROR, needs="models")
-def served_head(ctx: Context) -> Iterator[Hit]:
+@rule("SD221", ERROR, needs="models")
+def served_head(ctx: Context) -> Hits:
     """The target is a draft head.
 
     A head is not a model: it continues another model's hidden states. The Hub's pages of heads show `vllm serve HEAD`
@@ -79,15 +79,16 @@ def served_head(ctx: Context) -> Iterator[Hit]:
     if config.get("speculators_config") is not None:
         yield _speculator(config)
         return
-    found = ctx.where(lambda known: has_kind(config, known, "draft"))
+    help_ = "name the model that the head was trained for here, and the head under `speculation.model`"
+    found = ctx.where(has_kind, config, "draft")
     if found:
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
-        yield Hit("target.model", text, versions=found, help=_TRAINED_FOR)
-    elif ctx.target and has_no_embedding(ctx.target):
-        yield Hit("target.model", "the checkpoint has no embedding: it is a draft head", help=_TRAINED_FOR)
+        yield Hit("target.model", text, versions=found, help=help_)
+    elif ctx.target and _has_no_embedding(ctx.target):
+        yield Hit("target.model", "the checkpoint has no embedding: it is a draft head", help=help_)
 
 
-def has_no_embedding(facts: ModelFacts) -> bool:
+def _has_no_embedding(facts: ModelFacts) -> bool:
     """Whether it is an EAGLE head: its config.json names the class of the model that it was trained for."""
     names = facts.tensors or {}
     return "fc.weight" in names and not any("embed" in name or "wte" in name for name in names)
@@ -101,17 +102,16 @@ def _speculator(config: Config) -> Hit:
     if named:
         text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
     help_ = "name the verifier here, and the head under `speculation.model`"
-    return Hit("target.model", text, help=help_, severity=Severity.WARNING if named else None)
+    return Hit("target.model", text, help=help_, severity=WARNING if named else None)
 
 
-@rule("SD222", "indivisible-heads", Severity.ERROR, needs="models")
-def indivisible_heads(ctx: Context) -> Iterator[Hit]:
+@rule("SD222", ERROR, needs="models")
+def indivisible_heads(ctx: Context) -> Hits:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    The draft is split into as many parts as the target. vLLM refuses a number of attention heads that is not divisible
-    by the number of ranks. Loading fails if the KV heads can be neither divided nor repeated evenly over the ranks, or
-    if the vocabulary, padded to a multiple of 64 rows, is not divisible by their number. Small drafts often have few
-    heads, such as 14, which is not divisible by 4.
+    vLLM refuses a number of attention heads that the number of ranks does not divide, for the draft, too: small drafts
+    often have few, such as 14. Loading fails if the KV heads neither divide nor repeat evenly, or if the vocabulary,
+    padded to 64 rows, does not divide.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -119,7 +119,11 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
     """
     size = ctx.profile.target.tensor_parallel_size
-    alone = {f"{arm.path}.model" for arm in ctx.arms if _on_one_rank(arm)}
+    # `dspark` alone may stay on one rank
+    whole_drafts = [
+        arm for arm in ctx.arms if arm.method == "dspark" and arm.get("draft_tensor_parallel_size") == 1
+    ]
+    alone = {arm.at("model") for arm in whole_drafts}
     models = [(path, config) for path, config in ctx.models() if path not in alone]
     for path, config in models if size > 1 else ():
         total, groups, rows = heads(config), kv_heads(config), _table_rows(ctx, config)
@@ -132,18 +136,13 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
         else:
             continue
         help_ = f"`tensor_parallel_size` may be {_sizes(ctx, [config for _, config in models])}"
-        yield Hit(path, message, related=(("target.tensor_parallel_size", f"{size} ranks"),), help=help_)
-
-
-def _on_one_rank(arm: CheckedArm) -> bool:
-    """Whether the draft is not divided: `dspark` alone may stay whole."""
-    return arm.speculation.method == "dspark" and arm.speculation.keys.get("draft_tensor_parallel_size") == 1
+        yield Hit(path, message, related={"target.tensor_parallel_size": f"{size} ranks"}, help=help_)
 
 
 def _table_rows(ctx: Context, config: Config) -> int | None:
     """Rows of the vocabulary's tables as vLLM pads them; None if they are not known, or adapters add to them."""
     size = whole(text_config(config), "vocab_size")
-    if size is None or ctx.profile.engine.get("enable_lora"):
+    if size is None or ctx.engine.get("enable_lora"):
         return None
     padding = VOCABULARY_PADDING.at(ctx.judged[-1])
     return -(-size // padding) * padding
@@ -151,20 +150,19 @@ def _table_rows(ctx: Context, config: Config) -> int | None:
 
 def _sizes(ctx: Context, configs: list[Config]) -> str:
     """The tensor-parallel sizes that all of these models allow."""
-    totals = [count for count in map(heads, configs) if count is not None]
-    groups = [count for count in map(kv_heads, configs) if count is not None]
-    totals += [rows for config in configs if (rows := _table_rows(ctx, config)) is not None]
+    totals = [number for config in configs for number in (heads(config), _table_rows(ctx, config)) if number]
+    groups = [number for config in configs if (number := kv_heads(config))]
     fits = [
         str(size)
         for size in range(1, _LARGEST_TP + 1)
         if all(total % size == 0 for total in totals)
-        and all(count % size == 0 or size % count == 0 for count in groups)
+        and all(number % size == 0 or size % number == 0 for number in groups)
     ]
     return fits[0] if len(fits) == 1 else f"{', '.join(fits[:-1])} or {fits[-1]}"
 
 
-@rule("SD223", "unsupported-pipeline", Severity.ERROR, needs="models")
-def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
+@rule("SD223", ERROR, needs="models")
+def unsupported_pipeline(ctx: Context) -> Hits:
     """The model or its head does not support pipeline stages.
 
     vLLM refuses a model class without pipeline parallelism. Some classes do not pass hidden states from stage to stage:
@@ -179,31 +177,31 @@ def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
     config, place = ctx.target_config, "target.pipeline_parallel_size"
     if ctx.profile.target.pipeline_parallel_size == 1 or config is None or config.get("auto_map"):
         return
-    found = ctx.where(lambda known: lacks(config, known, "pp"))
-    if found:
+    if found := ctx.where(lacks, config, "pp"):
         text = f"`{architectures(config)[0]}` does not run over pipeline stages"
-        yield Hit(place, text, related=(("target.model", "the model"),), versions=found)
+        yield Hit(place, text, related=_MODEL, versions=found)
         return
-    stopped = ctx.where(lambda known: _keeps_states(config, known))
-    for arm in ctx.arms:
-        method, on_v2 = arm.speculation.method, ctx.on("V2", arm.speculation, by_target=True)
-        found = [version for version in stopped if version in on_v2]
-        if found and method in _HIDDEN_STATES:
-            text = f"`{architectures(config)[0]}` gives `{method}` no hidden states across pipeline stages"
-            related, help_ = ((place, "pipeline stages"),), "use tensor parallelism"
-            yield Hit(f"{arm.path}.method", text, related=related, versions=found, help=help_)
+    stopped = ctx.where(_keeps_states, config)
+    for arm in ctx.arms if stopped else ():
+        found = [version for version in stopped if version in arm.on("V2", by_target=True)]
+        if found and arm.method in _HIDDEN_STATES:
+            text = (
+                f"`{architectures(config)[0]}` gives `{arm.method}` no hidden states across pipeline stages"
+            )
+            related = {place: "pipeline stages"}
+            yield arm.hit("method", text, related=related, versions=found, help="use tensor parallelism")
 
 
-def _keeps_states(config: Config, known: Registry) -> bool:
+def _keeps_states(known: Registry, config: Config) -> bool:
     """Whether the class gives hidden states, and not over pipeline stages, although this vLLM knows how."""
     if not any("aux_pp" in item.traits for item in known.classes.values()):
         return False
-    keeps = has_kind(config, known, "text") and lacks(config, known, "aux_pp")
-    return keeps and not lacks(config, known, "eagle3")
+    keeps = has_kind(known, config, "text") and lacks(known, config, "aux_pp")
+    return keeps and not lacks(known, config, "eagle3")
 
 
-@rule("SD224", "deaf-target", Severity.ERROR, needs="models")
-def deaf_target(ctx: Context) -> Iterator[Hit]:
+@rule("SD224", ERROR, needs="models")
+def deaf_target(ctx: Context) -> Hits:
     """The head needs hidden states that vLLM cannot take from this target.
 
     `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM fails
@@ -216,24 +214,24 @@ def deaf_target(ctx: Context) -> Iterator[Hit]:
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
     """
     config = ctx.target_config
-    if config is None or config.get("auto_map") or ctx.profile.engine.get("model_impl", "auto") != "auto":
+    if config is None or _own_code(ctx, config):
         return
-    found = ctx.where(lambda known: lacks(config, known, "eagle3"))
+    found = ctx.where(lacks, config, "eagle3")
     rest = [version for version in ctx.judged if version not in found]
     help_ = "use `ngram`, `suffix` or `draft_model`, which read no hidden states"
     if rest:
         help_ = f"vLLM {', '.join(rest)} can: see the profile's `vllm` range"
     for arm in ctx.arms if found else ():
-        uses = section(ctx.draft_config(arm) or {}, "eagle_config").get("use_aux_hidden_state")
-        blind = arm.speculation.method == "eagle3" and uses is False
-        if arm.speculation.method in _HIDDEN_STATES and not blind:
+        uses = section(arm.config or {}, "eagle_config").get("use_aux_hidden_state")
+        blind = arm.method == "eagle3" and uses is False
+        if arm.method in _HIDDEN_STATES and not blind:
             text = f"vLLM {', '.join(found)} cannot take hidden states from a `{architectures(config)[0]}`"
-            related = (("target.model", "the target"),)
-            yield Hit(f"{arm.path}.method", text, related=related, versions=found, help=help_)
+            related = {"target.model": "the target"}
+            yield arm.hit("method", text, related=related, versions=found, help=help_)
 
 
-@rule("SD250", "missing-weights", Severity.ERROR, needs="models")
-def missing_weights(ctx: Context) -> Iterator[Hit]:
+@rule("SD250", ERROR, needs="models")
+def missing_weights(ctx: Context) -> Hits:
     """The model's directory has no weights, or not all of them.
 
     A download that was interrupted, or a copy without its large files, has everything that vLLM reads first. vLLM fails
@@ -243,28 +241,135 @@ def missing_weights(ctx: Context) -> Iterator[Hit]:
     Source:
         vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `
     """
-    engine = ctx.profile.engine
-    if engine.get("load_format") not in (None, "auto", "safetensors") or engine.get(
-        "model_loader_extra_config"
-    ):
+    is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
+    if not is_usual or ctx.engine.get("model_loader_extra_config"):
         return
-    if ctx.target:
-        yield from _lacks_weights("target.model", ctx.target)
-    for arm in ctx.arms:
-        if arm.draft and "draft_load_config" not in arm.speculation.keys:
-            yield from _lacks_weights(f"{arm.path}.model", arm.draft)
+    models = {"target.model": ctx.target}
+    models |= {arm.at("model"): arm.draft for arm in ctx.arms if "draft_load_config" not in arm.block.keys}
+    for path, facts in models.items():
+        if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
+            help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
+            yield from (Hit(path, text, help=help_) for text in _lacking_weights(facts))
 
 
-def _lacks_weights(path: str, facts: ModelFacts) -> Iterator[Hit]:
-    if facts.origin != "directory":
-        return  # what the Hub's cache lacks, vLLM downloads
-    help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
-    if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
-        yield Hit(path, "the directory holds no weights", help=help_)
+def _lacking_weights(facts: ModelFacts) -> list[str]:
     gone = [name for name in facts.weight_files if name not in facts.files]
+    found = [facts.broken[name] for name in facts.weight_files if name in facts.broken and name not in gone]
+    if not facts.weight_files and not any(name.endswith(".gguf") for name in facts.files):
+        found.append("the directory holds no weights")
     if gone:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        yield Hit(path, f"weights are missing: `{gone[0]}`{more}", help=help_)
-    for name in facts.weight_files:
-        if name in facts.broken and name not in gone:
-            yield Hit(path, facts.broken[name], help=help_)
+        found.append(f"weights are missing: `{gone[0]}`{more}")
+    return found
+
+
+@rule("SD251", ERROR, needs="models")
+def unsupported_half(ctx: Context) -> Hits:
+    """The profile asks for float16, but the model overflows in this type.
+
+    vLLM refuses float16 for model families whose activations exceed its range. The draft runs in the target's type, so
+    the rule checks the draft, too. bfloat16 has a sufficient range.
+    Example: target: {model: ./gemma2, dtype: float16}
+    Use instead: target: {model: ./gemma2, dtype: bfloat16}
+    Source: vllm/config/model.py, `does not support float16. Reason: `
+    """
+    for path, config in ctx.models() if ctx.profile.target.dtype in ("float16", "half") else ():
+        if model_type(config) in _NO_HALF:
+            text = f"vLLM does not run `{model_type(config)}` models in float16"
+            help_ = "write `dtype: bfloat16`, or `float32` if the hardware has no bfloat16"
+            yield Hit(path, text, related={"target.dtype": "asked for here"}, help=help_)
+
+
+@rule("SD252", ERROR, needs="models")
+def missing_experts(ctx: Context) -> Hits:
+    """Expert parallelism is asked for, but the model has no experts.
+
+    vLLM refuses `enable_expert_parallel` for a dense model.
+    Example:
+        target: {model: ./llama}
+        engine: {enable_expert_parallel: true}
+    Instead: target: {model: ./qwen3-moe}
+    Source: vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
+    """
+    config, place = ctx.target_config, "engine.enable_expert_parallel"
+    if ctx.engine.get("enable_expert_parallel") is not True or config is None:
+        return
+    text = text_config(config)
+    has_experts = any(text.get(key) is not None for key in _EXPERTS)
+    has_experts = has_experts or "moe" in f"{model_type(text)}{architectures(config)}".lower()
+    if not has_experts and (found := ctx.where(has_kind, config, "text")):
+        message = f"a `{architectures(config)[0]}` has no experts"
+        yield Hit(place, message, related=_MODEL, versions=found, help="leave it out")
+
+
+@rule("SD253", ERROR, needs="models")
+def unadaptable_model(ctx: Context) -> Hits:
+    """LoRA adapters are enabled for a model that does not support them.
+
+    vLLM says `does not support LoRA yet` after the model is loaded.
+    Example:
+        target: {model: ./gpt2}
+        engine: {enable_lora: true}
+    Instead: target: {model: ./llama}
+    Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
+    """
+    config = ctx.target_config
+    if ctx.engine.get("enable_lora") is not True or config is None or _own_code(ctx, config):
+        return
+    if found := ctx.where(lacks, config, "lora"):
+        text = f"a `{architectures(config)[0]}` takes no adapters"
+        help_ = "merge the adapter into the weights, and serve those"
+        yield Hit("engine.enable_lora", text, related=_MODEL, versions=found, help=help_)
+
+
+@rule("SD255", ERROR, needs="models")
+def missing_tokenizer(ctx: Context) -> Hits:
+    """The target's directory has no tokenizer, and the profile names no other tokenizer.
+
+    Training scripts often save only the weights. vLLM fails while it starts the engine.
+    Example: target: {model: ./llama-mute}
+    Use instead: target: {model: ./llama}
+    Source: vllm/tokenizers/registry.py, `tokenizer`
+    """
+    target, is_named = (
+        ctx.target,
+        ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True,
+    )
+    if target is None or is_named or target.origin != "directory" or any(map(_of_tokenizer, target.files)):
+        return
+    if not any(served_head.check(ctx)):  # SD221 says more of a head
+        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
+        yield Hit("target.model", "the directory holds no tokenizer", help=help_)
+
+
+def _of_tokenizer(name: str) -> bool:
+    is_vocabulary = name in ("tekken.json", "vocab.json", "vocab.txt") or name.endswith(
+        (".tiktoken", ".model")
+    )
+    return "token" in name or is_vocabulary
+
+
+@arm_rule("SD256", ERROR, needs="models")
+def undrafted_hybrid(arm: Arm) -> Hits:
+    """The target is a hybrid model for which vLLM reserves no room for the states of draft tokens.
+
+    A recurrent layer keeps one state per draft token. For Granite 4, Falcon-H1 and Zamba2, vLLM before 0.32 reserves no
+    room for them, and the start ends with an assertion (vllm-project/vllm#47635, vllm-project/vllm#57721).
+    Example:
+        vllm: "==0.29.*"
+        target: {model: ./granite-hybrid}
+        speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Use instead:
+        vllm: "==0.29.*"
+        target: {model: ./granite-hybrid}
+    Source: vllm/model_executor/models/granitemoehybrid.py (from 0.32), `num_spec=vllm_config.num_speculative_tokens`
+    """
+    kind = model_type(arm.ctx.target_config or {})
+    if found := [version for version in arm.ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]:
+        yield arm.hit(
+            "method",
+            f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
+            related={"target.model": "the target"},
+            versions=found,
+            help="serve it without speculation, or use a vLLM version that supports it",
+        )

@@ -8,51 +8,49 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import quoted
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _CODE_ENV = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_PLUGINS", "VLLM_NCCL_SO_PATH")
 _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+_SHOWN = 4
 
 
-@rule("SD111", "remote-code", Severity.WARNING)
-def remote_code(ctx: Context) -> Iterator[Hit]:
+@rule("SD111", WARNING)
+def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
-    `trust_remote_code` runs whatever the repository contains on the day of the download. Worker, scheduler and proposer
-    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
-    code from the serving machine, with the server's rights. Insecure serialization unpickles what arrives on vLLM's
-    internal sockets. Check each of them in a profile that you got from somebody else. By itself, `trust_remote_code` is
-    an info, because its name says what it does; SD112 reports what is not pinned.
+    Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights, and so
+    does what `trust_remote_code` finds in the repository on the day of the download. Insecure serialization runs what
+    reaches vLLM's sockets. Read that code. `trust_remote_code` alone is an info: SD112 reports what is not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
-    profile, help_ = (
-        ctx.profile,
-        "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that",
-    )
-    for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
-        for path, value in _code(values, section):
-            yield Hit(path, f"`{path}` makes the server run custom code: {_words(value)}", help=help_)
-    if profile.engine.get("trust_remote_code") is True:
-        draft = " and with its draft" if any(block.model for _, block in ctx.blocks) else ""
-        text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
-        way = "leave it out if the model does not need it"
-        # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
-        yield Hit("engine.trust_remote_code", text, help=way, severity=Severity.INFO)
-    for path, block in ctx.blocks:
-        if block.method == "custom_class":
-            text = f"the draft is a custom class, which the server imports: {_words(block.model)}"
-            yield Hit(f"{path}.model" if block.model else f"{path}.method", text, help=help_)
+    profile, engine = ctx.profile, ctx.engine
+    found = {
+        path: f"`{path}` makes the server run custom code: {_words(value)}"
+        for section, values in (("engine", engine), ("frontend", profile.frontend))
+        for path, value in _code(values, section)
+    }
+    for arm in ctx.arms:
+        if arm.method == "custom_class":
+            text = f"the draft is a custom class, which the server imports: {_words(arm.model)}"
+            found[arm.at("model" if arm.model else "method")] = text
     for name in _CODE_ENV:
         if profile.env.get(name):
-            yield Hit(
-                f"env.{name}", f"`{name}` makes the server load code: {_words(profile.env[name])}", help=help_
-            )
+            found[f"env.{name}"] = f"`{name}` makes the server load code: {_words(profile.env[name])}"
+    for path, text in found.items():
+        help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
+        yield Hit(path, text, help=help_)
+    if engine.get("trust_remote_code") is True:
+        draft = " and with its draft" if any(arm.model for arm in ctx.arms) else ""
+        text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
+        # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
+        help_ = "leave it out if the model does not need it"
+        yield Hit("engine.trust_remote_code", text, help=help_, severity=INFO)
     if profile.env.get(_PICKLE, "0") not in ("0", ""):
         text = f"`{_PICKLE}` lets vLLM unpickle, and so run, what reaches its internal sockets"
         yield Hit(f"env.{_PICKLE}", text, help="leave it out")
@@ -76,18 +74,16 @@ def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _words(value: Any) -> str:
-    return quoted(", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value))
+    return quoted(", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 
 
-@rule("SD112", "unpinned-code", Severity.WARNING)
-def unpinned_code(ctx: Context) -> Iterator[Hit]:
+@rule("SD112", WARNING)
+def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
-    With `trust_remote_code`, the server runs the repository's code as it is at the start. Anyone who can push to the
-    repository can run code on the serving machine. A draft inherits the trust of its target, even if somebody else
-    wrote it. A branch or a tag can be moved; a commit cannot. This is an info if only the target is not pinned, and the
-    target is not known to contain code (`check` finds out). It is a warning if the target contains code, or if a draft
-    is not pinned.
+    Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
+    branch or a tag can be moved, a commit cannot. If only the target is not pinned, and is not known to contain code
+    (`check` finds out), this is an info.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -97,7 +93,7 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
     Source: vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
     """
-    if ctx.profile.engine.get("trust_remote_code") is not True or locked(ctx):
+    if ctx.engine.get("trust_remote_code") is not True or locked(ctx):
         return
     moving = {
         (model, revision): section
@@ -113,20 +109,19 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
             "auto_map" in ctx.target.config or any(name.endswith(".py") for name in ctx.target.files)
         )
         quiet = alone and not has_code
+        related = {"engine.trust_remote_code": "code is trusted here"}
+        related |= {f"{place}.model": "not pinned to a commit either" for _, place in others}
         yield Hit(
             f"{section}.revision" if revision else f"{section}.model",
             f"code of `{model}` {'would' if quiet else 'will'} run, taken {which}{more}",
-            related=(
-                ("engine.trust_remote_code", "code is trusted here"),
-                *((f"{place}.model", "not pinned to a commit either") for _, place in others),
-            ),
+            related=related,
             help=f"set `{section}.revision` to the commit that was read, or run `specserve lock`",
-            severity=Severity.INFO if quiet else None,
+            severity=INFO if quiet else None,
         )
 
 
-@rule("SD113", "unpinned-revision", Severity.INFO)
-def unpinned_revision(ctx: Context) -> Iterator[Hit]:
+@rule("SD113", INFO)
+def unpinned_revision(ctx: Context) -> Hits:
     """A model of the Hub is taken as it is on the day of the start.
 
     Weights, configuration and chat template can change under a deployment. After a restart, the server then serves
@@ -135,7 +130,7 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
     Use instead: target: {model: org/target, revision: 0123456789012345678901234567890123456789}
     Source: vllm/config/model.py, `If unspecified, will use`
     """
-    if ctx.profile.engine.get("trust_remote_code") is True or locked(ctx):
+    if ctx.engine.get("trust_remote_code") is True or locked(ctx):
         return
     floating = {model: section for model, revision, section in models(ctx) if revision in (None, "main")}
     if floating:
@@ -144,19 +139,18 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             f"{section}.model",
             f"`{model}` is not pinned to a commit{more}",
-            related=tuple((f"{place}.model", "not pinned either") for _, place in others),
+            related={f"{place}.model": "not pinned either" for _, place in others},
             help="run `specserve lock` to record the commits, or set `revision` by hand",
         )
 
 
-@rule("SD114", "split-revision", Severity.WARNING)
-def split_revision(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD114", WARNING)
+def split_revision(arm: Arm) -> Hits:
     """The target is pinned, but its own prediction layers are not.
 
     If the block names no model, `mtp` and `dspark` draft with layers of the target's repository. vLLM loads these
-    layers separately, at the revision of the `speculation` block, or from the default branch if the block has no
-    revision. Once that branch moves, target and layers come from different commits, and acceptance falls without a
-    warning.
+    layers separately, at the revision of the `speculation` block, or from the default branch if the block has none.
+    Once that branch moves, target and layers come from different commits, and acceptance falls without a warning.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -164,20 +158,18 @@ def split_revision(ctx: Context) -> Iterator[Hit]:
         speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789012345678901234567890123456789}
     Source: vllm/config/speculative.py, `revision=self.revision,`
     """
-    target = ctx.profile.target
-    if not is_hub_id(target.model) or target.revision in (None, "main") or locked(ctx):
+    target, revision = arm.ctx.profile.target, arm.get("revision")
+    is_own = arm.method in ("mtp", "dspark") and arm.model in (None, target.model)
+    if not is_own or not is_hub_id(target.model) or target.revision in (None, "main") or locked(arm.ctx):
         return
-    for path, block in ctx.blocks:
-        own = block.method in ("mtp", "dspark") and block.model in (None, target.model)
-        revision = block.keys.get("revision")
-        if own and revision != target.revision:
-            what = f"revision `{revision}`" if revision else "the default branch"
-            yield Hit(
-                f"{path}.revision" if revision else f"{path}.method",
-                f"the prediction layers would come from {what}, not from the target's revision",
-                related=(("target.revision", "the target is pinned here"),),
-                help=f"write `revision: {target.revision}` under `{path}` too",
-            )
+    if revision != target.revision:
+        what = f"revision `{revision}`" if revision else "the default branch"
+        yield arm.hit(
+            "revision" if revision else "method",
+            f"the prediction layers would come from {what}, not from the target's revision",
+            related={"target.revision": "the target is pinned here"},
+            help=f"write `revision: {target.revision}` under `{arm.path}` too",
+        )
 
 
 def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
@@ -185,10 +177,10 @@ def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
     target = ctx.profile.target
     if is_hub_id(target.model):
         yield target.model, target.revision, "target"
-    for path, block in ctx.blocks:
-        if block.model and block.method != "custom_class" and is_hub_id(block.model):
-            revision = block.keys.get("revision")
-            yield block.model, str(revision) if revision is not None else None, path
+    for arm in ctx.arms:
+        if arm.model and arm.method != "custom_class" and is_hub_id(arm.model):
+            revision = arm.get("revision")
+            yield arm.model, str(revision) if revision is not None else None, arm.path
 
 
 def is_hub_id(model: str) -> bool:
@@ -206,11 +198,8 @@ def locked(ctx: Context) -> bool:
     return file != "-" and Path(file).with_suffix(".lock.json").is_file()
 
 
-_SHOWN = 4
-
-
-@rule("SD270", "unreadable-lock", Severity.ERROR, needs="models")
-def unreadable_lock(ctx: Context) -> Iterator[Hit]:
+@rule("SD270", ERROR, needs="models")
+def unreadable_lock(ctx: Context) -> Hits:
     """The lock beside the profile cannot be used.
 
     `up`, `plan` and `check` take the models' revisions from the lock. If the lock is unreadable, for example after an
@@ -227,8 +216,8 @@ def unreadable_lock(ctx: Context) -> Iterator[Hit]:
             yield Hit(drift.path, drift.detail[0], help=help_)
 
 
-@rule("SD271", "unlocked-model", Severity.WARNING, needs="models")
-def unlocked_model(ctx: Context) -> Iterator[Hit]:
+@rule("SD271", WARNING, needs="models")
+def unlocked_model(ctx: Context) -> Hits:
     """The profile names a model or a revision that its lock does not contain.
 
     The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
@@ -245,8 +234,8 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
             yield Hit(drift.path, f"`{drift.model}` is not in the lock", help="`specserve lock` records it")
 
 
-@rule("SD272", "changed-model", Severity.WARNING, needs="models")
-def changed_model(ctx: Context) -> Iterator[Hit]:
+@rule("SD272", WARNING, needs="models")
+def changed_model(ctx: Context) -> Hits:
     """The files of a model's directory are not those of the lock.
 
     What was measured is not what will be served. Weights are compared by size and header only, so changed numbers in
@@ -261,15 +250,12 @@ def changed_model(ctx: Context) -> Iterator[Hit]:
         if drift.kind == "changed":
             more = len(drift.detail) - _SHOWN
             notes = (*drift.detail[:_SHOWN], *((f"and {more} more",) if more > 0 else ()))
-            text, help_ = (
-                f"`{drift.model}` has changed since it was locked",
-                "`specserve lock` records it as it is now",
-            )
-            yield Hit(drift.path, text, notes=notes, help=help_)
+            text = f"`{drift.model}` has changed since it was locked"
+            yield Hit(drift.path, text, notes=notes, help="`specserve lock` records it as it is now")
 
 
-@rule("SD273", "moved-model", Severity.INFO, needs="models")
-def moved_model(ctx: Context) -> Iterator[Hit]:
+@rule("SD273", INFO, needs="models")
+def moved_model(ctx: Context) -> Hits:
     """The branch of a model on the Hub has moved since the lock was written.
 
     The server still gets the locked commit. A new commit may contain a repaired tokenizer or chat template, so look at

@@ -1,4 +1,4 @@
-"""SD1xx about the server around the engine: requests, variables, secrets, the open port."""
+"""SD1xx about the server around the engine: requests, variables, secrets, the open port; SD225 about min_p."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import is_open
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.config import section
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.errors import did_you_mean
+from specserve.profile.schema import Profile
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.source import COMMAND
 from specserve.vllm.versions import table
 
-_EPSILON = 1e-5  # vLLM's own: below it min_p counts as off
-_DEVELOPER = {
-    "VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "an endpoint that loads adapters from any path",
-}
-_BEHIND_THE_KEY = ("VLLM_ALLOW_RUNTIME_LORA_UPDATING",)
-"""Those whose endpoints lie under /v1."""
+_EPSILON = 1e-5  # below it, vLLM takes a sampling parameter for zero (sampling_params.py)
+_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
+_CLIENT_CERTIFICATE = 2  # ssl.CERT_REQUIRED
 
 
-def _speculates(ctx: Context, label: str = "speculation") -> tuple[tuple[str, str], ...]:
+def is_open(profile: Profile) -> bool:
+    """Whether the network reaches the server without a certificate of its own: no loopback, no Unix socket."""
+    frontend = profile.frontend
+    # without a certificate of its own it speaks plain HTTP, and asks nobody for one (uvicorn, config.py `is_ssl`)
+    encrypted = bool(frontend.get("ssl_certfile") or frontend.get("ssl_keyfile"))
+    certified = encrypted and bool(frontend.get("ssl_ca_certs"))
+    certified = certified and frontend.get("ssl_cert_reqs") == _CLIENT_CERTIFICATE
+    return not (_LOOPBACK.fullmatch(profile.server.host) or frontend.get("uds") or certified)
+
+
+def _speculates(ctx: Context, label: str = "speculation") -> dict[str, str]:
     """The first block of speculation, as a place beside; nothing without one."""
-    return tuple((f"{path}.method", label) for path, _ in ctx.blocks[:1])
+    return {arm.at("method"): label for arm in ctx.arms[:1]}
 
 
-@rule("SD146", "hidden-acceptance", Severity.WARNING)
-def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
+@rule("SD146", WARNING)
+def hidden_acceptance(ctx: Context) -> Hits:
     """Speculation runs without the counters that show whether it helps.
 
     With `disable_log_stats`, vLLM publishes no speculation counters at all. Acceptance can fall to nothing without
@@ -40,14 +46,13 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
     """
-    speculates = _speculates(ctx)
-    if ctx.profile.engine.get("disable_log_stats") is True and speculates:
+    if ctx.engine.get("disable_log_stats") is True and ctx.arms:
         text = "the server will not report how many draft tokens are accepted"
-        yield Hit("engine.disable_log_stats", text, related=speculates, help="leave it out")
+        yield Hit("engine.disable_log_stats", text, related=_speculates(ctx), help="leave it out")
 
 
-@rule("SD147", "metrics-without-speculation", Severity.INFO)
-def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
+@rule("SD147", INFO)
+def metrics_without_speculation(ctx: Context) -> Hits:
     """Metrics of speculation are asked for, but the profile does not speculate.
 
     vLLM refuses to start with them. specserve leaves the argument out of such a launch.
@@ -57,37 +62,63 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
-    asked = ctx.profile.engine.get("per_request_spec_decode_metrics") not in (None, "none")
-    if asked and not ctx.blocks:
+    if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.arms:
         text = "the profile does not speculate: this has no effect"
         yield Hit("engine.per_request_spec_decode_metrics", text, help="leave it out")
 
 
-@rule("SD148", "default-min-p", Severity.ERROR)
-def default_min_p(ctx: Context) -> Iterator[Hit]:
+@rule("SD148", ERROR)
+def default_min_p(ctx: Context) -> Hits:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    The server starts, but answers each request that does not set `min_p: 0` itself with status 400: `The min_p and
-    logit_bias sampling parameters are not yet supported with speculative decoding.`
+    The server starts, but answers each request that does not set `min_p: 0` itself with status 400.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}
     Instead: engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
-    defaults = ctx.profile.engine.get("override_generation_config")
-    value = defaults.get("min_p") if isinstance(defaults, Mapping) else None
-    if isinstance(value, (int, float)) and value > _EPSILON and ctx.blocks:
+    value = section(ctx.engine, "override_generation_config").get("min_p")
+    if isinstance(value, int | float) and value > _EPSILON and ctx.arms:
         yield Hit(
             "engine.override_generation_config.min_p",
             f"vLLM will refuse every request: `min_p` must be 0 with speculation; found {value:g}",
-            related=_speculates(ctx, f"`{ctx.blocks[0][1].method}` speculates"),
+            related=_speculates(ctx, f"`{ctx.arms[0].method}` speculates"),
             help="write `min_p: 0`, and use `top_p` for the same purpose",
         )
 
 
-@rule("SD149", "refused-structured-output", Severity.ERROR)
-def refused_structured_output(ctx: Context) -> Iterator[Hit]:
+@rule("SD225", ERROR, needs="models")
+def refused_model_default(ctx: Context) -> Hits:
+    """The model's own sampling defaults are refused with speculation.
+
+    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p` while
+    it speculates. The server is up, but plain requests fail.
+    Example:
+        target: {model: ./llama-min-p}
+        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
+    Instead: engine: {override_generation_config: {min_p: 0.0}}
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    """
+    overridden = "min_p" in section(ctx.engine, "override_generation_config")
+    if ctx.engine.get("generation_config", "auto") != "auto" or overridden or not (ctx.arms and ctx.target):
+        return
+    value = (ctx.target.generation_config or {}).get("min_p")
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > _EPSILON:
+        yield Hit(
+            "target.model",
+            f"every request would ask for min_p = {value:g}, which vLLM refuses with speculation",
+            label="set in its generation_config.json",
+            related=_speculates(ctx),
+            help=(
+                "write `engine: {override_generation_config: {min_p: 0.0}}` to serve it; the model's authors "
+                "meant min_p to be used"
+            ),
+        )
+
+
+@rule("SD149", ERROR)
+def refused_structured_output(ctx: Context) -> Hits:
     """Structured output uses a backend that does not support speculation.
 
     `lm-format-enforcer` cannot take a token back, so each request with a schema, a grammar or a strict tool fails.
@@ -97,66 +128,34 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {structured_outputs_config: {backend: xgrammar}}
     Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
     """
-    config, speculates = ctx.profile.engine.get("structured_outputs_config"), _speculates(ctx)
-    if isinstance(config, Mapping) and config.get("backend") == "lm-format-enforcer" and speculates:
-        yield Hit(
-            "engine.structured_outputs_config.backend",
-            "`lm-format-enforcer` fails every request with a schema while the server speculates",
-            related=speculates,
-            help="leave it out: vLLM picks `xgrammar` or `guidance`, which work with speculation",
-        )
+    if section(ctx.engine, "structured_outputs_config").get("backend") == "lm-format-enforcer" and ctx.arms:
+        text = "`lm-format-enforcer` fails every request with a schema while the server speculates"
+        help_ = "leave it out: vLLM picks `xgrammar` or `guidance`, which work with speculation"
+        yield Hit("engine.structured_outputs_config.backend", text, related=_speculates(ctx), help=help_)
 
 
-@rule("SD150", "exposed-developer-endpoints", Severity.WARNING)
-def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
-    """Developer endpoints are open to the network.
-
-    vLLM's key guards only /v1 and similar paths. In developer mode, anyone who reaches the port can reset caches, put
-    the engine to sleep, read its configuration and call methods on its workers.
-    Example:
-        server:
-          host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
-        env: {VLLM_SERVER_DEV_MODE: 1}
-    Instead: server: {host: 127.0.0.1}
-    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
-    """
-    for name, what in _DEVELOPER.items() if is_open(ctx.profile) else ():
-        if name in _BEHIND_THE_KEY and ctx.profile.server.api_key_env:
-            continue
-        if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
-            yield Hit(
-                f"env.{name}",
-                f"`{name}` opens {what} to the network",
-                related=(("server.host", "the server listens here"),),
-                help="leave it out, or listen on 127.0.0.1",
-            )
-
-
-@rule("SD151", "missing-companion", Severity.ERROR)
-def missing_companion(ctx: Context) -> Iterator[Hit]:
+@rule("SD151", ERROR)
+def missing_companion(ctx: Context) -> Hits:
     """An argument of the server needs another argument, which is missing.
 
-    vLLM ends with an error, immediately or after it has loaded the weights. Automatic tool choice needs a parser,
-    adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
-    connector needs a role.
+    vLLM ends with an error, some after the weights are loaded. Tool choice needs a parser, adapters need LoRA, logged
+    outputs need logged requests, per-request metrics need statistics, and a KV cache connector needs a role.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:
         vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
         vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
     """
-    engine, frontend = ctx.profile.engine, ctx.profile.frontend
+    engine, frontend = ctx.engine, ctx.profile.frontend
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
         text = "`enable_auto_tool_choice` needs a `tool_call_parser`"
-        yield Hit(
-            "frontend.enable_auto_tool_choice", text, help="set the parser for this model, such as `hermes`"
-        )
+        help_ = "set the parser for this model, such as `hermes`"
+        yield Hit("frontend.enable_auto_tool_choice", text, help=help_)
     if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
         text, help_ = "`lora_modules` needs `enable_lora`", "write `enable_lora: true` under `engine`"
         yield Hit("frontend.lora_modules", text, help=help_)
-    transfer = engine.get("kv_transfer_config")
-    if isinstance(transfer, Mapping) and transfer.get("kv_connector") and not transfer.get("kv_role"):
+    transfer = section(engine, "kv_transfer_config")
+    if transfer.get("kv_connector") and not transfer.get("kv_role"):
         help_ = "write `kv_role`: `kv_producer`, `kv_consumer` or `kv_both`"
         yield Hit("engine.kv_transfer_config.kv_connector", "a `kv_connector` needs a `kv_role`", help=help_)
     if frontend.get("enable_log_outputs") is True and engine.get("enable_log_requests") is not True:
@@ -165,112 +164,12 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
         yield Hit("frontend.enable_log_outputs", text, help=help_)
     if frontend.get("enable_per_request_metrics") is True and engine.get("disable_log_stats") is True:
         text = "`enable_per_request_metrics` needs the statistics that `disable_log_stats` switches off"
-        related = (("engine.disable_log_stats", "switched off here"),)
+        related = {"engine.disable_log_stats": "switched off here"}
         yield Hit("frontend.enable_per_request_metrics", text, related=related)
 
 
-@rule("SD159", "unguarded-invocations", Severity.INFO)
-def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
-    """The server is open to the network, and its key does not guard everything.
-
-    vLLM asks for the key only under /v1, /v2 and /inference. /invocations answers prompts without a key, and /metrics
-    shows the model's name and load to anyone.
-    Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
-    Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
-    Source:
-        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
-    """
-    if ctx.profile.server.api_key_env and is_open(ctx.profile):
-        yield Hit(
-            "server.api_key_env",
-            "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it",
-            related=(("server.host", "open to the network"),),
-            help="put a proxy in front that passes only /v1",
-        )
-
-
-_HARMLESS = r"(?i)|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?"
-"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
-_MOVED = {
-    "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
-    "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
-    "VLLM_ALL2ALL_BACKEND": "write `all2all_backend` under `engine`",
-    "VLLM_USE_V1": "leave it out: there is no other engine any more",
-    "VLLM_HOST": "write `server.host`",
-}
-"""What became of variables that articles still name."""
-_NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)  # vLLM's set-up reads it
-
-
-@rule("SD106", "unknown-variable", Severity.WARNING)
-def unknown_variable(ctx: Context) -> Iterator[Hit]:
-    """A `VLLM_…` variable that vLLM does not know.
-
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`. A misspelt switch does
-    nothing.
-    Example: env: {VLLM_LOGING_LEVEL: DEBUG}
-    Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
-    Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
-    """
-    names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
-    strict = ctx.profile.engine.get("fail_on_environ_validation") is True
-    known = {name for version in ctx.judged for name in table(version).env} if names else set()
-    for name in names:
-        if name not in known:
-            guess = did_you_mean(name, known)
-            yield Hit(
-                f"env.{name}",
-                f"vLLM knows no variable `{name}`",
-                related=(("engine.fail_on_environ_validation", "vLLM will refuse to start"),) * strict,
-                help=_MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out"),
-                at_key=True,
-                severity=Severity.ERROR if strict else None,
-            )
-
-
-@rule("SD107", "secret-in-profile", Severity.ERROR, policy=True)
-def secret_in_profile(ctx: Context) -> Iterator[Hit]:
-    """A value that looks like a key, a token or a password.
-
-    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
-    Example: env: {VLLM_API_KEY: "a-real-key"}
-    Use instead: server: {api_key_env: MY_SERVER_KEY}
-    Source: specserve, profile/secrets.py
-    """
-    found = {
-        f"env.{name}": f"`{name}` looks like a secret"
-        for name, value in ctx.profile.env.items()
-        if (names_a_secret(name) and not re.fullmatch(_HARMLESS, value)) or looks_secret(value)
-    }
-    target = ctx.profile.target
-    sections: dict[str, Any] = {
-        "engine": ctx.profile.engine,
-        "frontend": ctx.profile.frontend,
-        "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
-        **{path: block.keys for path, block in ctx.blocks},
-    }
-    found |= {
-        path: f"`{path}` looks like a secret" for path, text in _texts(sections, "") if looks_secret(text)
-    }
-    for path, text in found.items():
-        help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
-        yield Hit(path, text, help=help_)
-
-
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text below a value, with its dotted path."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _texts(item, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _texts(item, f"{path}[{index}]")
-    elif isinstance(value, str):
-        yield path, value
-
-
-@rule("SD108", "open-bind", Severity.ERROR, policy=True)
-def open_bind(ctx: Context) -> Iterator[Hit]:
+@rule("SD108", ERROR, policy=True)
+def open_bind(ctx: Context) -> Hits:
     """The server listens on the network without a key.
 
     Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes. Anyone can
@@ -288,9 +187,154 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
     if is_open(ctx.profile) and not server.api_key_env:
         is_command = ctx.profile.file == COMMAND
         key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
+        text = f"the server listens on `{server.host}` without an API key"
+        note = "a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open"
+        help_ = f"{key}, or listen on 127.0.0.1 behind a proxy"
+        yield Hit("server.host", text, notes=(note,), help=help_)
+
+
+@rule("SD159", INFO)
+def unguarded_invocations(ctx: Context) -> Hits:
+    """The server is open to the network, and its key does not guard everything.
+
+    vLLM asks for the key only under /v1, /v2 and /inference. /invocations answers prompts without a key, and /metrics
+    shows the model's name and load to anyone.
+    Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+    Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
+    Source:
+        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
+    """
+    if ctx.profile.server.api_key_env and is_open(ctx.profile):
+        text = "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it"
+        related, help_ = {"server.host": "open to the network"}, "put a proxy in front that passes only /v1"
+        yield Hit("server.api_key_env", text, related=related, help=help_)
+
+
+@rule("SD150", WARNING)
+def exposed_developer_endpoints(ctx: Context) -> Hits:
+    """Developer endpoints are open to the network.
+
+    vLLM's key guards only /v1 and similar paths. In developer mode, anyone who reaches the port can reset caches, put
+    the engine to sleep, read its configuration and call methods on its workers.
+    Example:
+        server:
+          host: 0.0.0.0
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
+        env: {VLLM_SERVER_DEV_MODE: 1}
+    Instead: server: {host: 127.0.0.1}
+    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
+    """
+    if not is_open(ctx.profile):
+        return
+    opened = {"VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine"}
+    if not ctx.profile.server.api_key_env:  # it lies under /v1
+        opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
+    for name, what in opened.items():
+        if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
+            related, help_ = (
+                {"server.host": "the server listens here"},
+                "leave it out, or listen on 127.0.0.1",
+            )
+            yield Hit(f"env.{name}", f"`{name}` opens {what} to the network", related=related, help=help_)
+
+
+_MOVED = {
+    "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
+    "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
+    "VLLM_ALL2ALL_BACKEND": "write `all2all_backend` under `engine`",
+    "VLLM_USE_V1": "leave it out: there is no other engine any more",
+    "VLLM_HOST": "write `server.host`",
+}
+"""What became of variables that articles still name."""
+
+
+@rule("SD106", WARNING)
+def unknown_variable(ctx: Context) -> Hits:
+    """A `VLLM_…` variable that vLLM does not know.
+
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`. A misspelt switch does
+    nothing.
+    Example: env: {VLLM_LOGING_LEVEL: DEBUG}
+    Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
+    Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
+    """
+    names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
+    known = {name for version in ctx.judged for name in table(version).env} if names else set()
+    known.add("VLLM_WHEEL_LOCATION")  # vLLM's set-up reads it
+    strict = ctx.engine.get("fail_on_environ_validation") is True
+    for name in names - known:
+        guess = did_you_mean(name, known)
         yield Hit(
-            "server.host",
-            f"the server listens on `{server.host}` without an API key",
-            notes=("a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open",),
-            help=f"{key}, or listen on 127.0.0.1 behind a proxy",
+            f"env.{name}",
+            f"vLLM knows no variable `{name}`",
+            related={"engine.fail_on_environ_validation": "vLLM will refuse to start"} if strict else {},
+            help=_MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out"),
+            at_key=True,
+            severity=ERROR if strict else None,
         )
+
+
+@rule("SD145", WARNING)
+def misread_variable(ctx: Context) -> Hits:
+    """A vLLM variable that does not do what its name suggests.
+
+    `VLLM_PORT` and `VLLM_HOST_IP` are for the communication between vLLM's own processes. Neither moves the server,
+    which listens at `server.port` and `server.host`.
+    Example:
+        server: {port: 8080}
+        env: {VLLM_PORT: 8080}
+    Use instead: server: {port: 8080}
+    Source: vllm/envs.py, `# used in distributed environment to manually set the communication port`
+    """
+    server, env = ctx.profile.server, ctx.profile.env
+    if env.get("VLLM_PORT") == str(server.port):
+        text = "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`"
+        yield Hit("env.VLLM_PORT", text, related={"server.port": "the same port"}, help="leave it out")
+    if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
+        text = (
+            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"
+        )
+        yield Hit("env.VLLM_HOST_IP", text, help="set `server.host` to choose where the server listens")
+
+
+_HARMLESS = r"(?i)|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?"
+"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
+
+
+@rule("SD107", ERROR, policy=True)
+def secret_in_profile(ctx: Context) -> Hits:
+    """A value that looks like a key, a token or a password.
+
+    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
+    Example: env: {VLLM_API_KEY: "a-real-key"}
+    Use instead: server: {api_key_env: MY_SERVER_KEY}
+    Source: specserve, profile/secrets.py
+    """
+    target = ctx.profile.target
+    found = {
+        f"env.{name}": name
+        for name, value in ctx.profile.env.items()
+        if (names_a_secret(name) and not re.fullmatch(_HARMLESS, value)) or looks_secret(value)
+    }
+    sections: dict[str, Any] = {
+        "engine": ctx.engine,
+        "frontend": ctx.profile.frontend,
+        "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
+        **{arm.path: arm.block.keys for arm in ctx.arms},
+    }
+    found |= {path: path for path, text in _texts(sections, "") if looks_secret(text)}
+    for path, name in found.items():
+        help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
+        yield Hit(path, f"`{name}` looks like a secret", help=help_)
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every text below a value, with its dotted path."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        yield path, value

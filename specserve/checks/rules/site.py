@@ -1,16 +1,17 @@
-"""SD4xx: vLLM versions, and what a launch meets on this machine."""
+"""SD4xx and SD5xx: vLLM versions, what a launch meets on this machine, and what vLLM's own code says of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.checks.rules.memory import gib
-from specserve.diagnostics import Severity
 from specserve.vllm.versions import is_newer, known_versions, reaches_newer
 
 if TYPE_CHECKING:
+    from specserve.checks.oraclechild import Judged, VllmArgument
     from specserve.models.facts import ModelFacts
 
 SMALL_SHM_BYTES = 2**30
@@ -26,8 +27,8 @@ _NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_C
 _ARCTIC_INFERENCE = "0.1.1"
 
 
-@rule("SD401", "missing-compiler", Severity.ERROR, needs="host")
-def missing_compiler(ctx: Context) -> Iterator[Hit]:
+@rule("SD401", ERROR, needs="host")
+def missing_compiler(ctx: Context) -> Hits:
     """The CPU engine would compile the model, but this machine has no C++ compiler.
 
     vLLM loads the weights, and dies half a minute later with `InvalidCxxCompiler`.
@@ -47,8 +48,8 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
         yield Hit("engine.enforce_eager", text, help=help_)
 
 
-@rule("SD402", "unknown-vllm", Severity.ERROR)
-def unknown_vllm(ctx: Context) -> Iterator[Hit]:
+@rule("SD402", ERROR)
+def unknown_vllm(ctx: Context) -> Hits:
     """The profile's `vllm` range contains no version that this specserve knows.
 
     specserve cannot plan for such a version. If the range contains only newer versions, the profile is judged by the
@@ -57,21 +58,20 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables
     """
-    if ctx.versions:
-        return
     spec = ctx.profile.vllm or ""
-    newer = reaches_newer(spec)
-    yield Hit(
-        "vllm",
-        f"`{spec}` contains no vLLM version that this specserve knows",
-        notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
-        help=f"this specserve knows vLLM {', '.join(known_versions())}",
-        severity=Severity.INFO if newer else None,
-    )
+    newer = not ctx.versions and reaches_newer(spec)
+    if not ctx.versions:
+        yield Hit(
+            "vllm",
+            f"`{spec}` contains no vLLM version that this specserve knows",
+            notes=(f"the arguments are judged as those of vLLM {known_versions()[-1]}",) * newer,
+            help=f"this specserve knows vLLM {', '.join(known_versions())}",
+            severity=INFO if newer else None,
+        )
 
 
-@rule("SD403", "taken-port", Severity.WARNING, needs="host")
-def taken_port(ctx: Context) -> Iterator[Hit]:
+@rule("SD403", WARNING, needs="host")
+def taken_port(ctx: Context) -> Hits:
     """Another process listens on the port.
 
     vLLM binds the port before it loads the model, and ends with `Address already in use`. This is a warning, because
@@ -81,20 +81,18 @@ def taken_port(ctx: Context) -> Iterator[Hit]:
     Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
     """
     assert ctx.plan is not None and ctx.host is not None
-    holder = ctx.host.taken_ports.get(ctx.plan.port)
-    if holder:
+    if holder := ctx.host.taken_ports.get(ctx.plan.port):
         help_ = "stop it, or write another port; `port: 0` takes a free one"
         yield Hit("server.port", f"port {ctx.plan.port} is taken by {holder}", help=help_)
 
 
-@rule("SD404", "small-shared-memory", Severity.WARNING, needs="host")
-def small_shared_memory(ctx: Context) -> Iterator[Hit]:
+@rule("SD404", WARNING, needs="host")
+def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    The ranks of a node exchange messages, and NCCL exchanges its data, through shared memory. Containers have 64 MiB of
-    it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers, and this finding is an
-    error. On the CPU, a launch of one rank also has a worker, and so needs this queue. Below 1 GiB, NCCL may die with a
-    bus error, or the ranks may hang, and this finding is a warning.
+    Ranks exchange messages, and NCCL its data, through shared memory, of which containers have 64 MiB. Below 240 MiB,
+    vLLM refuses to create its message queue (on the CPU for one rank, too): an error. Below 1 GiB, NCCL may die with a
+    bus error or hang: a warning.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
@@ -112,12 +110,12 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
         f"target.{split}_parallel_size" if ranks > 1 else "target",
         f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
         help="give the container more shared memory: `docker run --shm-size 8g`, or `--ipc host`",
-        severity=Severity.ERROR if size < QUEUE_BYTES else None,
+        severity=ERROR if size < QUEUE_BYTES else None,
     )
 
 
-@rule("SD405", "full-disk", Severity.ERROR, needs="host")
-def full_disk(ctx: Context) -> Iterator[Hit]:
+@rule("SD405", ERROR, needs="host")
+def full_disk(ctx: Context) -> Hits:
     """The weights to download do not fit on the disk of the cache.
 
     The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
@@ -132,8 +130,8 @@ def full_disk(ctx: Context) -> Iterator[Hit]:
             yield Hit(path, text, help="free some space, or set `HF_HOME` to a folder on a larger disk")
 
 
-@rule("SD406", "read-only-cache", Severity.ERROR, needs="host")
-def read_only_cache(ctx: Context) -> Iterator[Hit]:
+@rule("SD406", ERROR, needs="host")
+def read_only_cache(ctx: Context) -> Hits:
     """The weights must be downloaded, but the cache is not writable.
 
     vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
@@ -154,8 +152,8 @@ def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
     if ctx.target:
         yield "target.model", missing_bytes(ctx.target)
     for arm in ctx.arms:
-        if arm.path == "speculation" and arm.draft and arm.speculation.model:
-            yield f"{arm.path}.model", missing_bytes(arm.draft)
+        if arm.path == "speculation" and arm.draft and arm.model:
+            yield arm.at("model"), missing_bytes(arm.draft)
 
 
 def missing_bytes(facts: ModelFacts) -> int:
@@ -169,8 +167,8 @@ def missing_bytes(facts: ModelFacts) -> int:
     return sum(file.size_bytes or 0 for file in files if file.path is None)
 
 
-@rule("SD407", "missing-arctic-inference", Severity.ERROR, needs="host")
-def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
+@rule("SD407", ERROR, needs="host")
+def missing_arctic_inference(ctx: Context) -> Hits:
     """The method `suffix` needs a package that is not installed.
 
     vLLM ends with an ImportError as soon as it builds its configuration.
@@ -178,15 +176,14 @@ def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
     """
-    assert ctx.host is not None
     block = ctx.profile.speculation
-    if block and block.method == "suffix" and ctx.host.arctic_inference is None:
+    if ctx.host and block and block.method == "suffix" and ctx.host.arctic_inference is None:
         text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
         yield Hit("speculation.method", text, help=f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`")
 
 
-@rule("SD408", "untabled-vllm", Severity.INFO, needs="host")
-def untabled_vllm(ctx: Context) -> Iterator[Hit]:
+@rule("SD408", INFO, needs="host")
+def untabled_vllm(ctx: Context) -> Hits:
     """The installed vLLM is newer than every version that this specserve knows.
 
     specserve reads the arguments from the installed vLLM. But the rules and the memory estimate are those of the newest
@@ -195,21 +192,106 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables
     """
-    assert ctx.plan is not None
-    if is_newer(ctx.plan.vllm):
+    if ctx.plan and is_newer(ctx.plan.vllm):
         text = f"vLLM {ctx.plan.vllm} is installed; this specserve knows {known_versions()[-1]} and older"
         yield Hit("vllm", text, help="update specserve, or read vLLM's release notes for what changed")
 
 
-@rule("SD409", "ineffective-devices", Severity.INFO, needs="host")
-def ineffective_devices(ctx: Context) -> Iterator[Hit]:
-    """A list of `hardware.devices` is set, but vLLM runs on the CPU here.
+_FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")
+_LONGEST = 300
+"""Characters of vLLM's words that are shown."""
 
-    The list names GPUs, which the CPU engine does not use, so it has no effect.
-    Example: hardware: {accelerator: cpu, devices: [0]}
-    Use instead: hardware: {accelerator: cpu}
-    Source: specserve, plan/launch.py
+
+@rule("SD501", ERROR, needs="vllm")
+def refused_by_vllm(ctx: Context) -> Hits:
+    """vLLM's own code refuses the launch.
+
+    vLLM raises the error at the start, while it makes its configuration, builds the models, plans the KV cache or reads
+    the tensors of the checkpoint. The message quotes vLLM. A note names the version and the machine.
+    Example: target: {model: ./llama, max_model_len: 999999}
+    Use instead: target: {model: ./llama, max_model_len: 2048}
+    Source: vllm/engine/arg_utils.py, `def create_engine_config(`
     """
-    devices = ctx.profile.hardware.devices if ctx.profile.hardware else None
-    if devices and ctx.plan is not None and ctx.plan.platform == "cpu":
-        yield Hit("hardware.devices", "the CPU engine has no devices: the list changes nothing")
+    for judged in ctx.vllm:
+        answer = judged.answer
+        memory = ctx.memory.get(judged.path or "target")
+        is_too_large = answer.step == "KV cache" and memory is not None and memory.verdict == "does_not_fit"
+        if answer.refused is None or is_too_large:
+            continue
+        at = f"{answer.at}, {answer.step}" if answer.step else answer.at
+        notes = [f"basis: {judged.basis}, {at}"]
+        if judged.without is not None and judged.without.refused is None:
+            notes.append("vLLM accepts the same launch without speculation")
+        path = _place(ctx, judged, answer.refused, loc=answer.loc)
+        yield Hit(path, f"vLLM refuses this: {_short(answer.refused)}", notes=tuple(notes))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+@rule("SD502", WARNING, needs="vllm")
+def changed_by_vllm(ctx: Context) -> Hits:
+    """vLLM runs the launch with another value than the profile asks for.
+
+    The server starts, but serves something else than the profile says: a shorter context, other graph sizes, another
+    draft length.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {max_num_seqs: 256, max_cudagraph_capture_size: 300}
+    Instead: engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
+    Source: vllm/config/vllm.py, `def __post_init__(self):`
+    """
+    for judged in ctx.vllm:
+        for item in judged.answer.changed:
+            if where := _written(ctx, judged, item.argument):
+                text = f"the profile asks for `{item.value}`, and vLLM will run `{item.effective}`"
+                said = [f"vLLM: {_short(text)}" for text in reasons(judged, item)]
+                yield Hit(where, text, notes=(*said, f"basis: {judged.basis}"))
+
+
+def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
+    """What vLLM says about a value that it changes, if it says anything."""
+    name, said = item.argument.rpartition(".")[2], (*judged.answer.warnings, *judged.answer.infos)
+    return tuple(text for text in said if name in text.replace("-", "_"))[:2]
+
+
+@rule("SD503", INFO, needs="vllm")
+def warned_by_vllm(ctx: Context) -> Hits:
+    """vLLM warns about the launch.
+
+    In the log of a start, this warning is one of hundreds of lines. Warnings that every launch gets are left out.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {kv_cache_dtype: fp8_e5m2}
+    Instead: engine: {kv_cache_dtype: fp8}
+    Source: vllm/config/vllm.py, `logger.warning`
+    """
+    for judged in ctx.vllm:
+        changed = [item.argument.rpartition(".")[2] for item in judged.answer.changed]
+        usual = judged.without.warnings if judged.without else ()
+        for text in judged.answer.warnings:
+            if not any(name in text for name in changed):
+                notes = [] if text in usual or judged.without is None else ["only with speculation"]
+                notes.append(f"basis: {judged.basis}")
+                yield Hit(_place(ctx, judged, text), f"vLLM warns: {_short(text)}", notes=tuple(notes))
+
+
+def _place(ctx: Context, judged: Judged, text: str, *, loc: Iterable[str] = ()) -> str:
+    """The place in the profile that vLLM's words are about, as far as they name it."""
+    named = ((match[1] or match[2]).replace("-", "_") for match in _FLAG.finditer(text))
+    for name in (*loc, *named):
+        if found := _written(ctx, judged, name):
+            return found
+    without = judged.without
+    is_usual = without is None or text in (*without.warnings, without.refused)
+    return "target.model" if is_usual else f"{judged.path}.method"
+
+
+def _written(ctx: Context, judged: Judged, argument: str) -> str | None:
+    """The path of an argument that the profile says."""
+    key = argument.rpartition(".")[2]
+    places = [f"{judged.path}.{key}"] if judged.path else []
+    if not argument.startswith("speculative_config."):
+        places = [*(f"{section}.{key}" for section in ("target", "engine", "frontend", "server")), *places]
+    return next((place for place in places if place in ctx.profile.spans), None)

@@ -1,54 +1,45 @@
-"""SD1xx about speculation: how much is drafted, and what stands beside it."""
+"""SD1xx about speculation: how much is drafted, how drafts are sampled and verified, what stands beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from specserve.checks.arms import count, on_gpu
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
-from specserve.profile.schema import Speculation
-from specserve.vllm.facts import V2_REFUSES_BLOCK_STAGES
+from specserve.checks.config import section
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY, V2_REFUSES_BLOCK_STAGES
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
 MAX_K = 128
 _NGRAM = ("ngram", "ngram_gpu")
-_NO_MODEL = (*_NGRAM, "suffix", "custom_class")
+_HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
-@rule("SD101", "retyped-draft", Severity.ERROR)
-def retyped_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD101", ERROR)
+def retyped_draft(arm: Arm) -> Hits:
     """vLLM changes the method because of the draft's name.
 
-    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and runs that
-    method even if the profile says `draft_model`. The names of parent directories count, too. The server then fails to
-    load the draft, or every draft token is rejected.
+    vLLM runs `eagle`, `eagle3`, `dflash` or `dspark` if the lower-cased path of the draft contains `eagle-`, `eagle3`,
+    `dflash` or `dspark`, also in a parent directory. Loading fails, or every draft token is rejected.
     Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     """
-    for path, block in ctx.blocks:
-        model = block.model or (ctx.profile.target.model if block.method == "mtp" else None)
-        change = retyped(block.method, model) if model else None
-        if change:
-            yield Hit(
-                f"{path}.model" if block.model else "target.model",
-                f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
-                related=((f"{path}.method", f"the profile says `{block.method}`"),),
-                help=(
-                    f"move or rename the directory, or write `method: {change[0]}` if it is that kind of head"
-                ),
-            )
+    model = arm.model or (arm.ctx.profile.target.model if arm.method == "mtp" else None)
+    change = retyped(arm.method, model) if model else None
+    if change:
+        yield Hit(
+            arm.at("model") if arm.model else "target.model",
+            f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
+            related={arm.at("method"): f"the profile says `{arm.method}`"},
+            help=f"move or rename the directory, or write `method: {change[0]}` if it is that kind of head",
+        )
 
 
-@rule("SD104", "split-draft", Severity.ERROR)
-def split_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD104", ERROR)
+def split_draft(arm: Arm) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
     vLLM accepts 1 or the target's size in the configuration. With 1, the V1 runner refuses `draft_model` after the
-    weights are loaded. The V2 runner and all other methods ignore the value: they split the draft over the target's
-    ranks in any case (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this
-    finding is a warning. Any other size is refused immediately.
+    weights are loaded. The V2 runner and all other methods ignore the value and split the draft over the target's
+    ranks (vllm-project/vllm#31886); if only the V2 runner can serve the launch, this is a warning.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -56,61 +47,52 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
-    size = ctx.profile.target.tensor_parallel_size
-    for path, block in ctx.blocks:
-        draft = block.keys.get("draft_tensor_parallel_size")
-        ignored = draft == 1 and block.method != "draft_model"
-        if draft is not None and draft != size and not ignored:
-            is_dropped = draft == 1 and _runs_on_v2(ctx, block)
-            yield Hit(
-                f"{path}.draft_tensor_parallel_size",
-                "draft tensor parallelism is not the target's",
-                label=f"draft asks for {draft}",
-                related=(("target.tensor_parallel_size", f"target runs on {size}"),),
-                notes=("the V2 runner ignores it: the draft runs on the target's ranks",) * is_dropped,
-                help=f"write `draft_tensor_parallel_size: {size}`, or leave it out",
-                severity=Severity.WARNING if is_dropped else None,
-            )
+    size, draft = arm.ctx.profile.target.tensor_parallel_size, arm.get("draft_tensor_parallel_size")
+    if draft in (None, size) or (draft == 1 and arm.method != "draft_model"):
+        return
+    is_dropped = draft == 1 and _runs_on_v2(arm)
+    yield arm.hit(
+        "draft_tensor_parallel_size",
+        "draft tensor parallelism is not the target's",
+        label=f"draft asks for {draft}",
+        related={"target.tensor_parallel_size": f"target runs on {size}"},
+        notes=("the V2 runner ignores it: the draft runs on the target's ranks",) * is_dropped,
+        help=f"write `draft_tensor_parallel_size: {size}`, or leave it out",
+        severity=WARNING if is_dropped else None,
+    )
 
 
-def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
+def _runs_on_v2(arm: Arm) -> bool:
     """Whether every judged version serves this launch with the V2 model runner."""
-    return on_gpu(ctx.profile) and ctx.on("V2", block) == list(ctx.judged)
+    return arm.ctx.on_gpu and arm.on("V2") == list(arm.ctx.judged)
 
 
-@rule("SD109", "too-many-speculative-tokens", Severity.ERROR)
-def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD109", ERROR)
+def too_many_speculative_tokens(arm: Arm) -> Hits:
     """More than 128 tokens are drafted per step.
 
     The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
-    server dies. The V2 runner has no such limit, but verifies all draft tokens in every step, and no acceptance rate
-    makes up for that cost.
+    server dies. The V2 runner has no such limit, but verifies all draft tokens in every step, which never pays off.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
-    for path, block in ctx.blocks:
-        k = block.num_speculative_tokens
-        if k is not None and k > MAX_K:
-            on_v2 = _runs_on_v2(ctx, block)
-            text = f"vLLM drafts at most {MAX_K} tokens per step; found {k}"
-            yield Hit(
-                f"{path}.num_speculative_tokens",
-                f"{k} tokens are drafted and verified in every step" if on_v2 else text,
-                help="3 to 8 is usual; `ngram` and `suffix` go up to 32",
-                severity=Severity.WARNING if on_v2 else None,
-            )
+    if arm.k is None or arm.k <= MAX_K:
+        return
+    text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {arm.k}", None
+    if _runs_on_v2(arm):
+        text, severity = f"{arm.k} tokens are drafted and verified in every step", WARNING
+    help_ = "3 to 8 is usual; `ngram` and `suffix` go up to 32"
+    yield arm.hit("num_speculative_tokens", text, help=help_, severity=severity)
 
 
-@rule("SD115", "missing-speculative-tokens", Severity.ERROR)
-def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD115", ERROR)
+def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K. Without K, vLLM refuses
-    to start. If `model` names the layers of `mtp`, the start ends with a TypeError (`'>' not supported between
-    instances of 'NoneType' and 'int'`), although these layers have a default (vllm-project/vllm#55323). The
-    configuration of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads this configuration;
-    if it cannot be read, as in `lint`, this finding is a warning.
+    vLLM refuses `mtp` and `dspark` without K; if `model` names the layers of `mtp`, the start ends with a TypeError
+    (vllm-project/vllm#55323). The config.json of a head may give K as `n_predict`: if it cannot be read, as in `lint`,
+    this is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -119,50 +101,43 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
         vllm/config/speculative.py, `num_speculative_tokens must be provided with `
         vllm/config/speculative.py, `self.num_speculative_tokens > 1`
     """
-    for path, block in ctx.blocks:
-        needs = f"`{block.method}` needs `num_speculative_tokens`"
-        if block.num_speculative_tokens is not None:
-            continue
-        if block.method == "mtp" or (block.method == "dspark" and block.model is None):
-            help_ = "for `mtp`, 1 is a good value to start with"
-            unless = "" if block.method == "mtp" else " if it has no `model` of its own"
-            yield Hit(f"{path}.method", needs + unless, help=help_)
-        elif block.method in ("eagle", "eagle3", "dflash") and block.model:
-            head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
-            if head is None or "n_predict" not in head.config:
-                why = ", which its head does not give" if head else " if its head does not give it"
-                severity = None if head else Severity.WARNING
-                help_ = "most heads are used with 3"
-                yield Hit(f"{path}.method", needs + why, help=help_, severity=severity)
+    needs, head = f"`{arm.method}` needs `num_speculative_tokens`", arm.draft
+    if arm.k is not None:
+        return
+    if arm.method == "mtp" or (arm.method == "dspark" and arm.model is None):
+        unless = "" if arm.method == "mtp" else " if it has no `model` of its own"
+        yield arm.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
+    elif arm.method in ("eagle", "eagle3", "dflash") and arm.model:
+        if head is None or "n_predict" not in head.config:
+            why = ", which its head does not give" if head else " if its head does not give it"
+            severity, help_ = None if head else WARNING, "most heads are used with 3"
+            yield arm.hit("method", needs + why, help=help_, severity=severity)
 
 
-@rule("SD116", "surprising-ngram-window", Severity.WARNING)
-def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD116", WARNING)
+def surprising_ngram_window(arm: Arm) -> Hits:
     """The n-gram window has only one size, because one or both of its bounds are left out.
 
-    vLLM's documentation gives `prompt_lookup_min` a default of 1. But its code sets a missing bound to the given one,
-    and both to 5 if both are missing. Then only matches of exactly that length count, and hardly anything is drafted.
+    vLLM sets a missing bound to the given one, and both to 5 if both are missing, whatever its documentation says. Then
+    only matches of exactly that length count, and hardly anything is drafted.
     Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
     """
-    for path, block in ctx.blocks:
-        low, high = block.keys.get("prompt_lookup_min"), block.keys.get("prompt_lookup_max")
-        size = high or low or 5
-        # a window of one size as short as 2 finds matches all the same
-        if block.method not in _NGRAM or (low is not None and high is not None) or size <= 2:
-            continue
-        given = "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method"
-        yield Hit(
-            f"{path}.{given}",
+    low, high = arm.get("prompt_lookup_min"), arm.get("prompt_lookup_max")
+    size = high or low or 5
+    # a window of one size as short as 2 finds matches all the same
+    if arm.method in _NGRAM and None in (low, high) and size > 2:
+        yield arm.hit(
+            "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
             f"only matches of exactly {size} tokens will be looked up",
             notes=("vLLM sets a missing bound to the given one, and both to 5 if both are missing",),
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
         )
 
 
-@rule("SD117", "empty-ngram-window", Severity.ERROR)
-def empty_ngram_window(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD117", ERROR)
+def empty_ngram_window(arm: Arm) -> Hits:
     """The shortest n-gram is longer than the longest.
 
     vLLM refuses to start.
@@ -170,16 +145,14 @@ def empty_ngram_window(ctx: Context) -> Iterator[Hit]:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `be <= prompt_lookup_max=`
     """
-    for path, block in ctx.blocks:
-        low, high = block.keys.get("prompt_lookup_min"), block.keys.get("prompt_lookup_max")
-        if block.method in _NGRAM and low and high and low > high:
-            text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
-            related = ((f"{path}.prompt_lookup_max", f"which is {high}"),)
-            yield Hit(f"{path}.prompt_lookup_min", text, related=related)
+    low, high = arm.get("prompt_lookup_min"), arm.get("prompt_lookup_max")
+    if arm.method in _NGRAM and low and high and low > high:
+        text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
+        yield arm.hit("prompt_lookup_min", text, related={arm.at("prompt_lookup_max"): f"which is {high}"})
 
 
-@rule("SD139", "unadapted-draft", Severity.WARNING)
-def unadapted_draft(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD139", WARNING)
+def unadapted_draft(arm: Arm) -> Hits:
     """Adapters change the target, but not the draft.
 
     vLLM applies LoRA adapters to the target only. The output stays right, but the draft predicts what the base model
@@ -191,65 +164,51 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
     Source:
         vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
-    for path, block in ctx.blocks if ctx.profile.engine.get("enable_lora") is True else ():
-        if block.method not in _NO_MODEL:
-            yield Hit(
-                f"{path}.method",
-                f"adapters are not applied to the drafts of `{block.method}`",
-                related=(("engine.enable_lora", "adapters are served"),),
-                help=(
-                    "watch the acceptance rate of each adapter, or use `ngram` or `suffix`, which draft from the "
-                    "text itself"
-                ),
-            )
+    if arm.ctx.engine.get("enable_lora") is True and arm.method not in (*_NGRAM, "suffix", "custom_class"):
+        text = f"adapters are not applied to the drafts of `{arm.method}`"
+        help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`, which draft from the text itself"
+        yield arm.hit("method", text, related={"engine.enable_lora": "adapters are served"}, help=help_)
 
 
-@rule("SD140", "pipelined-prediction-layers", Severity.WARNING)
-def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD140", WARNING)
+def pipelined_prediction_layers(arm: Arm) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
-    `mtp` drafts on the last stage, but needs the embedding of the first stage. Several models refuse this after they
-    are loaded; other models were reported to hang or crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
-    vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
-    (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Use tensor
-    parallelism with these methods.
+    `mtp` needs the embedding of the first stage: models refuse this after loading, hang or crash
+    (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). `eagle3` wrote wrong text without async
+    scheduling (vllm-project/vllm#52071); vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761).
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
     Instead: target: {model: ./model, tensor_parallel_size: 2}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
-    target = ctx.profile.target
+    target, refused = arm.ctx.profile.target, list[str]()
     stages = target.pipeline_parallel_size
-    for path, block in ctx.blocks if stages > 1 else ():
-        refused = []
-        if block.method in BLOCK_DRAFTS:
-            stopped = ctx.during(V2_REFUSES_BLOCK_STAGES)
-            refused = [version for version in ctx.on("V2", block, by_target=True) if version in stopped]
-        in_turns = block.method == "eagle3" and ctx.profile.engine.get("async_scheduling") is False
+    if arm.method in BLOCK_DRAFTS:
+        stopped = arm.ctx.during(V2_REFUSES_BLOCK_STAGES)
+        refused = [version for version in arm.on("V2", by_target=True) if version in stopped]
+    in_turns = arm.method == "eagle3" and arm.ctx.engine.get("async_scheduling") is False
+    if stages > 1 and (refused or in_turns or arm.method == "mtp"):
+        text = f"`{arm.method}` is not reliable over {stages} pipeline stages"
         if refused:
-            text = f"the V2 runner refuses `{block.method}` over {stages} pipeline stages"
-        elif in_turns or block.method == "mtp":
-            text = f"`{block.method}` is not reliable over {stages} pipeline stages"
-        else:
-            continue
-        yield Hit(
-            f"{path}.method",
+            text = f"the V2 runner refuses `{arm.method}` over {stages} pipeline stages"
+        yield arm.hit(
+            "method",
             text,
-            related=(("target.pipeline_parallel_size", "stages"),),
+            related={"target.pipeline_parallel_size": "stages"},
             versions=refused,
             help=f"write `tensor_parallel_size: {stages * target.tensor_parallel_size}` instead",
-            severity=Severity.ERROR if refused else None,
+            severity=ERROR if refused else None,
         )
 
 
-@rule("SD141", "data-parallel-prediction-layers", Severity.INFO)
-def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD141", INFO)
+def data_parallel_prediction_layers(arm: Arm) -> Hits:
     """Data and expert parallelism are combined with the target's own prediction layers.
 
-    The ranks wait for each other in every step, and hangs near the end of the context were reported for this
-    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments do run it. Give the server a
-    liveness check that asks for a token.
+    Hangs near the end of the context were reported (vllm-project/vllm#44185, vllm-project/vllm#44954), though large
+    deployments run it. Give the server a liveness check that asks for a token.
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -259,17 +218,14 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
         engine: {enable_expert_parallel: true}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
-    ranks = count(ctx.profile.engine.get("data_parallel_size")) or 1
-    if ranks < 2 or ctx.profile.engine.get("enable_expert_parallel") is not True:
-        return
-    for path, block in ctx.blocks:
-        if block.method == "mtp":
-            text = "hangs were reported for `mtp` under data and expert parallelism"
-            yield Hit(f"{path}.method", text, related=(("engine.data_parallel_size", f"{ranks} ranks"),))
+    ranks = arm.ctx.count("data_parallel_size") or 1
+    if ranks > 1 and arm.ctx.engine.get("enable_expert_parallel") is True and arm.method == "mtp":
+        text = "hangs were reported for `mtp` under data and expert parallelism"
+        yield arm.hit("method", text, related={"engine.data_parallel_size": f"{ranks} ranks"})
 
 
-@rule("SD169", "interleaved-drafts", Severity.WARNING)
-def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
+@rule("SD169", WARNING)
+def interleaved_drafts(ctx: Context) -> Hits:
     """The profile speculates, and interleaves the KV cache over context-parallel ranks by more than one token.
 
     Only a few sparse MLA kernels can verify draft tokens over such a cache. With any other kernel, the start ends with
@@ -281,12 +237,141 @@ def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {decode_context_parallel_size: 2}
     Source: vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
     """
-    engine = ctx.profile.engine
-    sizes = [engine.get(f"{part}_context_parallel_size") for part in ("decode", "prefill")]
-    if all((count(size) or 1) == 1 for size in sizes):
+    if all((ctx.count(f"{part}_context_parallel_size") or 1) == 1 for part in ("decode", "prefill")):
         return
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
-    name = next((name for name in names if (count(engine.get(name)) or 1) > 1), None)
-    for path, _ in ctx.blocks if name else ():
+    name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
+    for arm in ctx.arms if name else ():
         text = "most attention kernels cannot verify draft tokens over a cache that is interleaved like this"
-        yield Hit(f"engine.{name}", text, related=((f"{path}.method", "speculation"),), help="leave it out")
+        yield Hit(f"engine.{name}", text, related={arm.at("method"): "speculation"}, help="leave it out")
+
+
+@arm_rule("SD127", ERROR, policy=True)
+def synthetic_acceptance(arm: Arm) -> Hits:
+    """Draft tokens are accepted at a rate that the profile sets, whether the target agrees or not.
+
+    This is a tool for benchmarks of the engine. The text is wrong, because it is not the target's.
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 3
+          rejection_sample_method: synthetic
+          synthetic_acceptance_length: 2.5
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
+    """
+    if arm.get("rejection_sample_method") == "synthetic":
+        text = "`synthetic` accepts drafts at a fixed rate: the server's text is made up"
+        help_ = "leave it out, or write `# specserve: ignore[SD127] reason` if this is a test of the engine"
+        yield arm.hit("rejection_sample_method", text, help=help_)
+
+
+@arm_rule("SD128", WARNING)
+def lossy_verification(arm: Arm) -> Hits:
+    """Verification may keep tokens that the target would not have chosen.
+
+    `fly` also accepts a draft token that the target disagrees with, if the target is unsure there and agrees with the
+    next few tokens. The output no longer has the target's distribution: measure its quality before you serve it.
+    Example:
+        vllm: ">=0.33"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
+    """
+    if arm.get("rejection_sample_method") == "fly":
+        text = "`fly` is lossy: the text is no longer the target's own"
+        yield arm.hit("rejection_sample_method", text, help="leave it out for lossless verification")
+
+
+@arm_rule("SD131", INFO)
+def greedy_drafts(arm: Arm) -> Hits:
+    """A promise at a temperature above 0 rests on drafts that ignore the temperature.
+
+    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
+    draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In
+    return, the logits of all drafts take memory (`max_num_seqs` times K times the vocabulary).
+    Example:
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
+    Instead:
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
+    Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
+    """
+    promises = enumerate(arm.ctx.profile.expect)
+    index = next((i for i, promise in promises if (promise.temperature or 0) > 0), None)
+    tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")  # with these, drafts are greedy
+    is_chosen = "draft_sample_method" in arm.block.keys or any(arm.get(key) is True for key in tied)
+    if index is not None and arm.method in ("draft_model", *_HEADS) and not is_chosen:
+        text = f"`{arm.method}` will draft greedily, and a temperature above 0 is promised"
+        related = {f"expect[{index}].temperature": "promised here"}
+        help_ = "benchmark `draft_sample_method: probabilistic` as an alternative"
+        yield arm.hit("method", text, related=related, help=help_)
+
+
+@arm_rule("SD132", ERROR)
+def contradictory_drafts(arm: Arm) -> Hits:
+    """Drafting options that vLLM refuses together.
+
+    A draft with another vocabulary must draft greedily, from all its logits in one place. Local argmax gives neither
+    logits nor samples. vLLM refuses some of these combinations only after it has loaded the draft.
+    Example:
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 3
+          use_heterogeneous_vocab: true
+          draft_sample_method: probabilistic
+    Use instead:
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
+    Source: vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
+    """
+    argmax = arm.get("use_local_argmax_reduction") is True
+    probabilistic = arm.get("draft_sample_method") == "probabilistic"
+    if arm.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
+        found = list(arm.ctx.judged) if probabilistic else arm.ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
+        place = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
+        text = "a draft of another vocabulary must draft greedily, from all its logits"
+        related, help_ = {arm.at("use_heterogeneous_vocab"): "another vocabulary"}, "leave it out"
+    elif argmax and probabilistic:
+        found, place, help_ = arm.on("V2"), "use_local_argmax_reduction", ""
+        text = "local argmax has no probabilities for `draft_sample_method: probabilistic`"
+        related = {arm.at("draft_sample_method"): "asks for probabilities"}
+    else:
+        return
+    if found:
+        yield arm.hit(place, text, related=related, versions=found, help=help_ or None)
+
+
+@arm_rule("SD133", ERROR)
+def refused_adaptive_verification(arm: Arm) -> Hits:
+    """Adaptive verification is combined with a setting that it does not support.
+
+    Adaptive verification decides on the GPU how many draft tokens of each request are verified. vLLM refuses it with
+    LoRA, pipeline parallelism, `enable_return_routed_experts` or `return_sampling_mask`, and without full CUDA graphs.
+    For methods other than `dspark`, vLLM also refuses it with local argmax.
+    Example:
+        vllm: ">=0.32"
+        speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
+        engine: {enforce_eager: true}
+    Instead: speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
+    Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
+    """
+    engine, against = arm.ctx.engine, dict[str, str]()
+    if engine.get("enable_lora") is True:
+        against["engine.enable_lora"] = "with LoRA"
+    graphs = section(engine, "compilation_config").get("cudagraph_mode")
+    if engine.get("enforce_eager") is True:
+        against["engine.enforce_eager"] = "without CUDA graphs"
+    elif isinstance(graphs, str) and graphs.upper() in ("NONE", "PIECEWISE"):
+        against["engine.compilation_config.cudagraph_mode"] = "without full CUDA graphs"
+    if arm.ctx.profile.target.pipeline_parallel_size > 1:
+        against["target.pipeline_parallel_size"] = "with pipeline parallelism"
+    for name in ("enable_return_routed_experts", "return_sampling_mask"):
+        if engine.get(name) is True:
+            against[f"engine.{name}"] = f"with `{name}`"
+    if arm.method != "dspark" and arm.get("use_local_argmax_reduction") is True:
+        against[arm.at("use_local_argmax_reduction")] = "with local argmax, which has no draft logits"
+    for place, what in against.items() if arm.get("enable_adaptive_verification") is True else ():
+        text, help_ = f"vLLM refuses adaptive verification {what}", "leave one of them out"
+        yield arm.hit("enable_adaptive_verification", text, related={place: "set here"}, help=help_)

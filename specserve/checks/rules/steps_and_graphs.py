@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from specserve.checks.arms import count, on_cpu, on_gpu
-from specserve.checks.rule import Context, Hit, rule
-from specserve.diagnostics import Severity
+from specserve.checks.config import section
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, count, rule
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
-from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.batch import batch_defaults, capture_sizes
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -20,23 +18,34 @@ TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LARGEST = "max_cudagraph_capture_size"
 _LEAST_SEQUENCES = 256
 """vLLM's smallest default of `max_num_seqs` on a GPU."""
+_DEFAULT_TOKENS_PER_SEQUENCE = 8
+"""Of the default step on GPUs: 2048 tokens for 256 requests, 8192 for 1024 (`get_batch_defaults` of 0.26 and 0.27)."""
 
 
-def kind_of(ctx: Context) -> Accelerator | None:
+def _kind(ctx: Context) -> Accelerator | None:
     """The accelerators of the launch, if they are GPUs of a known kind."""
     if ctx.machine is not None:
         return None if ctx.machine.is_cpu else ctx.machine.accelerator
-    hardware = ctx.profile.hardware
-    if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):
-        return None
     try:
-        return accelerator(hardware.accelerator)
+        return (
+            accelerator(ctx.profile.hardware.accelerator or "")
+            if ctx.on_gpu and ctx.profile.hardware
+            else None
+        )
     except UsageError:
         return None  # SD314 reports it
 
 
-@rule("SD164", "uncaptured-decode", Severity.WARNING)
-def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
+def _beside(arm: Arm, requests: int) -> dict[str, str]:
+    """The two places that a number of tokens is the product of."""
+    return {
+        SEQUENCES: f"{requests} requests",
+        arm.at("num_speculative_tokens"): f"of {(arm.k or 0) + 1} tokens each",
+    }
+
+
+@arm_rule("SD164", WARNING)
+def uncaptured_decode(arm: Arm) -> Hits:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
     With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
@@ -48,47 +57,39 @@ def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
     Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
-    path, largest = _largest(ctx.profile.engine)
-    requests = count(ctx.profile.engine.get("max_num_seqs"))
-    if largest is None or requests is None or ctx.profile.engine.get("enforce_eager") is True:
+    path, largest = _largest(arm.ctx.engine)
+    requests = arm.ctx.count("max_num_seqs")
+    if largest is None or requests is None or not arm.k or arm.ctx.engine.get("enforce_eager") is True:
         return
     captured = max(capture_sizes(largest)) if path.endswith(_LARGEST) else largest
-    for place, block in ctx.blocks:
-        k = block.num_speculative_tokens or 0
-        needed = requests * (k + 1)
-        if k and captured < needed:
-            step = 8 if needed <= 256 else 16
-            yield Hit(
-                path,
-                f"graphs are captured up to {captured} tokens; a decode step of {requests} requests has {needed}",
-                related=(
-                    (SEQUENCES, f"{requests} requests"),
-                    (f"{place}.num_speculative_tokens", f"of {k + 1} tokens each"),
-                ),
-                help=f"leave it out, or raise it to {-(-needed // step) * step}",
-            )
+    needed = requests * (arm.k + 1)
+    if captured < needed:
+        step = 8 if needed <= 256 else 16
+        text = (
+            f"graphs are captured up to {captured} tokens; a decode step of {requests} requests has {needed}"
+        )
+        help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
+        yield Hit(path, text, related=_beside(arm, requests), help=help_)
 
 
 def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
     """The largest size that the profile lets vLLM capture, in tokens, and where it says so."""
-    config = engine.get("compilation_config")
-    inner = config if isinstance(config, Mapping) else {}
+    inner = section(engine, "compilation_config")
     for place, said in (("engine", engine), ("engine.compilation_config", inner)):
         sizes = said.get("cudagraph_capture_sizes")
-        if isinstance(sizes, (list, tuple)) and sizes and all(count(size) for size in sizes):
+        if isinstance(sizes, list | tuple) and sizes and all(count(size) for size in sizes):
             return f"{place}.cudagraph_capture_sizes", max(sizes)
-        if count(said.get(_LARGEST)):
-            return f"{place}.{_LARGEST}", count(said.get(_LARGEST))
+        if largest := count(said.get(_LARGEST)):
+            return f"{place}.{_LARGEST}", largest
     return "engine", None
 
 
-@rule("SD165", "flashinfer-without-graphs", Severity.WARNING)
-def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD165", WARNING)
+def flashinfer_without_graphs(arm: Arm) -> Hits:
     """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
 
-    A step that verifies draft tokens has several tokens per request. On these GPUs, FlashInfer's graphs hold only one
-    token per request, so every step launches its kernels one by one. Speculation loses much of its gain
-    (vllm-project/vllm#54992, vllm-project/vllm#49547).
+    A step that verifies drafts has several tokens per request, and FlashInfer's graphs hold one on these GPUs, so every
+    step launches its kernels one by one (vllm-project/vllm#54992, vllm-project/vllm#49547).
     Example:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
@@ -100,47 +101,34 @@ def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: L4-24GB}
     Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
     """
-    engine, kind = ctx.profile.engine, kind_of(ctx)
-    config = engine.get("attention_config")
-    inner = config.get("backend") if isinstance(config, Mapping) else None
-    own = engine.get("attention_backend")
-    if str(own or inner).upper() != "FLASHINFER" or kind is None or engine.get("enforce_eager") is True:
+    ctx, kind, own = arm.ctx, _kind(arm.ctx), arm.ctx.engine.get("attention_backend")
+    backend = str(own or section(ctx.engine, "attention_config").get("backend")).upper()
+    if backend != "FLASHINFER" or kind is None or ctx.engine.get("enforce_eager") is True or arm.k == 0:
         return
     major = kind.compute_capability[0] if kind.compute_capability else None
-    found = [version for version in ctx.judged if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]
-    for place, block in ctx.blocks if found else ():
-        if block.num_speculative_tokens != 0:
-            yield Hit(
-                "engine.attention_backend" if own else "engine.attention_config.backend",
-                f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
-                related=((f"{place}.method", "speculation"),),
-                versions=found,
-                help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
-            )
+    if found := [version for version in ctx.judged if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]:
+        yield Hit(
+            "engine.attention_backend" if own else "engine.attention_config.backend",
+            f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
+            related={arm.at("method"): "speculation"},
+            versions=found,
+            help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
+        )
 
 
-_DEFAULT_TOKENS_PER_SEQUENCE = 8
-"""Of the default step on GPUs: 2048 tokens for 256 requests, 8192 for 1024 (`get_batch_defaults` of 0.26 and 0.27)."""
-
-
-def tokens(profile: Profile) -> int | None:
-    """`max_num_batched_tokens`, if the profile says it."""
-    return count(profile.engine.get("max_num_batched_tokens"))
-
-
-def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> int:
+def needed_slots(arm: Arm, version: str, *, sequences: int | None) -> int:
     """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start."""
     return slots(
         version,
-        method=block.method,
-        num_speculative_tokens=block.num_speculative_tokens or 0,
-        parallel=block.keys.get("parallel_drafting") is True,
+        method=arm.method,
+        num_speculative_tokens=arm.k or 0,
+        parallel=arm.get("parallel_drafting") is True,
         sequences=sequences,
     )
 
 
-@rule("SD135", "too-few-lora-slots", Severity.ERROR)
-def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD135", ERROR)
+def too_few_lora_slots(arm: Arm) -> Hits:
     """With LoRA, a step has too few tokens for every request's drafts.
 
     vLLM refuses to start unless `max_num_batched_tokens` has room for K + 1 tokens of each of `max_num_seqs` requests.
@@ -150,36 +138,26 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
     Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
     """
-    budget, requests = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
-    if requests is None and budget is not None and on_gpu(ctx.profile):
+    ctx, budget, requests = arm.ctx, arm.ctx.count("max_num_batched_tokens"), arm.ctx.count("max_num_seqs")
+    if requests is None and budget is not None and ctx.on_gpu:
         requests = min(_LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
-    if ctx.profile.engine.get("enable_lora") is not True or budget is None or requests is None:
+    if ctx.engine.get("enable_lora") is not True or None in (budget, requests, arm.k):
         return
-    for path, block in ctx.blocks:
-        k = block.num_speculative_tokens
-        if k is not None and budget < requests * (k + 1):
-            yield Hit(
-                TOKENS,
-                f"LoRA with speculation needs {requests * (k + 1)} tokens in a step; found {budget}",
-                related=(
-                    (SEQUENCES, f"{requests} requests"),
-                    (f"{path}.num_speculative_tokens", f"of {k + 1} tokens each"),
-                ),
-                help=(
-                    f"write `max_num_batched_tokens: {requests * (k + 1)}`, or lower one of the other two values"
-                ),
-            )
+    assert budget is not None and requests is not None and arm.k is not None
+    needed = requests * (arm.k + 1)
+    if budget < needed:
+        text = f"LoRA with speculation needs {needed} tokens in a step; found {budget}"
+        help_ = f"write `max_num_batched_tokens: {needed}`, or lower one of the other two values"
+        yield Hit(TOKENS, text, related=_beside(arm, requests), help=help_)
 
 
-@rule("SD136", "too-few-slots", Severity.ERROR)
-def too_few_slots(ctx: Context) -> Iterator[Hit]:
+@rule("SD136", ERROR)
+def too_few_slots(ctx: Context) -> Hits:
     """A step has too few tokens to serve or to draft.
 
-    vLLM refuses to start. A step must have room for a token of each of `max_num_seqs` requests, for a whole prompt if
-    chunked prefill is off, and for more tokens than drafting takes (in 0.33: K for a draft model or a head, K + 1 for
-    `dflash`). Before 0.28, parallel drafting takes K - 1 tokens of a step for every request. The default step has 8
-    tokens per request, so in these versions parallel drafting with a K of 9 or more needs a larger step or fewer
-    requests (vllm-project/vllm#50708).
+    vLLM refuses to start. A step needs a token for each of `max_num_seqs` requests, room for a whole prompt without
+    chunked prefill, and more tokens than drafting takes. Before 0.28, parallel drafting takes K - 1 tokens of every
+    request, so K of 9 or more overfills the default step (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -187,76 +165,67 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
     Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
     """
-    budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
+    budget, given = ctx.count("max_num_batched_tokens"), ctx.count("max_num_seqs")
     if budget is None:
         yield from _overfilled_default(ctx)
         return
-    small = _small_step(ctx.profile, budget, given)
-    if small:
+    if small := _small_step(ctx, budget, given):
         yield small
         return
-    for path, block in ctx.blocks:
-        needs = {version: needed_slots(block, version=version, sequences=given) for version in ctx.judged}
-        if ctx.profile.engine.get("max_num_scheduled_tokens") is not None:
+    for arm in ctx.arms:
+        needs = {version: needed_slots(arm, version, sequences=given) for version in ctx.judged}
+        if ctx.engine.get("max_num_scheduled_tokens") is not None:
             # a version that keeps slots for every request then asks another question
             needs = {version: needed for version, needed in needs.items() if SLOTS.at(version) != "requests"}
         found = [version for version, needed in needs.items() if needed and budget <= needed]
         if found:
             least = max(needs[version] for version in found) + 1
-            yield Hit(
-                TOKENS,
-                f"drafting takes all tokens of a step: at least {least} are needed; found {budget}",
-                related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
-                versions=found,
-                help="8192 is a good value for speculation",
-            )
+            text = f"drafting takes all tokens of a step: at least {least} are needed; found {budget}"
+            related = {arm.at("num_speculative_tokens"): f"{arm.k} are drafted"}
+            help_ = "8192 is a good value for speculation"
+            yield Hit(TOKENS, text, related=related, versions=found, help=help_)
 
 
-def _overfilled_default(ctx: Context) -> Iterator[Hit]:
+def _overfilled_default(ctx: Context) -> Hits:
     """The blocks whose drafts leave nothing of the step that vLLM takes by itself on any GPU, 8 tokens per request."""
-    engine = ctx.profile.engine
-    said = ("max_num_seqs", "max_num_scheduled_tokens")
-    on_other = on_cpu(ctx.profile) or (ctx.machine is not None and ctx.machine.is_cpu)
-    if on_other or engine.get("enable_chunked_prefill") is False or any(engine.get(key) for key in said):
+    said = any(ctx.engine.get(key) for key in ("max_num_seqs", "max_num_scheduled_tokens"))
+    on_other = ctx.on_cpu or (ctx.machine is not None and ctx.machine.is_cpu)
+    if said or on_other or ctx.engine.get("enable_chunked_prefill") is False:
         return
-    for path, block in ctx.blocks:
+    for arm in ctx.arms:
         found = [
             version
             for version in ctx.judged
             if SLOTS.at(version) == "requests"
-            and needed_slots(block, version=version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
+            and needed_slots(arm, version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
         ]
         if found:
-            yield Hit(
-                f"{path}.num_speculative_tokens",
-                f"drafts of {block.num_speculative_tokens} tokens take all tokens of vLLM's default step",
-                versions=found,
-                help="set `max_num_batched_tokens`, and a smaller `max_num_seqs`",
-            )
+            text = f"drafts of {arm.k} tokens take all tokens of vLLM's default step"
+            help_ = "set `max_num_batched_tokens`, and a smaller `max_num_seqs`"
+            yield arm.hit("num_speculative_tokens", text, versions=found, help=help_)
 
 
-def _small_step(profile: Profile, budget: int, requests: int | None) -> Hit | None:
+def _small_step(ctx: Context, budget: int, requests: int | None) -> Hit | None:
     """What a step cannot hold, drafts or not: a token of each request, or a prompt that is read in one piece."""
-    longest = profile.target.max_model_len or 0
+    longest = ctx.profile.target.max_model_len or 0
     if requests is not None and budget < requests:
         text = f"a step of {budget} tokens cannot hold one token of each request"
         help_ = "lower `max_num_seqs`, or raise `max_num_batched_tokens`"
-        return Hit(TOKENS, text, related=((SEQUENCES, f"{requests} requests"),), help=help_)
-    if profile.engine.get("enable_chunked_prefill") is False and budget < longest:
+        return Hit(TOKENS, text, related={SEQUENCES: f"{requests} requests"}, help=help_)
+    if ctx.engine.get("enable_chunked_prefill") is False and budget < longest:
         text = f"without chunked prefill a step must hold a whole prompt; found {budget} tokens"
-        related = (("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off"))
+        related = {"target.max_model_len": f"{longest} tokens", "engine.enable_chunked_prefill": "off"}
         help_ = f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM"
         return Hit(TOKENS, text, related=related, help=help_)
     return None
 
 
-@rule("SD137", "fewer-active-requests", Severity.WARNING)
-def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
+@arm_rule("SD137", WARNING)
+def fewer_active_requests(arm: Arm) -> Hits:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    `dflash` and `dspark` draft in a pass of their own, with K + 1 (`dflash`) or K (`dspark`) tokens per request. This
-    pass must fit into `max_num_batched_tokens`. If it does not fit, vLLM 0.33 runs fewer requests in parallel than
-    `max_num_seqs` says.
+    `dflash` and `dspark` draft in a pass of their own, with K + 1 or K tokens per request, which must fit into
+    `max_num_batched_tokens`. If it does not, vLLM 0.33 runs fewer requests in parallel than `max_num_seqs` says.
     Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
@@ -264,28 +233,24 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
     Source: vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
-    budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
-    capped = ctx.during(BLOCK_DRAFTS_CAP_REQUESTS)
-    if budget is None or given is None or not capped:
+    budget, given = arm.ctx.count("max_num_batched_tokens"), arm.ctx.count("max_num_seqs")
+    capped = arm.ctx.during(BLOCK_DRAFTS_CAP_REQUESTS)
+    if budget is None or given is None or not capped or arm.method not in BLOCK_DRAFTS:
         return
-    active = count(ctx.profile.engine.get("max_num_active_seqs")) or given
-    for path, block in ctx.blocks:
-        needed = needed_slots(block, version=capped[-1], sequences=given)
-        if block.method in BLOCK_DRAFTS and needed < budget and budget // needed < active:
-            yield Hit(
-                TOKENS,
-                f"the drafter's pass has room for {budget // needed} requests",
-                related=(
-                    (SEQUENCES, f"{active} are allowed"),
-                    (f"{path}.method", f"takes {needed} tokens each"),
-                ),
-                versions=capped,
-                help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
-            )
+    active = arm.ctx.count("max_num_active_seqs") or given
+    needed = needed_slots(arm, capped[-1], sequences=given)
+    if needed < budget and budget // needed < active:
+        yield Hit(
+            TOKENS,
+            f"the drafter's pass has room for {budget // needed} requests",
+            related={SEQUENCES: f"{active} are allowed", arm.at("method"): f"takes {needed} tokens each"},
+            versions=capped,
+            help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
+        )
 
 
-@rule("SD138", "small-steps", Severity.INFO)
-def small_steps(ctx: Context) -> Iterator[Hit]:
+@rule("SD138", INFO)
+def small_steps(ctx: Context) -> Hits:
     """A step has room for fewer than 8192 tokens, which vLLM calls too few for speculation.
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
@@ -297,27 +262,27 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
     Instead: engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
     Source: vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
     """
-    budget = tokens(ctx.profile)
-    if ctx.profile.speculation is None or on_cpu(ctx.profile):
+    budget = ctx.count("max_num_batched_tokens")
+    if ctx.profile.speculation is None or ctx.on_cpu:
         return
-    for path, block in ctx.blocks if budget is None else ():
-        default = _default_step(ctx, block.num_speculative_tokens or 0)
-        if default is not None:
-            yield Hit(f"{path}.num_speculative_tokens", default, help="write `max_num_batched_tokens: 8192`")
+    for arm in ctx.arms if budget is None else ():
+        if text := _default_step(arm):
+            yield arm.hit("num_speculative_tokens", text, help="write `max_num_batched_tokens: 8192`")
     if budget is not None and budget < 8192:
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below 8192"
         yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, if the memory allows it")
 
 
-def _default_step(ctx: Context, k: int) -> str | None:
+def _default_step(arm: Arm) -> str | None:
     """What is wrong with the step that vLLM takes by itself, if the drafts of all requests overfill it."""
-    kind, given = kind_of(ctx), count(ctx.profile.engine.get("max_num_seqs"))
+    kind, version = _kind(arm.ctx), arm.ctx.judged[-1]
     if kind is None or kind.vendor != "nvidia":
         return None
     least, requests = batch_defaults(
-        ctx.judged[-1], gpu=kind.name, gpu_bytes=kind.total_bytes, compute_capability=kind.compute_capability
+        version, gpu=kind.name, gpu_bytes=kind.total_bytes, compute_capability=kind.compute_capability
     )
-    requests = given or requests
-    if least >= 8192 or requests * (k + 1) <= max(least, requests):
+    requests = arm.ctx.count("max_num_seqs") or requests
+    step = max(least, requests)
+    if least >= 8192 or requests * ((arm.k or 0) + 1) <= step:
         return None
-    return f"a step holds {max(least, requests)} tokens by default on `{kind.name}`; {requests} requests need more"
+    return f"a step holds {step} tokens by default on `{kind.name}`; {requests} requests need more"

@@ -274,7 +274,7 @@ class Running:
         """Returns the tokens of a prompt with its template, as the server counts; None if it does not tell."""
         if not self.abilities.can_count:
             return None
-        return self._client.count_tokens({**_content(prompt), "model": self.abilities.model})
+        return self._client.count_tokens({**prompt.body, "model": self.abilities.model})
 
     def _settled(self, before: Metrics | None, requests: int) -> Metrics | None:
         """Returns the counters with so many requests more: they hold one a moment after its last chunk."""
@@ -289,13 +289,7 @@ class Running:
 def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns a request as the load generator takes it. `own`: fields of its body beside the prompt."""
     about = {"id": item.id, "max_tokens": item.prompt.max_tokens, "extra_body": dict(own or {})}
-    return {**about, **_content(item.prompt)}
-
-
-def _content(prompt: Prompt) -> dict[str, Any]:
-    if prompt.messages is not None:
-        return {"messages": [dict(part) for part in prompt.messages]}
-    return {"prompt": prompt.text}
+    return {**about, **item.prompt.body}
 
 
 def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import FactError
-from specserve.measure.workloads import userfile
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 
 LEAST_PROMPTS = 100
@@ -55,7 +55,7 @@ def read_split(path: Path, *, is_mix: bool = False, seed: int = 0) -> Split:
 
     `is_mix`: it is the traffic that the draft serves already; half of it measures what is lost.
     """
-    prompts, remarks = userfile.read(path, may_mix=True)
+    prompts, remarks = read(path, may_mix=True)
     unique = list({_key(prompt): prompt for prompt in reversed(prompts)}.values())[::-1]
     many = f"`{path}` has {len(unique)} different prompts"
     if is_mix and len(unique) < LEAST_OLD:

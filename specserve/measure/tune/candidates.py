@@ -14,6 +14,7 @@ from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.arms import Arm, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
+from specserve.measure.tune.choose import between, ladder, ranges, schedule_obstacle
 from specserve.measure.tune.plan import (
     BASELINE,
     TUNED,
@@ -25,7 +26,6 @@ from specserve.measure.tune.plan import (
     TuneRequest,
     too_many_requests,
 )
-from specserve.measure.tune.schedule import between, ladder, ranges, schedule_obstacle
 from specserve.measure.values import numbers, seconds, whole_numbers
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _points(
     request: TuneRequest, profile: Profile, files: tuple[str, ...], *, platform: str
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
     """Workloads, temperatures and loads: as given, else as promised, else the defaults."""
-    from specserve.measure.workloads.load import SHIPPED
+    from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
     shipped = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
@@ -302,7 +302,7 @@ class Planner:
         keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(self.request, idea)}
         settings = (*self.request.settings, _as_setting(keys))
         try:
-            findings, _ = examined(load_profile(path, settings=settings))
+            findings = examined(load_profile(path, settings=settings)).findings
             errors = [
                 each
                 for each in findings

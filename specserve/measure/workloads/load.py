@@ -1,19 +1,16 @@
-"""Workloads by name or file: those that are shipped, and those of the user."""
+"""Workloads by name or file: those that are shipped, and a user's own prompts or log, each line checked."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specserve.errors import UsageError, did_you_mean, quoted
+from specserve.errors import FactError, UsageError, did_you_mean, quoted
 from specserve.measure.bench.result import WorkloadInfo
-from specserve.measure.workloads import patterns, userfile
+from specserve.measure.workloads.shipped import SHIPPED, random_words, texts
 from specserve.measure.workloads.workload import (
     CountPrompt,
     Message,
@@ -23,165 +20,9 @@ from specserve.measure.workloads.workload import (
     fitted,
     kept_whole,
 )
+from specserve.serve.batch import parse_object
 
-PROMPTS = 25
-_LONG_ENTRIES = 68
-"""About 6,000 tokens with a usual vocabulary."""
-_LONG_MODULES = 8
-
-Content = str | tuple[Message, ...]
 _Item = TypeVar("_Item", ShippedPrompt, Prompt)
-
-
-_CODE = "Complete this code. Answer with the code alone.\n\n```{language}\n{text}```"
-_TEXTS: Mapping[str, tuple[int, Callable[[dict[str, Any]], Content], Callable[[dict[str, Any]], str]]] = {
-    "chat": (256, lambda row: _turns(row["turns"]), lambda row: _dialogue(row["turns"])),
-    "code": (256, lambda row: _user(_CODE.format(**row)), lambda row: str(row["text"])),
-    "creative": (384, lambda row: _user(row["ask"]), lambda row: str(row["opening"])),
-    "warmup": (64, lambda row: _user(row["chat"]), lambda row: str(row["completion"])),
-}
-"""By file of rows: the longest answer, a row as a chat and as a completion."""
-
-
-def _texts(name: str, *, as_chat: bool) -> list[ShippedPrompt]:
-    max_tokens, chat, completion = _TEXTS[name]
-    form = chat if as_chat else completion
-    return [_whole(row["id"], max_tokens, form(row)) for row in _rows(name)]
-
-
-def summarise(*, as_chat: bool) -> list[ShippedPrompt]:
-    """Texts that are given back with small changes: most of the answer is a copy of the prompt."""
-    prose = [
-        [f"{row['title']}\n", *(f"{part}\n" for part in row["paragraphs"])] for row in _rows("documents")
-    ]
-    modules = [patterns.module_blocks(index) for index in range(len(prose), PROMPTS)]
-    return [
-        _edit(index, blocks, index < len(prose), as_chat) for index, blocks in enumerate([*prose, *modules])
-    ]
-
-
-def structured(*, as_chat: bool) -> list[ShippedPrompt]:
-    """Short texts whose facts are asked for as JSON."""
-    drafts = []
-    for index in range(PROMPTS):
-        text, keys = patterns.KINDS[index % len(patterns.KINDS)](index)
-        ask = f"Write the facts of this text as JSON with the keys {keys}. Answer with the JSON alone.\n\n{text}"
-        completion = f"{text}\n\nThe same as JSON with the keys {keys}:\n\n{{\n"
-        drafts.append(_whole(f"json-{index + 1:02d}", 256, _user(ask) if as_chat else completion))
-    return drafts
-
-
-def long(*, as_chat: bool) -> list[ShippedPrompt]:
-    """Long documents with a question behind them: 17 logbooks, 8 programs. Shortened if the context is small."""
-    return [(_program if index % 3 == 2 else _logbook)(index, as_chat) for index in range(PROMPTS)]
-
-
-SHIPPED: Mapping[str, Callable[..., list[ShippedPrompt]]] = {
-    "chat": partial(_texts, "chat"),
-    "code": partial(_texts, "code"),
-    "summarise": summarise,
-    "json": structured,
-    "creative": partial(_texts, "creative"),
-    "long": long,
-}
-
-
-def _logbook(index: int, as_chat: bool) -> ShippedPrompt:
-    head, ask = patterns.title(index), patterns.question(index)
-    days = [patterns.entry(index, day) for day in range(1, _LONG_ENTRIES + 1)]
-
-    def text(kept: Sequence[str]) -> str:
-        document = "\n\n".join([head, *kept])
-        return f"{document}\n\n---\n\n{ask}" if as_chat else f"{document}\n\nQuestion: {ask}\nAnswer:"
-
-    return _cuttable(f"long-{index + 1:02d}", 256, days, text, as_chat)
-
-
-def _program(index: int, as_chat: bool) -> ShippedPrompt:
-    blocks = [block for step in range(_LONG_MODULES) for block in patterns.module_blocks(index + step * 5)]
-
-    def text(kept: Sequence[str]) -> str:
-        program = "\n".join(kept)
-        if as_chat:
-            return f"```python\n{program}```\n\nWrite unit tests for the last class of this program."
-        return f"{program}\n    def __repr__(self):\n"
-
-    return _cuttable(f"long-{index + 1:02d}", 256, blocks, text, as_chat)
-
-
-def _edit(index: int, blocks: list[str], is_prose: bool, as_chat: bool) -> ShippedPrompt:
-    """The text, and as a completion its first third once more: what follows is the rest of it."""
-    ask, heading = _EDITS[is_prose]
-
-    def text(kept: Sequence[str]) -> str:
-        body = "\n".join(kept)
-        if as_chat:
-            return f"{ask}\n\n{body}"
-        lines = body.splitlines(keepends=True)
-        return f"{body}\n\n{heading}\n\n{''.join(lines[: max(1, len(lines) // 3)])}"
-
-    return _cuttable(f"summarise-{index + 1:02d}", 384, blocks, text, as_chat)
-
-
-_EDITS = {
-    True: (
-        "Proofread this text. Return the whole text, with nothing changed but mistakes.",
-        "The same text, proofread:",
-    ),
-    False: (
-        "Add type hints to this module. Return the whole module, with nothing else changed.",
-        "# the same module, with type hints",
-    ),
-}
-"""By whether it is prose: what is asked in a chat, and what stands before the copy in a completion."""
-
-
-_SYLLABLES = (
-    "ba", "ko", "ri", "ten", "mu", "sol", "fe", "dar", "li", "on", "gra", "vi", "pe", "uth", "nem", "zo",
-)  # fmt: skip
-
-
-def _random(index: int, count: int, as_chat: bool) -> ShippedPrompt:
-    words = [
-        "".join(patterns.pick(_SYLLABLES, index, word, at) for at in range(1 + (index + word) % 3))
-        for word in range(count)
-    ]
-    return _cuttable(f"random-{index + 1:02d}", 256, words, " ".join, as_chat)
-
-
-def _cuttable(
-    identity: str, max_tokens: int, blocks: list[str], text: Callable[[Sequence[str]], str], as_chat: bool
-) -> ShippedPrompt:
-    """A prompt that is shortened by leaving out its last blocks."""
-
-    def render(kept: int) -> Content:
-        return _user(text(blocks[:kept])) if as_chat else text(blocks[:kept])
-
-    return ShippedPrompt(identity, max_tokens, len(blocks), render)
-
-
-def _whole(identity: str, max_tokens: int, content: Content) -> ShippedPrompt:
-    return ShippedPrompt(identity, max_tokens, 1, lambda _: content)
-
-
-def _user(text: str) -> tuple[Message, ...]:
-    return ({"role": "user", "content": text},)
-
-
-def _turns(texts: list[str]) -> tuple[Message, ...]:
-    return tuple({"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts))
-
-
-def _dialogue(texts: list[str]) -> str:
-    parts = [f"{('Question', 'Answer')[at % 2]}: {text}" for at, text in enumerate(texts)]
-    return "\n\n".join([*parts, "Answer:"])
-
-
-def _rows(name: str) -> list[dict[str, Any]]:
-    text = (files("specserve.measure.workloads") / "texts" / f"{name}.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 RANDOM = "random"
 NOTE = "random words: its acceptance says nothing about real traffic"
 _WORDS, _MOST_WORDS = 256, 1_000_000
@@ -212,7 +53,7 @@ def load(
         source, note, name = "specserve", None if name_or_path in SHIPPED else NOTE, name_or_path
     else:
         path = _file(name_or_path)
-        found, left_out = userfile.read(path)
+        found, left_out = read(path)
         most = limit or _LOG_LIMIT
         if len(found) > most:  # evenly spread over the file, so that the order of a day's traffic stays
             left_out = (*left_out, f"{most} of {len(found)} prompts were taken, evenly spread")
@@ -233,7 +74,7 @@ def load(
 def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
     """Eight prompts of the workload's kind, none of which is measured."""
     cap = _cap(None, max_model_len)
-    drafts = [_capped(item, cap) for item in _texts("warmup", as_chat=workload.is_chat)]
+    drafts = [_capped(item, cap) for item in texts("warmup", as_chat=workload.is_chat)]
     measured = {item.content for item in workload.prompts}
     prompts, remarks = fitted(drafts, max_model_len=max_model_len)
     disjoint = tuple(item for item in prompts if item.content not in measured)
@@ -251,7 +92,7 @@ def _shipped(name: str, *, chat: bool) -> list[ShippedPrompt]:
     count = int(name.partition(":")[2] or _WORDS)
     if not 1 <= count <= _MOST_WORDS:
         raise UsageError(f"`{name}`: the number of words must be 1 to {_MOST_WORDS}")
-    return [_random(index, count, chat) for index in range(PROMPTS)]
+    return random_words(count, as_chat=chat)
 
 
 def _cap(max_tokens: int | None, max_model_len: int | None) -> int | None:
@@ -282,3 +123,174 @@ def _file(name_or_path: str) -> Path:
 def name_of(path: Path) -> str:
     """What the workload of a file is called: its stem, as names of profiles are made."""
     return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "prompts"
+
+
+LARGEST_BYTES = 512 * 2**20
+_Line = tuple[int, bytes]
+"""Its number, from 1, and what it holds."""
+
+
+def _lines(path: Path) -> list[_Line]:
+    """The lines that are not blank. Raises FactError if the file cannot be read."""
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise FactError(
+                f"`{path}` is larger than {LARGEST_BYTES // 2**20} MiB",
+                hint="use a part of it, such as `head -n 10000 FILE`",
+            )
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FactError(f"cannot read `{path}`: {reason}") from error
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+DEFAULT_MAX_TOKENS = 256
+LARGEST_MAX_TOKENS = 1_000_000
+
+
+def request(body: Mapping[str, Any], *, identity: str, max_tokens: object) -> Prompt:
+    """The prompt of one JSON object. Raises ValueError with what is wrong, in words."""
+    if ("prompt" in body) == ("messages" in body):
+        raise ValueError(
+            "one of `prompt` and `messages` is needed" + (", not both" if "prompt" in body else "")
+        )
+    limit = _max_tokens(max_tokens)
+    if "prompt" in body:
+        return Prompt(identity, limit, text=_text(body["prompt"], "prompt"))
+    messages = body["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("`messages` must be a list of objects with `role` and `content`")
+    return Prompt(
+        identity, limit, messages=tuple(_message(item, at) for at, item in enumerate(messages, start=1))
+    )
+
+
+def _max_tokens(value: object) -> int:
+    if value is None:
+        return DEFAULT_MAX_TOKENS
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_MAX_TOKENS:
+        raise ValueError("`max_tokens` must be a whole number above 0")
+    return value
+
+
+def _message(value: object, at: int) -> Message:
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        raise ValueError(f"message {at} needs a `role`: one of {', '.join(_ROLES)}")
+    return {"role": value["role"], "content": _content(value.get("content"), at)}
+
+
+def _content(value: object, at: int) -> str:
+    if isinstance(value, list):  # OpenAI's parts
+        parts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+            for part in value
+        ]
+        if not parts or not all(isinstance(part, str) for part in parts):
+            raise ValueError(f"message {at} has content other than text")
+        value = "\n".join(map(str, parts))
+    return _text(value, f"messages[{at - 1}].content")
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"`{name}` must be non-empty text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"`{name}` contains an unpaired surrogate, which is not valid Unicode text"
+        ) from None
+    return value
+
+
+_KEYS = ("prompt", "messages", "id", "max_tokens")
+_BODIES = ("body", "request", "request_body")
+"""Where a log keeps what the client sent."""
+_HINT = 'a line is {"prompt": "…"} or {"messages": [{"role": "user", "content": "…"}]}'
+_SHOWN = 3
+
+
+def read(path: Path, *, may_mix: bool = False) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts of a file, and what was left out of a log. Raises FactError with file and line.
+
+    `may_mix`: texts and chats may stand in one file.
+    """
+    lines = _lines(path)
+    if not lines:
+        raise FactError(f"`{path}` has no lines", hint=_HINT)
+    try:
+        is_log = any(key in parse_object(lines[0][1]) for key in ("model", *_BODIES))
+    except ValueError:
+        is_log = False
+    return _of_log(lines, path) if is_log else (_of_prompts(lines, path, may_mix=may_mix), ())
+
+
+def _of_prompts(lines: Sequence[_Line], path: Path, *, may_mix: bool) -> tuple[Prompt, ...]:
+    prompts: list[Prompt] = []
+    lines_of: dict[str, int] = {}
+    for number, line in lines:
+        try:
+            prompt = _prompt(parse_object(line), number)
+            if prompt.id in lines_of:
+                raise ValueError(f"the id {quoted(prompt.id)} is already used in line {lines_of[prompt.id]}")
+            if not may_mix and prompts and (prompt.messages is None) != (prompts[0].messages is None):
+                raise ValueError("`prompt` and `messages` cannot be mixed in one file")
+        except ValueError as error:
+            raise FactError(f"{path}:{number}: {error}", hint=_HINT) from None
+        lines_of[prompt.id] = number
+        prompts.append(prompt)
+    return tuple(prompts)
+
+
+def _prompt(body: Mapping[str, Any], number: int) -> Prompt:
+    unknown = next((key for key in body if key not in _KEYS), None)
+    if unknown is not None:
+        guess = did_you_mean(unknown, _KEYS)
+        raise ValueError(f"unknown key {quoted(unknown)}" + (f": did you mean `{guess}`?" if guess else ""))
+    identity = body.get("id", f"line-{number}")
+    if not isinstance(identity, str | int) or isinstance(identity, bool):
+        raise ValueError("`id` must be a string or a whole number")
+    return request(body, identity=str(identity), max_tokens=body.get("max_tokens"))
+
+
+def _of_log(lines: Sequence[_Line], path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The requests that can be sent again; the kind that most have, if a log has both."""
+    prompts: list[Prompt] = []
+    wrong: list[str] = []
+    for number, line in lines:
+        try:
+            prompts.append(_logged(parse_object(line), number))
+        except ValueError as error:
+            wrong.append(f"line {number}: {error}")
+    if not prompts:
+        none = f"`{path}` has no request that can be sent again"
+        raise FactError(none, causes=tuple(wrong[:_SHOWN]), hint=_HINT)
+    chats = [item for item in prompts if item.messages is not None]
+    kept = chats if 2 * len(chats) >= len(prompts) else [item for item in prompts if item.messages is None]
+    left_out = f"of {len(lines)} lines of the log were left out"
+    remarks = []
+    if wrong:
+        more = "; …" if len(wrong) > _SHOWN else ""
+        remarks.append(f"{len(wrong)} {left_out}: {'; '.join(wrong[:_SHOWN])}{more}")
+    if others := len(prompts) - len(kept):
+        remarks.append(f"{others} {left_out}: the other kind of request (chat, completion)")
+    return tuple(kept), tuple(remarks)
+
+
+def _logged(line: Mapping[str, Any], number: int) -> Prompt:
+    """What the client sent, and nothing else of the line: no header, no user, no answer is read."""
+    body: object = next((line[key] for key in _BODIES if key in line), line)
+    if isinstance(body, str):
+        body = parse_object(body.encode(errors="surrogatepass"))
+    if not isinstance(body, Mapping):
+        raise ValueError("the body of the request is not a JSON object")
+    # clients write null for what they do not set
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in limits if value is not None), None)
+    prompt = request(body, identity=f"line-{number}", max_tokens=limit)
+    heat = body.get("temperature")
+    if not isinstance(heat, int | float) or isinstance(heat, bool) or not 0 <= heat <= 2:
+        return prompt
+    return dataclasses.replace(prompt, temperature=float(heat))

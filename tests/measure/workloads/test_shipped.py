@@ -9,7 +9,8 @@ from importlib.resources import files
 import pytest
 
 from specserve.errors import UsageError
-from specserve.measure.workloads.load import SHIPPED, info, load, load_warm_up
+from specserve.measure.workloads.load import info, load, load_warm_up
+from specserve.measure.workloads.shipped import SHIPPED
 from specserve.measure.workloads.workload import estimated_tokens
 
 NAMES = list(SHIPPED)

@@ -21,11 +21,10 @@ from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached import registry
-from specserve.serve.detached.launch import launch
+from specserve.serve.detached.launch import DeviceRoom, launch
 from specserve.serve.detached.observe import Seen, observe, observe_all
 from specserve.serve.detached.processes import boot_id, marked, stop_marked, stop_server
 from specserve.serve.detached.registry import Record, only_server
-from specserve.serve.detached.room import DeviceRoom
 from specserve.serve.files import ticks
 from specserve.serve.health import is_healthy
 from specserve.serve.signals import StopRequest
@@ -215,7 +214,7 @@ import sys
 from pathlib import Path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.room import DeviceRoom
+from specserve.serve.detached.launch import DeviceRoom
 from specserve.serve.signals import StopRequest
 fake, port, state = sys.argv[1:4]
 plan = LaunchPlan(name="demo", fingerprint="0" * 64, vllm="0.32.0", platform="cpu",

@@ -1,12 +1,22 @@
-"""Texts made from patterns, the same on every machine: logs, code, documents, random words."""
+"""The workloads that ship: texts from files, and texts made from patterns, the same on every machine."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from specserve.measure.workloads.workload import Message, ShippedPrompt
 
 T = TypeVar("T")
+PROMPTS = 25
+_LONG_ENTRIES = 68
+"""About 6,000 tokens with a usual vocabulary."""
+_LONG_MODULES = 8
+Content = str | tuple[Message, ...]
 
 
 def pick(items: Sequence[T], *key: object) -> T:
@@ -29,82 +39,155 @@ def _hash(*key: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
 
 
+_CODE = "Complete this code. Answer with the code alone.\n\n```{language}\n{text}```"
+_JSON = "Write the facts of this text as JSON with the keys {keys}. Answer with the JSON alone.\n\n{text}"
+_JSON_BEGUN = "{text}\n\nThe same as JSON with the keys {keys}:\n\n{{\n"
+_TEXTS: Mapping[str, tuple[int, Callable[[dict[str, Any]], Content], Callable[[dict[str, Any]], str]]] = {
+    "chat": (256, lambda row: _turns(row["turns"]), lambda row: _dialogue(row["turns"])),
+    "code": (256, lambda row: _user(_CODE.format(**row)), lambda row: str(row["text"])),
+    "json": (256, lambda row: _user(_JSON.format(**row)), lambda row: _JSON_BEGUN.format(**row)),
+    "creative": (384, lambda row: _user(row["ask"]), lambda row: str(row["opening"])),
+    "warmup": (64, lambda row: _user(row["chat"]), lambda row: str(row["completion"])),
+}
+"""By file of rows: the longest answer, a row as a chat and as a completion."""
+
+
+def texts(name: str, *, as_chat: bool) -> list[ShippedPrompt]:
+    """Return the prompts of a file of rows."""
+    max_tokens, chat, completion = _TEXTS[name]
+    form = chat if as_chat else completion
+    return [ShippedPrompt(row["id"], max_tokens, 1, partial(_same, form(row))) for row in _rows(name)]
+
+
+def _same(content: Content, _kept: int) -> Content:
+    return content
+
+
+def summarise(*, as_chat: bool) -> list[ShippedPrompt]:
+    """Return texts that are given back with small changes: most of the answer is a copy of the prompt."""
+    prose = [
+        [f"{row['title']}\n", *(f"{part}\n" for part in row["paragraphs"])] for row in _rows("documents")
+    ]
+    modules = [module_blocks(index) for index in range(len(prose), PROMPTS)]
+    return [_edit(at, blocks, at < len(prose), as_chat) for at, blocks in enumerate([*prose, *modules])]
+
+
+def long(*, as_chat: bool) -> list[ShippedPrompt]:
+    """Return long documents with a question behind them: 17 logbooks, 8 programs."""
+    return [(_program if index % 3 == 2 else _logbook)(index, as_chat) for index in range(PROMPTS)]
+
+
+SHIPPED: Mapping[str, Callable[..., list[ShippedPrompt]]] = {
+    "chat": partial(texts, "chat"),
+    "code": partial(texts, "code"),
+    "summarise": summarise,
+    "json": partial(texts, "json"),
+    "creative": partial(texts, "creative"),
+    "long": long,
+}
+
+
+def _logbook(index: int, as_chat: bool) -> ShippedPrompt:
+    head, ask = title(index), question(index)
+    days = [entry(index, day) for day in range(1, _LONG_ENTRIES + 1)]
+
+    def text(kept: Sequence[str]) -> str:
+        document = "\n\n".join([head, *kept])
+        return f"{document}\n\n---\n\n{ask}" if as_chat else f"{document}\n\nQuestion: {ask}\nAnswer:"
+
+    return _cuttable(f"long-{index + 1:02d}", 256, days, text, as_chat)
+
+
+def _program(index: int, as_chat: bool) -> ShippedPrompt:
+    blocks = [block for step in range(_LONG_MODULES) for block in module_blocks(index + step * 5)]
+
+    def text(kept: Sequence[str]) -> str:
+        program = "\n".join(kept)
+        if as_chat:
+            return f"```python\n{program}```\n\nWrite unit tests for the last class of this program."
+        return f"{program}\n    def __repr__(self):\n"
+
+    return _cuttable(f"long-{index + 1:02d}", 256, blocks, text, as_chat)
+
+
+def _edit(index: int, blocks: list[str], is_prose: bool, as_chat: bool) -> ShippedPrompt:
+    """The text, and as a completion its first third once more: what follows is the rest of it."""
+    ask, heading = _EDITS[is_prose]
+
+    def text(kept: Sequence[str]) -> str:
+        body = "\n".join(kept)
+        if as_chat:
+            return f"{ask}\n\n{body}"
+        lines = body.splitlines(keepends=True)
+        return f"{body}\n\n{heading}\n\n{''.join(lines[: max(1, len(lines) // 3)])}"
+
+    return _cuttable(f"summarise-{index + 1:02d}", 384, blocks, text, as_chat)
+
+
+_EDITS = {
+    True: (
+        "Proofread this text. Return the whole text, with nothing changed but mistakes.",
+        "The same text, proofread:",
+    ),
+    False: (
+        "Add type hints to this module. Return the whole module, with nothing else changed.",
+        "# the same module, with type hints",
+    ),
+}
+"""By whether it is prose: what is asked in a chat, and what stands before the copy in a completion."""
+
+
+_SYLLABLES = (
+    "ba", "ko", "ri", "ten", "mu", "sol", "fe", "dar", "li", "on", "gra", "vi", "pe", "uth", "nem", "zo",
+)  # fmt: skip
+
+
+def random_words(count: int, *, as_chat: bool) -> list[ShippedPrompt]:
+    """Return prompts of made-up words, which no draft can predict."""
+    return [_random(index, count, as_chat) for index in range(PROMPTS)]
+
+
+def _random(index: int, count: int, as_chat: bool) -> ShippedPrompt:
+    words = [
+        "".join(pick(_SYLLABLES, index, word, at) for at in range(1 + (index + word) % 3))
+        for word in range(count)
+    ]
+    return _cuttable(f"random-{index + 1:02d}", 256, words, " ".join, as_chat)
+
+
+def _cuttable(
+    identity: str, max_tokens: int, blocks: list[str], text: Callable[[Sequence[str]], str], as_chat: bool
+) -> ShippedPrompt:
+    """A prompt that is shortened by leaving out its last blocks."""
+
+    def render(kept: int) -> Content:
+        return _user(text(blocks[:kept])) if as_chat else text(blocks[:kept])
+
+    return ShippedPrompt(identity, max_tokens, len(blocks), render)
+
+
+def _user(text: str) -> tuple[Message, ...]:
+    return ({"role": "user", "content": text},)
+
+
+def _turns(texts: list[str]) -> tuple[Message, ...]:
+    return tuple({"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts))
+
+
+def _dialogue(texts: list[str]) -> str:
+    parts = [f"{('Question', 'Answer')[at % 2]}: {text}" for at, text in enumerate(texts)]
+    return "\n\n".join([*parts, "Answer:"])
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    text = (files("specserve.measure.workloads") / "texts" / f"{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
 _NAMES = (
     "Mara Lind", "Tomas Weil", "Aino Rask", "Pavel Horn", "Sefa Demir", "Ida Brook", "Luc Ferrand",
     "Noor Vane",
 )  # fmt: skip
-_TOWNS = ("Norvik", "Ostra", "Velden", "Karst", "Lindau", "Bellmar")
-_GOODS = (
-    "desk lamp", "oak shelf", "water kettle", "bicycle pump", "rain coat", "coffee mill", "garden chair",
-)  # fmt: skip
-_MONTHS = ("January", "March", "April", "June", "August", "October", "November")
-_TALKS = ("Soil and roots", "Bridges of wood", "The quiet engine", "Reading old maps", "Bread without yeast")
-_LEVELS = ("INFO", "WARNING", "ERROR")
-_PARTS = ("billing", "search", "upload", "login", "mailer")
-
-
-def order(seed: int) -> tuple[str, str]:
-    """An order by e-mail, and the keys that are asked for."""
-    items = picked(_GOODS, 2 + number(3, "n", seed), "goods", seed)
-    lines = [
-        f"{1 + number(6, 'count', seed, good)} x {good} at {9 + number(90, 'price', seed, good)}.50"
-        for good in items
-    ]
-    text = (
-        f"Hello, this is {pick(_NAMES, 'name', seed)} from {pick(_TOWNS, 'town', seed)}. I would like to order "
-        f"{', '.join(lines[:-1])} and {lines[-1]}. My customer number is {10000 + number(89999, 'customer', seed)}; "
-        f"deliver it on {1 + number(27, 'day', seed)} {pick(_MONTHS, 'month', seed)} and leave it with the neighbour."
-    )
-    return (
-        text,
-        "customer_name, customer_number, town, items (each with name, quantity, unit_price), delivery_date, remark",
-    )
-
-
-def programme(seed: int) -> tuple[str, str]:
-    """A day's programme."""
-    talks = picked(_TALKS, 3, "talks", seed)
-    who = picked(_NAMES, 3, "who", seed)
-    times = [f"{9 + index * 2}:{pick(('00', '15', '30'), 'minute', seed, index)}" for index in range(3)]
-    parts = [
-        f"at {time} {name} speaks about `{talk}` for {20 + 5 * number(8, 'length', seed, talk)} minutes"
-        for time, name, talk in zip(times, who, talks, strict=True)
-    ]
-    text = (
-        f"The spring meeting takes place in {pick(_TOWNS, 'town', seed)} on {1 + number(27, 'day', seed)} "
-        f"{pick(_MONTHS, 'month', seed)}: {', '.join(parts[:-1])}, and {parts[-1]}."
-    )
-    return text, "event, town, date, talks (each with time, speaker, title, minutes)"
-
-
-def log_lines(seed: int) -> tuple[str, str]:
-    """A few lines of a log."""
-    lines = [
-        f"2026-0{1 + number(9, 'month', seed)}-1{index} {8 + index:02d}:{number(60, 'minute', seed, index):02d} "
-        f"{pick(_LEVELS, 'level', seed, index)} {pick(_PARTS, 'part', seed, index)}: request "
-        f"{number(99999, 'request', seed, index)} took {number(4000, 'took', seed, index)} ms"
-        for index in range(5)
-    ]
-    return "\n".join(
-        lines
-    ), "entries (each with date, time, level, component, request_id, took_ms), slowest_request_id"
-
-
-def person(seed: int) -> tuple[str, str]:
-    """A person in a few sentences."""
-    trade = pick(("carpenter", "nurse", "pilot", "teacher", "baker"), "job", seed)
-    spoken = picked(("Finnish", "Czech", "Dutch", "Turkish"), 2, "speaks", seed)
-    text = (
-        f"{pick(_NAMES, 'name', seed)}, {21 + number(50, 'age', seed)}, lives in {pick(_TOWNS, 'town', seed)} "
-        f"and works as a {trade} since {1995 + number(30, 'since', seed)}. The household has "
-        f"{2 + number(3, 'children', seed)} children; spoken at home are {' and '.join(spoken)}."
-    )
-    return text, "name, age, town, profession, working_since, number_of_children, languages"
-
-
-KINDS: tuple[Callable[[int], tuple[str, str]], ...] = (order, programme, log_lines, person)
-
-
 _THINGS = """
 Invoice invoices number customer amount currency issued_on paid_on note
 Sensor sensors serial location unit lowest highest interval calibrated_on

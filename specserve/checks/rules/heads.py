@@ -1,0 +1,343 @@
+"""SD230-SD236 (not SD234), SD242, SD244: whether vLLM knows a head or prediction layers, how far they draft."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from specserve.checks.config import (
+    Config,
+    architectures,
+    has_kind,
+    layers,
+    model_type,
+    section,
+    text_config,
+    whole,
+)
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
+from specserve.models.facts import ModelFacts
+from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
+from specserve.vllm.registry import Registry
+from specserve.vllm.speculation import retyped
+
+_DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel")
+_STAGED = ("deepseek_v4", "deepseek_v41")
+_METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
+"""The method of a head by a word in its class."""
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+_ONE = frozenset({"gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni"})
+_STEPPED = frozenset({"step3p5", "step3p7", "step5", "inkling_model", "inkling_mm_model"})
+"""Model types of which vLLM runs each trained layer in turn."""
+_NAMED = frozenset({
+    "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
+    "qwen3_5_moe_text", "mimo",
+})  # fmt: skip
+"""Model types whose further layers are known by the names of their tensors."""
+
+
+def method_of(config: Config) -> str | None:
+    """The method that a draft head was made for, by its config.json; None if it is no head."""
+    said = (config.get("speculators_model_type"), section(config, "speculators_config").get("algorithm"))
+    for kind in said:
+        if kind in _METHODS.values():
+            return str(kind)
+    names = architectures(config)
+    by_class = (method for word, method in _METHODS.items() if any(word in name for name in names))
+    return _own_method(config) or next(by_class, None)
+
+
+def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+    """The arms with a head of its own that was read."""
+    for arm in ctx.arms:
+        if arm.model and arm.config is not None and arm.method in _METHODS.values():
+            yield arm, arm.config
+
+
+def trained(config: Config) -> int | None:
+    """How many further tokens the model has layers for; 0 if it says so, None if it does not say."""
+    if model_type(config) in _ONE:
+        return 1
+    for place in (config, text_config(config), section(config, "mtp_config")):
+        for key in _COUNTS:
+            value = place.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return None
+
+
+def _predicts(known: Registry, config: Config) -> bool:
+    """Whether this version would build further layers for this model."""
+    kind, names = model_type(config), architectures(config)
+    if kind in ("nemotron_h", "nemotron_h_puzzle") and not trained(config):
+        return False
+    by_name = kind in known.mtp or any(name in known.mtp for name in names) or kind.endswith("_mtp")
+    return by_name or "exaone4_5" in kind or text_config(config).get("num_mtp_layers") is not None
+
+
+def _mtp_config(arm: Arm) -> Config | None:
+    """The config.json of what predicts, if vLLM would run this arm as `mtp`."""
+    config = arm.config
+    if arm.method != "mtp" or arm.facts is None or not config or retyped("mtp", arm.facts.model):
+        return None
+    return config if architectures(config) or model_type(config) else None
+
+
+def _excess(arm: Arm) -> tuple[int, int] | None:
+    """K and the number of tokens that the layers were trained for, if K is larger."""
+    own = trained(_mtp_config(arm) or {})
+    return (arm.k, own) if arm.k and own and arm.k > own else None
+
+
+def own_layers(arm: Arm) -> tuple[Config, ModelFacts] | None:
+    """The config.json and the facts of the target, if its own layers draft, named a second time or not."""
+    target, config = arm.ctx.target, _mtp_config(arm)
+    is_own = arm.model in (None, arm.ctx.profile.target.model)
+    return (config, target) if config is not None and target and is_own else None
+
+
+@arm_rule("SD230", ERROR, needs="models")
+def plain_mtp_target(arm: Arm) -> Hits:
+    """The method is `mtp`, but the model has no multi-token prediction layers.
+
+    vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
+    Example:
+        target: {model: ./llama}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
+    Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
+    """
+    config = _mtp_config(arm)
+    if config is None:
+        return
+    rest = arm.ctx.where(_predicts, config)
+    found = [version for version in arm.ctx.judged if version not in rest]
+    if found or trained(config) == 0:
+        text = f"`{(*architectures(config), 'this model')[0]}` has no layers that predict further tokens"
+        related = {arm.at("model") if arm.model else "target.model": "the model"}
+        help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
+        yield arm.hit("method", text, related=related, versions=found, help=help_)
+
+
+@arm_rule("SD231", ERROR, needs="models")
+def missing_mtp_weights(arm: Arm) -> Hits:
+    """The checkpoint has lost its multi-token prediction layers.
+
+    Fine-tuning, merging and quantising often drop them, but leave config.json as it was. vLLM fails after the target is
+    loaded; with a quantised checkpoint it may serve layers that were never filled, and no draft token is accepted.
+    Example:
+        target: {model: ./mimo-stripped}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
+    Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
+    """
+    config, facts = own_layers(arm) or ({}, None)
+    depth, own = layers(config), trained(config)
+    if facts is None or not own or not facts.tensors or depth is None or model_type(config) not in _NAMED:
+        return
+    if not any(is_further(name, depth) for name in facts.tensors):
+        text = "the checkpoint holds no tensor of a layer that predicts further tokens"
+        help_ = "copy those tensors from the original model, or use another method"
+        yield arm.hit("method", text, related={"target.model": f"config.json promises {own}"}, help=help_)
+
+
+def is_further(name: str, depth: int) -> bool:
+    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
+
+
+@arm_rule("SD232", ERROR, needs="models")
+def indivisible_token_count(arm: Arm) -> Hits:
+    """K is not a multiple of the number of tokens that the trained layers predict.
+
+    With n layers, each trained for one further token, vLLM runs all of them again and again. It refuses a K above n
+    that is not a multiple of n.
+    Example:
+        target: {model: ./mimo-two}
+        speculation: {method: mtp, num_speculative_tokens: 3}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 2}
+    Source: vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
+    """
+    k, own = _excess(arm) or (0, 1)
+    if k % own:
+        fits = ", ".join(str(value) for value in range(own, k + own + 1, own))
+        text = f"{own} layers predict further tokens, and {k} is not a multiple of {own}"
+        yield arm.hit("num_speculative_tokens", text, help=f"vLLM takes {fits}")
+
+
+@arm_rule("SD233", INFO, needs="models")
+def reused_layer(arm: Arm) -> Hits:
+    """K is larger than the number of tokens that the model was trained to predict.
+
+    The layer then runs again on its own output. This may pay off, but each further token is accepted less often, so the
+    best K differs between servers. Measure it at the concurrency that you serve.
+    Example:
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 3}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1}
+    Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
+    """
+    k, own = _excess(arm) or (0, 0)
+    if own and not k % own and model_type(arm.config or {}) not in _STEPPED | _ONE:
+        trained_for = "1 further token" if own == 1 else f"{own} further tokens"
+        text = f"the layers were trained for {trained_for}; they run again for the rest of {k}"
+        help_ = "measure several K on your own traffic, and use the smallest that pays off"
+        yield arm.hit("num_speculative_tokens", text, help=help_)
+
+
+@arm_rule("SD235", ERROR, needs="models")
+def unknown_head(arm: Arm) -> Hits:
+    """vLLM has no class for this head.
+
+    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class in the head's config.json, and has such classes only for
+    families that heads were published for: it has no `Eagle3EagleLlamaForCausalLM`, for example.
+    Example:
+        target: {model: ./qwen}
+        speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
+    Use instead:
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
+    Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
+    """
+    if arm.draft is None:
+        return
+    kind, is_head = arm.draft.config.get("speculators_model_type"), arm.method in _METHODS.values()
+    names = _loaded_as(arm.method, (arm.config if is_head else None) or {})
+    if isinstance(kind, str):
+        found = arm.ctx.where(lambda known: kind not in known.speculators)
+        text = f"does not read heads of the kind `{kind}`"
+    elif names and not arm.draft.config.get("auto_map"):
+        found = arm.ctx.where(lambda known: not any(name in known.classes for name in names))
+        text = f"has no head of the class `{names[0]}`"
+    else:
+        return
+    if found:
+        related, help_ = {arm.at("method"): "the method"}, _other_method((*arm.draft.architectures, "")[0])
+        text = f"vLLM {', '.join(found)} {text}"
+        yield arm.hit("model", text, related=related, versions=found, help=help_)
+
+
+def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
+    """The classes that vLLM looks for (`EAGLEConfig`, vllm/transformers_utils/configs/eagle.py)."""
+    prefix, starts, ends = {
+        "eagle": ("Eagle", ("Eagle",), ()),
+        "eagle3": ("Eagle3", ("Eagle3",), ("Eagle3",)),
+        "dflash": ("DFlash", ("DFlash", "LiLiCorr"), ("DFlash",)),
+    }.get(method, ("", ("",), ()))
+    names = architectures(config) if prefix else ()
+    return tuple(n if n.startswith(starts) or n.endswith(ends) else f"{prefix}{n}" for n in names)
+
+
+def _other_method(name: str) -> str:
+    method = next((method for word, method in _METHODS.items() if word in name), None)
+    if method:
+        return f"if this is a head for `{method}`, write `method: {method}`"
+    return "use a head that was published for vLLM, or the method `draft_model`, `ngram` or `suffix`"
+
+
+@arm_rule("SD236", ERROR, needs="models")
+def head_as_draft(arm: Arm) -> Hits:
+    """A head, or a model with multi-token prediction layers, is run as a draft model.
+
+    Without the target's hidden states, a head predicts nothing useful, or loading fails. If the draft's family has
+    prediction layers, vLLM silently runs the draft as `mtp`, with these layers only, whatever `method` says.
+    Example:
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
+    Source:
+        vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
+        vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
+    """
+    config = arm.config
+    if arm.method != "draft_model" or config is None or arm.draft is None:
+        return
+    own, name = _own_method(config), (*architectures(config), model_type(config))[0]
+    heads = arm.ctx.where(has_kind, config, "draft")
+    layered = arm.ctx.where(_predicts, config)
+    if own:
+        text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
+        yield arm.hit("method", text, help=f"write `method: {own}`", severity=INFO)
+        return
+    if arm.draft.config.get("speculators_model_type") or heads:
+        text, help_ = "this is a draft head, not a draft model", _other_method(name)
+    elif layered:
+        text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
+        help_ = "use a draft of another family"
+    else:
+        return
+    related = {arm.at("method"): "the profile says `draft_model`"}
+    yield arm.hit("model", text, related=related, versions=heads or layered, help=help_)
+
+
+def _own_method(config: Config) -> str | None:
+    """The method that vLLM itself puts in the place of `draft_model` for a draft that was made for it.
+
+    Source: vllm/config/speculative.py, `# Automatically detect the method`.
+    """
+    names, kind = architectures(config), model_type(config)
+    if "MuseGlimmerAssistantModel" in names:
+        return "dflash"
+    if any(name in _DSPARK_CLASSES for name in names) or (names == ("DSparkDraftModel",) and kind == "qwen3"):
+        return "dspark"
+    return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
+
+
+@rule("SD242", WARNING, needs="models")
+def block_overrun(ctx: Context) -> Hits:
+    """More tokens are drafted per step than the head was trained to draft.
+
+    A block head was never trained on tokens beyond its block: they are rejected, and their verification takes time. The
+    same holds for the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    Example:
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Source:
+        vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
+        vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
+    """
+    target = ctx.target_config or {}
+    stages = [arm for arm in ctx.arms if arm.method == "dspark" and not arm.model]
+    staged = [(arm, text_config(target)) for arm in stages if model_type(target) in _STAGED]
+    for arm, config in (*head_arms(ctx), *staged):
+        block = whole(config, "block_size", "dspark_block_size")
+        if arm.method not in ("dflash", "dspark") or block is None or not arm.k:
+            continue
+        # whether the first place of a block is drafted too
+        inner = section(config, "dflash_config").get("sample_from_anchor")
+        most = (
+            block
+            if arm.method == "dspark" or True in (inner, config.get("sample_from_anchor"))
+            else block - 1
+        )
+        if arm.k > most:
+            text = f"the head drafts {most} tokens in one pass; the profile asks for {arm.k}"
+            related = {arm.at("model") if arm.model else "target.model": f"blocks of {block}"}
+            help_ = f"write `num_speculative_tokens: {most}`"
+            yield arm.hit("num_speculative_tokens", text, related=related, help=help_)
+
+
+@arm_rule("SD244", ERROR, needs="models")
+def partial_block(arm: Arm) -> Hits:
+    """Fewer tokens are drafted than a block of the DSpark head holds, but vLLM accepts only whole blocks.
+
+    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions cut the block.
+    A DSpark head for Qwen3-Omni needs whole blocks in every version.
+    Example:
+        vllm: "==0.26.*"
+        target: {model: ./qwen3}
+        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
+    Instead: speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
+    Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
+    """
+    config, found = arm.config, [v for v in arm.ctx.judged if not PARTIAL_DSPARK_BLOCKS.at(v)]
+    if arm.method != "dspark" or config is None or not arm.k:
+        return
+    block = whole(config, "dspark_block_size")
+    if architectures(config) == ("Qwen3OmniDSparkModel",):
+        block, found = whole(config, "block_size", "dspark_block_size"), list(arm.ctx.judged)
+    if block is not None and arm.k < block and found:
+        text = f"the head drafts blocks of {block} tokens; the profile asks for {arm.k}"
+        help_ = f"write `num_speculative_tokens: {block}`"
+        yield arm.hit("num_speculative_tokens", text, versions=found, help=help_)
