@@ -59,7 +59,12 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
     env = {name: word.node() for name, word in start.env.items()}
-    tree = profile_tree(given, place=start.start.span, table=newest(), env=env, found=found)
+    sections, block = profile_sections(given, table=newest(), env=env, found=found)
+    tree = as_tree(sections, block, start.start.span)
+    model = sections["target"].get("model")
+    if model and isinstance(model.value, str):
+        last = model.value.rstrip("/").rpartition("/")[2]
+        tree = replace(tree, value={**(tree.mapping or {}), "name": Node(name_of(f"{last}.x"), model.span)})
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = read_profile(tree, file=COMMAND)
     if profile:
@@ -182,23 +187,22 @@ _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
 _EVERY = frozenset(key for keys in METHODS.values() for key in keys)
 
 
-def profile_tree(
-    settings: Mapping[str, Setting],
-    *,
-    place: Span,
-    table: VllmTable,
-    env: Mapping[str, Node],
-    found: list[Finding],
-) -> Node:
-    """The tree that `validate` reads. `place` stands for what is written nowhere.
+Sections = dict[str, dict[str, Node]]
+
+
+def profile_sections(
+    settings: Mapping[str, Setting], *, table: VllmTable, env: Mapping[str, Node], found: list[Finding]
+) -> tuple[Sections, Node | None]:
+    """The keys that each section of a profile gets, and its block of speculation.
 
     Unknown arguments go to `engine`, where the rules report them; what has no place is reported to `found`.
     """
-    model = settings["model"].node if "model" in settings else None
-    sections: dict[str, dict[str, Node]] = {"target": {"model": model} if model else {}, "env": dict(env)}
+    sections: Sections = {"target": {}, "env": dict(env)}
+    if "model" in settings:
+        sections["target"]["model"] = settings["model"].node
     config = settings.get("speculative_config")
-    block = dict(config.node.mapping or {}) if config else {}
     at = config.node if config else None
+    block = dict(at.mapping or {}) if at else {}
     for name, setting in settings.items():
         if name in SECRETS or (name in REFUSED and setting.node.value):
             found.append(_without_place(setting))
@@ -213,19 +217,19 @@ def profile_tree(
             block[key], at = node, at or replace(node, value={})
         elif section != "speculation" and (node.value is not None or section != "server"):
             sections.setdefault(section, {})[key] = node
+    if at and block:
+        return sections, _speculation(replace(at, value=block), found)
+    return sections, at if at and at.value is not None else None
+
+
+def as_tree(sections: Sections, block: Node | None, place: Span) -> Node:
+    """The tree that `validate` reads. `place` stands for what is written nowhere."""
     tree = {
         name: Node(values, place, key=place)
         for name, values in sections.items()
         if values or name == "target"
     }
-    if at and block:
-        tree["speculation"] = _speculation(replace(at, value=block), found)
-    elif at and at.value is not None:
-        tree["speculation"] = at
-    if model and isinstance(model.value, str):
-        last = model.value.rstrip("/").rpartition("/")[2]
-        tree["name"] = Node(name_of(f"{last}.x"), model.span)
-    return Node(tree, place)
+    return Node({**tree, "speculation": block} if block else tree, place)
 
 
 def _node(setting: Setting, found: list[Finding]) -> Node:
