@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.convert.arguments import Setting, wrong_value
+from specserve.convert.arguments import Setting
 from specserve.convert.command import Sections, as_tree, profile_sections
 from specserve.convert.invocation import EngineStart
 from specserve.convert.translate import translated
-from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
+from specserve.convert.words import Note, Word, finding, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
@@ -169,7 +169,7 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
         else:
             message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
             span = replace(node.span, path=path.partition("[")[0])
-            found.append(wrong_value(message, span, help="write its value"))
+            found.append(finding("SD105", message, span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
