@@ -205,7 +205,7 @@ def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tupl
 
 
 def _line(prompt: Prompt) -> str:
-    return json.dumps({"id": prompt.id, "prompt": prompt.text, "max_tokens": prompt.max_tokens}) + "\n"
+    return json.dumps({"id": prompt.id, "max_tokens": prompt.max_tokens, **prompt.body}) + "\n"
 
 
 def _directory(asked: argparse.Namespace) -> RunDirectory:

@@ -70,7 +70,7 @@ def ask(
     specserve ask "Why is the sky blue?" --name llama70b-8b
     cat prompt.txt | specserve ask - --format json
     """
-    from specserve.errors import Interrupted, TrafficError
+    from specserve.errors import Interrupted, TrafficError, UsageError
     from specserve.report.answer import AnswerScreen, answer_json, figures
     from specserve.report.console import in_one_line, out, say
     from specserve.serve.client import Client, Question
@@ -79,7 +79,10 @@ def ask(
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     text = _prompt(prompt)
-    place, key = find_server(url, name, api_key_env)
+    if url is not None and name is not None:
+        hint = "give one of them"
+        raise UsageError("`--url` and `--name` cannot be combined: both say which server to use", hint=hint)
+    place, key = (url, api_key_env) if url is not None else find_server(name, api_key_env)
     if url is None and name is None:
         say(f"asking the server at {in_one_line(place)}")
     try:

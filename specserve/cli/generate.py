@@ -101,17 +101,12 @@ def generate_file(
     plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool = True, overwrite: bool = False
 ) -> int:
     """Answer every line of `data`, say how it went, and return how many lines could not be done."""
-    from specserve.report.answer import GenerationProgress, say_generated
+    from specserve.report.answer import generation_line, say_generated
     from specserve.report.console import say
-    from specserve.serve.batch import entries, open_output, run
+    from specserve.serve.batch import open_output, run
 
-    with closing(open_output(plan, data=data, path=path, resume=resume, overwrite=overwrite)) as output:
-        total, done = sum(1 for _ in entries(data)), len(output.done)
-        if not total:
-            say("nothing to do: the input has no lines")
-        if done:
-            say(f"resuming: {done} of {total} lines are already done")
-        with GenerationProgress(total=total, done=done) as progress:
-            found = run(plan, data=data, output=output, progress=progress, say=say)
+    output = open_output(plan, data=data, path=path, resume=resume, overwrite=overwrite)
+    with closing(output), generation_line() as show:
+        found = run(plan, data=data, output=output, show=show, say=say)
     say_generated(found)
     return len(found.errors)

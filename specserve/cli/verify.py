@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,8 @@ from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
-_NO_EFFECT = "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one"
+if TYPE_CHECKING:
+    from specserve.measure.workloads.workload import Prompt
 
 
 def _option(help: str, *names: str, most: float | None = None) -> Any:
@@ -91,21 +92,19 @@ def verify(
     specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, load_prompts, run_verification
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import run_verification
     from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
     temperatures = [0.0, 0.7] if temperature is None else temperature
-    if (top_p, top_k) != (1.0, 0) and not any(temperatures):
-        raise UsageError(_NO_EFFECT, hint="add a temperature above 0, such as `--temperature 0.7`")
+    _refuse_without_effect(top_p, top_k, temperatures)
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
-    loaded, beyond = load_prompts(prompts)
-    if beyond:
-        say(f"{prompts}: the first {len(loaded)} prompts are used, the other {beyond} are not")
+    samplings = (Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures))
     request = VerifyRequest(
-        samplings=tuple(Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures)),
-        prompts=loaded,
+        samplings=tuple(samplings),
+        prompts=_prompts(prompts),
         limit_s=seconds,
         smoke=smoke,
         server=server,
@@ -116,8 +115,25 @@ def verify(
         settings=tuple(settings or ()),
         check=not no_check,
     )
-    progress = VerifyProgress(limit_s=seconds)
-    found = run_verification(request, notices=StderrNotices(), progress=progress, start_view=StartView)
+    notices, progress = StderrNotices(), VerifyProgress(limit_s=seconds)
+    found = run_verification(request, notices=notices, progress=progress, start_view=StartView)
     out(verify_json(found) if format is TextOrJson.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)
+
+
+def _refuse_without_effect(top_p: float, top_k: int, temperatures: list[float]) -> None:
+    if (top_p, top_k) != (1.0, 0) and not any(temperatures):
+        raise UsageError(
+            "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one",
+            hint="add a temperature above 0, such as `--temperature 0.7`",
+        )
+
+
+def _prompts(path: str | None) -> tuple[Prompt, ...]:
+    from specserve.measure.verify.server import load_prompts
+
+    found, beyond = load_prompts(path)
+    if beyond:
+        say(f"{path}: the first {len(found)} prompts are used, the other {beyond} are not")
+    return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
@@ -13,7 +15,7 @@ from specserve.report.serializer import VERSION, picked
 from specserve.serve.client import Answer, SpeculationCounts
 
 if TYPE_CHECKING:
-    from specserve.serve.batch import Generated
+    from specserve.serve.batch import Generated, GenerateStatus
 
 _SHOWN_ERRORS = 20
 
@@ -133,48 +135,21 @@ def say_generated(found: Generated) -> None:
             say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
 
 
-class GenerationProgress:
-    """Lines done and tokens per second; a context manager, so that the terminal is left clean."""
+@contextlib.contextmanager
+def generation_line() -> Iterator[Callable[[GenerateStatus], None]]:
+    """Yields what shows lines done and tokens per second; the live line is erased at the end."""
+    line = LiveLine(every_s=10.0)
 
-    def __init__(self, *, total: int, done: int) -> None:
-        """`done`: lines that earlier runs finished."""
-        self._total, self._done = total, done
-        self._tokens = 0
-        self._started_s = time.monotonic()
-        self._generating_since_s: float | None = None
-        self._line: LiveLine | None = LiveLine(every_s=10.0)
-
-    def __enter__(self) -> GenerationProgress:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        """Take the live line away: what is said from now on stays."""
-        if self._line is not None:
-            self._line.erase()
-        self._line = None
-
-    def generating(self) -> float:
-        """The engine is ready; returns the seconds that this took."""
-        self._generating_since_s = time.monotonic()
-        return self._generating_since_s - self._started_s
-
-    def advance(self, completion_tokens: int) -> None:
-        """One more line is done."""
-        self._done += 1
-        self._tokens += completion_tokens
-        self.tick()
-
-    def tick(self) -> None:
-        """Called often: shows how far it is, if it is time to."""
-        if self._line is None:
-            return
+    def show(status: GenerateStatus) -> None:
         now_s = time.monotonic()
         phase, rate = "starting the engine", ""
-        if self._generating_since_s is not None:
-            phase = f"generating: {self._done} of {self._total} lines"
-            if self._tokens and now_s > self._generating_since_s:
-                rate = f", {self._tokens / (now_s - self._generating_since_s):.0f} tokens/s"
-        self._line.show(f"{phase}, {now_s - self._started_s:.0f} s{rate}")
+        if status.ready_s is not None:
+            phase = f"generating: {status.done} of {status.total} lines"
+            if status.tokens and now_s > status.ready_s:
+                rate = f", {status.tokens / (now_s - status.ready_s):.0f} tokens/s"
+        line.show(f"{phase}, {now_s - status.began_s:.0f} s{rate}")
+
+    try:
+        yield show
+    finally:
+        line.erase()

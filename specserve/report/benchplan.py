@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+import sys
+from dataclasses import dataclass
+from typing import TextIO
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
@@ -15,7 +15,9 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
 from specserve.report.bench import arm_words, where
 from specserve.report.console import LiveLine, in_one_line, out, say
-from specserve.report.numbers import duration
+from specserve.report.numbers import count, duration
+from specserve.report.page import Block, Document, Items, Paragraph, Section, render
+from specserve.report.serializer import json_document
 
 _SPEEDS = {"cpu": (30.0, 40.0, 2), "cuda": (180.0, 60.0, 64)}
 """Assumed, to say minutes before anything ran: seconds of a launch, tokens/s of one request, requests that add up."""
@@ -24,7 +26,7 @@ _TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class BenchEstimate:
-    """Seconds, all assumed: no server was asked. `requests`: of every arm together."""
+    """Seconds, all assumed: no server was asked. `requests`: of every variant together."""
 
     launches: int
     launching_s: float
@@ -33,81 +35,76 @@ class BenchEstimate:
 
 
 def show(plan: BenchPlan, *, format: str, obstacle: str | None = None) -> None:
-    """On stdout. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
-    if format not in {"text", "json"}:
-        raise UsageError(f"`--dry-run` cannot print {format}", hint="`--format json`, or none")
+    """Print it. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
     if format == "json":
-        out(json.dumps({**_plan_json(plan), "obstacle": obstacle}, indent=2))
-        return
-    out(_plan_text(plan))
-    if obstacle is not None:
-        out(f"on this machine it would not start: {in_one_line(obstacle)}")
-
-
-def _platform(plan: BenchPlan) -> str:
-    return next((arm.plan.platform for arm in plan.arms if arm.plan is not None), "cuda")
+        launches = [as_json(arm.plan) if arm.plan is not None else None for arm in plan.arms]
+        content = {
+            "name": plan.name,
+            "arms": [
+                {"name": arm.name, "url": arm.url, "launch": launch}
+                for arm, launch in zip(plan.arms, launches, strict=True)
+            ],
+            "sessions": [{"launch": each.launch, "arms": each.arms} for each in plan.sessions],
+            "arms_at_once": plan.fit.at_once,
+            "points": plan.points,
+            "blocks": plan.blocks,
+            "estimated": _estimate(plan),
+            "obstacle": obstacle,
+        }
+        out(json_document(content))
+    elif format == "html":
+        raise UsageError("`--dry-run` cannot print html", hint="use text, markdown or json")
+    else:
+        out(render(_document(plan, obstacle), form=format, stream=sys.stdout))
 
 
 def _estimate(plan: BenchPlan) -> BenchEstimate:
-    """From the sizes alone."""
-    launch_s, speed, most = _SPEEDS[_platform(plan)]
+    """Returns an estimate from the sizes alone."""
+    launch_s, speed, most = _SPEEDS[plan.platform or "cuda"]
     launched = {arm.name for arm in plan.arms if arm.plan is not None}
     launches = sum(name in launched for session in plan.sessions for name in session.arms)
     runs = sum(len(session.arms) for session in plan.sessions)
     requests, measuring_s = 0, 0.0
     for point in plan.points:
-        count = _requests(plan, point)
-        seconds = count * (plan.max_tokens or _TOKENS) / (speed * min(point.concurrency or most, most))
+        sent = _requests(plan, point)
+        seconds = sent * (plan.max_tokens or _TOKENS) / (speed * min(point.concurrency or most, most))
         if point.request_rate:
-            seconds = max(seconds, count / point.request_rate)
-        requests, measuring_s = requests + count * runs, measuring_s + seconds * runs
+            seconds = max(seconds, sent / point.request_rate)
+        requests, measuring_s = requests + sent * runs, measuring_s + seconds * runs
     if plan.budget_s is not None:
         measuring_s = min(measuring_s, plan.budget_s)
     return BenchEstimate(launches, launches * launch_s, measuring_s, requests)
 
 
 def _requests(plan: BenchPlan, point: Point) -> int:
-    """To one arm in one launch."""
+    """Returns the requests to one variant in one launch."""
     prompts = [Prompt(f"p{number}", 1, text="") for number in range(plan.prompts[point.workload])]
     return sum(map(len, deal(prompts, point, count=plan.blocks, launch=0)))
 
 
-def _plan_json(plan: BenchPlan) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "name": plan.name,
-        "arms": [
-            {"name": arm.name, "url": arm.url, "launch": as_json(arm.plan) if arm.plan is not None else None}
-            for arm in plan.arms
-        ],
-        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in plan.sessions],
-        "arms_at_once": plan.fit.at_once,
-        "points": [asdict(point) for point in plan.points],
-        "blocks": plan.blocks,
-        "estimated": asdict(_estimate(plan)),
-    }
-
-
-def _plan_text(plan: BenchPlan) -> str:
-    """80 columns."""
-    guess, (launch_s, speed, _) = _estimate(plan), _SPEEDS[_platform(plan)]
-    width = max(len(in_one_line(arm.name)) for arm in plan.arms)
-    lines = [f"Benchmark of {in_one_line(plan.name)}: nothing is started", "", "variants"]
-    for arm in plan.arms:
-        words = in_one_line(arm.url or arm_words(arm.info))
-        lines.append(f"  {in_one_line(arm.name).ljust(width)}  {words}")
-    lines += ["", f"launches: {guess.launches} ({in_one_line(plan.fit.why)})"]
-    for number, session in enumerate(plan.sessions, 1):
-        together = " at the same time" if len(session.arms) > 1 else ""
-        lines.append(f"  {number}. {', '.join(map(in_one_line, session.arms))}{together}")
-    lines += ["", f"points, {plan.blocks} blocks each, on every variant in turn"]
-    for point in plan.points:
-        count = _requests(plan, point)
-        lines.append(f"  {in_one_line(where(point))}: {count} requests to each variant in a launch")
+def _document(plan: BenchPlan, obstacle: str | None) -> Document:
+    guess, (launch_s, speed, _) = _estimate(plan), _SPEEDS[plan.platform or "cuda"]
+    servers = [
+        (str(number), f"{', '.join(each.arms)}{' at the same time' if len(each.arms) > 1 else ''}")
+        for number, each in enumerate(plan.sessions, 1)
+    ]
+    points = [
+        ("", f"{where(point)}: {_requests(plan, point)} requests to each variant in a launch")
+        for point in plan.points
+    ]
     minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
     assumed = f"assumed, not measured: {launch_s:g} s a launch, {speed:g} tokens/s a request"
     bound = f"; measuring ends after {plan.budget_s / 60:.3g} min" if plan.budget_s is not None else ""
-    return "\n".join([*lines, "", f"about {minutes} min ({assumed}){bound}"])
+    blocks: list[Block] = [
+        Paragraph("This is a dry run: nothing is started."),
+        Section("variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]),
+        Section(f"launches: {guess.launches} ({plan.fit.why})", [Items(servers)]),
+        Section(f"points, {count(plan.blocks, 'block')} each, on every variant in turn", [Items(points)]),
+        Paragraph(f"about {minutes} min ({assumed}){bound}"),
+    ]
+    if obstacle is not None:
+        blocks.append(Paragraph(f"on this machine it would not start: {obstacle}"))
+    return Document("benchmark", plan.name, blocks)
 
 
 class BenchView:
@@ -123,7 +120,7 @@ class BenchView:
         self._line.erase()
 
     def __call__(self, what: rundir.News) -> None:
-        """One piece of news."""
+        """Show one piece of news."""
         match what:
             case rundir.Doing():
                 self._line.show(what.text)

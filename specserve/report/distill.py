@@ -14,7 +14,7 @@ from specserve.measure.distill.plan import SPECULATORS, DistillPlan
 from specserve.measure.distill.run import Distilled, DistillViews
 from specserve.measure.distill.traffic import Split
 from specserve.measure.run import Outlet
-from specserve.report.answer import GenerationProgress
+from specserve.report.answer import generation_line
 from specserve.report.bench import rendered
 from specserve.report.benchplan import BenchView
 from specserve.report.console import LiveLine, clean, filled, say
@@ -184,7 +184,7 @@ def distill_views(notices: Notices) -> DistillViews:
 
     return DistillViews(
         outlet=Outlet(notices, BenchView, files),
-        generating=lambda total, done: GenerationProgress(total=total, done=done),
+        generating=generation_line,
         training=TrainingLine(),
         verify=lambda: VerifyProgress(limit_s=_VERIFY_S),
         start=StartView,

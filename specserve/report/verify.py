@@ -19,16 +19,16 @@ from specserve.measure.verify.result import (
     Verification,
     VerifyVerdict,
 )
-from specserve.measure.verify.run import VerifyStatus
+from specserve.measure.verify.run import VerifyRequest, VerifyStatus
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
-from specserve.measure.verify.server import VerifyRequest, draft_limit, load_prompts, verify_url
+from specserve.measure.verify.server import load_prompts, verify_url
 from specserve.measure.verify.session import TOP
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.report.answer import acceptance_json
 from specserve.report.console import LiveLine, filled, in_one_line, say
 from specserve.report.numbers import count
-from specserve.report.serializer import json_document, json_values, picked
+from specserve.report.serializer import json_document, json_values
 from specserve.report.table import toned
 from specserve.serve.server import Gate, RunningServer
 from specserve.serve.signals import notify
@@ -41,6 +41,8 @@ NOT_SEEN = (
     "faults in the requests of other clients: only those of this run were looked at",
 )
 _SHOWN = 3
+_DIGITS = 4
+"""Of figures in JSON."""
 
 
 class VerifyProgress:
@@ -150,10 +152,11 @@ def _excluded_json(found: Verification) -> dict[str, Any]:
     """The largest fault that any part of the run still allows; null if a part does not bound it."""
     bounds = [item.excluded_temperature_percent for item in found.sampled]
     known = [bound for bound in bounds if bound is not None]
-    return {
-        "excluded_temperature_percent": round(max(known), 2) if known and None not in bounds else None,
+    content = {
+        "excluded_temperature_percent": max(known) if known and None not in bounds else None,
         "excluded_greedy_share": found.greedy.excluded_share if found.greedy else None,
     }
+    return dict(json_values(content, digits=_DIGITS))
 
 
 def _sampling_words(sampling: Sampling) -> str:
@@ -280,41 +283,23 @@ def _quoted(text: str) -> str:
 
 def verify_json(found: Verification) -> str:
     """Returns the same for scripts, version 1."""
-    content = {
-        **picked(found, "verdict", "has_failed", "url", "model", "mode"),
-        "elapsed_s": round(found.elapsed_s, 2),
-        **picked(found, "requests", "concurrency"),
-        "tokens_per_s": round(found.tokens_per_s, 2) if found.tokens_per_s else None,
-        "basis": "measured",
-        "confidence": CONFIDENCE,
-        **_excluded_json(found),
-        "margins": {
-            "deviation_points": MARGIN_POINTS,
-            "temperature_error_percent": {"lossy_beyond": HOT_PERCENT, "lossless_within": COOL_PERCENT},
-        },
-        "speculates": found.speculation.is_on,
-        "speculation": acceptance_json(found.speculation.acceptance),
-        "greedy": found.greedy,
-        "sampled": [_sampled_json(item) for item in found.sampled],
-        **picked(found, "smoke", "against", "unused_prompts"),
-        "not_seen": NOT_SEEN,
-    }
-    return json_document(content)
-
-
-def _sampled_json(found: Sampled) -> dict[str, Any]:
-    """Bounds that are not finite are null: JSON has no infinity."""
-    content: dict[str, Any] = json_values(found)
-    content["sampling"] |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}  # keys of version 1
-    for name in ("deviation_points", "temperature_error_percent"):
-        content[name] = {
-            key: round(value, 4) if value is not None and abs(value) < 1e9 else None
-            for key, value in content[name].items()
+    return json_document(
+        {
+            "verdict": found.verdict,
+            "has_failed": found.has_failed,
+            **json_values(found, digits=_DIGITS),
+            "basis": "measured",
+            "confidence": CONFIDENCE,
+            **_excluded_json(found),
+            "margins": {
+                "deviation_points": MARGIN_POINTS,
+                "temperature_error_percent": {"lossy_beyond": HOT_PERCENT, "lossless_within": COOL_PERCENT},
+            },
+            "speculates": found.speculation.is_on,
+            "speculation": acceptance_json(found.speculation.acceptance),
+            "not_seen": NOT_SEEN,
         }
-    rounded = {"excluded_temperature_percent": 2, "excluded_points": 2, "z": 3, "outside_expected": 1}
-    for name, digits in rounded.items():
-        content[name] = None if content[name] is None else round(content[name], digits)
-    return content
+    )
 
 
 _PATIENCE = 3
@@ -324,7 +309,6 @@ _PATIENCE = 3
 def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
     """A gate that verifies as `specserve verify` does, without options, and prints the result on stderr."""
     request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
-    limit = draft_limit(profile)
 
     def gate(server: RunningServer) -> None:
         limit_us = round(_PATIENCE * limit_s * 1e6)
@@ -333,7 +317,7 @@ def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limi
             say("verifying; the port is already open, and requests are answered during this time")
         progress = None if as_json else VerifyProgress(limit_s=limit_s)
         found = verify_url(
-            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
+            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, profile=profile
         )
         event = {"version": 1, "name": plan.name, "event": "verified"}
         say(json.dumps({**event, **brief_json(found)}) if as_json else brief(found))

@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specserve.measure.watch.figures import LATENCIES, NUMBER_DRAFTS, QUANTILES, Latency, WatchFigures
-from specserve.measure.watch.server import WatchedServer
 from specserve.measure.watch.verdict import JudgedPromise, WatchState
-from specserve.measure.watch.watch import WatchReport
+from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.metrics.counters import Acceptance
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
 from specserve.report.numbers import NONE, count, number

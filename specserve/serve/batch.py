@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from specserve.errors import FactError, Interrupted, LaunchError, UsageError, quoted
 from specserve.metrics.counters import Acceptance
@@ -292,17 +292,18 @@ def open_output(
     return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
 
 
-class GenerateView(Protocol):
-    """What shows how far a run is."""
+@dataclass(slots=True)
+class GenerateStatus:
+    """How far a run is; times on the monotonic clock."""
 
-    def tick(self) -> None:
-        """Called often."""
-
-    def generating(self) -> float:
-        """The engine is ready; returns the seconds that this took."""
-
-    def advance(self, completion_tokens: int) -> None:
-        """One more line is done."""
+    total: int
+    done: int
+    """Lines that are finished, those of earlier runs included."""
+    began_s: float = field(default_factory=time.monotonic)
+    ready_s: float | None = None
+    """When the engine was ready."""
+    tokens: int = 0
+    """Completion tokens of this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,17 +323,21 @@ def run(
     *,
     data: bytes,
     output: Output | Stdout,
-    progress: GenerateView,
+    show: Callable[[GenerateStatus], None],
     say: Callable[[str], None],
 ) -> Generated:
-    """Answer every line of `data` that the output does not hold yet.
+    """Answer every line of `data` that the output does not hold yet. `show` is called often.
 
     Raises LaunchError if the engine fails, and Interrupted on a signal; what is written stays.
     """
     lines = list(entries(data))
     todo = {entry.index: entry for entry in lines if entry.index not in output.done}
     asked = [{"index": index, **entry.request} for index, entry in todo.items() if entry.request is not None]
-    tokens, took_s, acceptance = 0, None, None
+    status, took_s, acceptance = GenerateStatus(len(lines), len(output.done)), None, None
+    if not lines:
+        say("nothing to do: the input has no lines")
+    if status.done:
+        say(f"resuming: {status.done} of {status.total} lines are already done")
     with stop_on_signals() as stop:
 
         def tick() -> None:
@@ -340,30 +345,30 @@ def run(
             if stop.count:
                 message = f"stopped: {output.written} of {len(lines)} lines {output.place}"
                 raise Interrupted(message, signal_number=stop.signal or signal.SIGTERM)
-            progress.tick()
+            show(status)
+
+        def finish(entry: Entry, answer: Mapping[str, Any]) -> None:
+            output.write(entry.record(answer))
+            status.done += 1
+            status.tokens += answer.get("completion_tokens", 0)
+            tick()
 
         for entry in todo.values():
             if entry.request is None:
-                output.write(entry.record({"error": entry.error}))
-                progress.advance(0)
+                finish(entry, {"error": entry.error})
         if asked:
             log_path = default_log(f"{plan.name}-generate")
             say(f"starting the engine, log: {log_path}")
             try:
                 with OfflineEngine(plan, log_path=log_path, on_tick=tick) as engine:
-                    version = engine.start()
-                    say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
-                    began_s = time.monotonic()
+                    version, status.ready_s = engine.start(), time.monotonic()
+                    say(f"the engine is ready after {status.ready_s - status.began_s:.1f} s (vLLM {version})")
                     for answer in engine.answers(asked):
-                        output.write(todo[answer["index"]].record(answer))
-                        tokens += answer.get("completion_tokens", 0)
-                        progress.advance(answer.get("completion_tokens", 0))
-                        tick()
-                    took_s, acceptance = time.monotonic() - began_s, engine.acceptance
+                        finish(todo[answer["index"]], answer)
+                    took_s, acceptance = time.monotonic() - status.ready_s, engine.acceptance
             except LaunchError:
                 say(f"{output.written} of {len(lines)} lines {output.place}")
                 raise
     output.complete()
-    return Generated(
-        tuple(output.errors[index] for index in sorted(output.errors)), tokens, took_s, acceptance
-    )
+    errors = tuple(output.errors[index] for index in sorted(output.errors))
+    return Generated(errors, status.tokens, took_s, acceptance)

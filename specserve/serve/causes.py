@@ -54,19 +54,15 @@ class CausePattern:
     def find(self, text: str) -> re.Match[str] | None:
         """The first match, looked for only around one of the literals stands."""
         for _, literal in self.says:
-            at = text.find(literal)
-            while at >= 0:
-                match = self.pattern.search(text, *_around(text, at))
+            for found in re.finditer(re.escape(literal), text):
+                match = self.pattern.search(text, *_around(text, found.start()))
                 if match and self._stands_within(text, match.start()):
                     return match
-                at = text.find(literal, at + len(literal))
         return None
 
     def _stands_within(self, text: str, at: int) -> bool:
-        if self.within is None:
-            return True
         start = max(text.rfind(TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
-        return self.within.search(text, start, at) is not None
+        return self.within is None or self.within.search(text, start, at) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +97,20 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _row(row: dict[str, Any]) -> CausePattern:
-    within = row.get("within")
-    return CausePattern(
-        **row
-        | {
-            "pattern": re.compile(row["pattern"], re.MULTILINE),
-            "says": tuple((who, literal) for who, literal in row["says"]),
-            "within": re.compile(within) if within else None,
-        }
-    )
+    within = re.compile(row["within"]) if "within" in row else None
+    says = tuple((who, literal) for who, literal in row["says"])
+    pattern = re.compile(row["pattern"], re.MULTILINE)
+    return CausePattern(**row | {"pattern": pattern, "says": says, "within": within})
 
 
 def _around(text: str, at: int) -> tuple[int, int]:
     """The lines about a place in the text: where they start and end."""
-    start = end = at
+    start, end = at, at - 1
     for _ in range(_LINES_BEFORE + 1):
         start = text.rfind("\n", 0, max(start, 0))
     for _ in range(_LINES_AFTER + 1):
-        end = text.find("\n", end + 1)
-        if end < 0:
-            return start + 1, len(text)
+        end = text.find("\n", end + 1) if end < len(text) else end
+        end = len(text) if end < 0 else end
     return start + 1, end
 
 
@@ -145,7 +135,6 @@ _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
 
-_OOM = ": the kernel's out-of-memory killer struck meanwhile"
 _WITHOUT_A_WORD = (
     " (SIGKILL of the out-of-memory killer or kill -9, SIGBUS if /dev/shm is full,"
     " SIGABRT or SIGILL of native code)"
@@ -239,18 +228,16 @@ def _from_traceback(faults: Sequence[LogLine]) -> Cause | None:
 
 def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | None:
     text = "\n".join(line.text for line in lines)
-    for pattern, who in _DEATHS:
-        match = pattern.search(text)
-        if not match:
-            continue
-        number = match.groupdict().get("signal")
-        if number is None:
-            # Python says something before it ends, except under a signal that it does not catch.
-            how = _OOM if out_of_memory else _WITHOUT_A_WORD
-            message = f"{who} died without a message in the log, which points to a signal{how}"
-            return Cause("killed", message, _KILLED_HINT)
+    found = ((who, pattern.search(text)) for pattern, who in _DEATHS)
+    who, match = next(((who, match) for who, match in found if match), ("", None))
+    if match is None:
+        return None
+    if number := match.groupdict().get("signal"):
         return _by_signal(who, int(number), out_of_memory=out_of_memory)
-    return None
+    # Python says something before it ends, except under a signal that it does not catch
+    how = _struck(_WITHOUT_A_WORD, out_of_memory=out_of_memory)
+    message = f"{who} died without a message in the log, which points to a signal{how}"
+    return Cause("killed", message, _KILLED_HINT)
 
 
 def _from_signal(exit_code: int | None, *, out_of_memory: bool) -> Cause | None:
@@ -260,18 +247,22 @@ def _from_signal(exit_code: int | None, *, out_of_memory: bool) -> Cause | None:
     return _by_signal("vLLM's first process", number, out_of_memory=out_of_memory)
 
 
+def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
+    if number != signal.SIGKILL:
+        return Cause("killed", f"{who} was killed by {signal_name(number)}", _LOG_HINT)
+    by_whom = _struck(" (out-of-memory killer or kill -9)", out_of_memory=out_of_memory)
+    return Cause("killed", f"{who} was killed by SIGKILL{by_whom}", _KILLED_HINT)
+
+
+def _struck(otherwise: str, *, out_of_memory: bool) -> str:
+    return ": the kernel's out-of-memory killer struck meanwhile" if out_of_memory else otherwise
+
+
 def _from_last_line(faults: Sequence[str]) -> Cause:
     last = next((text for text in reversed(faults) if not _CHATTER.search(text)), None)
     if last is None:
         return Cause("silent", "vLLM printed nothing", "run the command of `specserve plan` by hand")
     return Cause("last-line", f"the log shows no cause; its last line: {_shorten(last)}", _LOG_HINT)
-
-
-def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
-    if number != signal.SIGKILL:
-        return Cause("killed", f"{who} was killed by {signal_name(number)}", _LOG_HINT)
-    by_whom = _OOM if out_of_memory else " (out-of-memory killer or kill -9)"
-    return Cause("killed", f"{who} was killed by SIGKILL{by_whom}", _KILLED_HINT)
 
 
 def _shorten(text: str, limit: int = 400) -> str:

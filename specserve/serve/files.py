@@ -14,13 +14,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
 
-def _stat(pid: int) -> tuple[int, bytes] | None:
-    """When a process started, in clock ticks since the boot, and its state; None if there is none. (proc(5), stat)"""
+
+def _stat(pid: int) -> tuple[int, bool] | None:
+    """When a process started, in clock ticks since the boot, and whether it is no zombie; None if there is none.
+
+    Source: proc(5), stat. psutil's time of creation moves when the clock is set.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
         fields = text[text.rindex(b")") + 2 :].split()
-        return int(fields[19]), fields[0]
+        return int(fields[19]), fields[0] not in (b"Z", b"X")
     except (OSError, ValueError, IndexError):
         return None
 
@@ -33,8 +38,7 @@ def ticks(pid: int) -> int | None:
 
 def is_alive(pid: int, *, since: int) -> bool:
     """Whether this very process still runs: the start time is the same, and it is not a zombie."""
-    found = _stat(pid)
-    return found is not None and found[0] == since and found[1] not in (b"Z", b"X")
+    return _stat(pid) == (since, True)
 
 
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
@@ -59,16 +63,14 @@ def traces(pids: Iterable[int]) -> frozenset[Path]:
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     """Unlink shared memory that is still there, ours, and used by no living process. Returns what was removed."""
     left = [path for path in sorted(paths) if _is_our_trace(path)]
-    running = [int(path.name) for path in Path("/proc").glob("[0-9]*")] if left else []
-    in_use = set().union(*map(_mapped, running))
+    living = [pid for pid in psutil.pids() if (_stat(pid) or (0, False))[1]] if left else []
+    in_use = traces(living)
     removed = []
     for path in left:
-        openmp = _OPENMP.fullmatch(path.name)
         with contextlib.suppress(OSError):  # another command may be removing it too
-            if path.lstat().st_ino in in_use or (openmp and _runs(int(openmp["pid"]))):
-                continue
-            path.unlink()
-            removed.append(str(path))
+            if path not in in_use:
+                path.unlink()
+                removed.append(str(path))
     return tuple(removed)
 
 
@@ -79,11 +81,6 @@ def _mapped(pid: int) -> set[int]:
     except OSError:
         return set()
     return {int(match["inode"]) for match in _MAPPED.finditer(maps)}
-
-
-def _runs(pid: int) -> bool:
-    found = _stat(pid)
-    return found is not None and found[1] not in (b"Z", b"X")
 
 
 def _is_our_trace(path: Path) -> bool:
@@ -192,9 +189,18 @@ def _keep_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
+def _open(path: Path, flags: int) -> int:
+    """A descriptor of a plain file. Raises OSError, also for a pipe or a device, which might never answer."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+
+
 def open_regular(path: Path) -> BinaryIO:
-    """A plain file to read. Raises OSError, also for a pipe or a device, which might never answer."""
-    return os.fdopen(_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path), "rb")
+    """A plain file to read. Raises OSError."""
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def read_own(path: Path, *, most_bytes: int) -> bytes:
@@ -202,8 +208,7 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
 
     Raises OSError, also for a link and for a file of somebody else: it might name what is then signalled or removed.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(_regular(descriptor, path), "rb") as file:
+    with os.fdopen(_open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
         return file.read(most_bytes + 1)
@@ -215,22 +220,13 @@ def append_own(path: Path) -> int:
     A link is not followed: it may lead to a file that must not be written.
     """
     # as serve/detached/watcher.py opens it, which imports nothing of ours
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return _regular(os.open(path, flags, 0o600), path)
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
 
 
 def write_anew(path: Path, data: bytes) -> None:
     """Make a file for its owner alone, in the place of whatever has the name, and see it on disk. Raises OSError."""
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+    with os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _regular(descriptor: int, path: Path) -> int:
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a plain file", str(path))

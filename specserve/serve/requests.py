@@ -120,25 +120,21 @@ def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> 
 
 def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | None = None) -> TrafficError:
     """An answer other than 200. `message` is what the server said, as it said it."""
-    said = _said(endpoint, message)
+    root, said = endpoint.root, _said(endpoint, message)
     if status in {401, 403}:
         what = "refused the key" if endpoint.api_key else "wants an API key"
-        return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=KEY_HINT)
+        return TrafficError(f"the server at {root} {what} ({status})", hint=KEY_HINT)
     if status == 404 and model is not None and "does not exist" in message:
-        return TrafficError(
-            f"the server at {endpoint.root} has no model `{shown(model)}`",
-            hint="leave `--model` out to use the first model that it serves",
-        )
+        hint = "leave `--model` out to use the first model that it serves"
+        return TrafficError(f"the server at {root} has no model `{shown(model)}`", hint=hint)
     if status in {404, 405}:
         return no_api(endpoint)
     if status in {400, 422}:
         kind = NoChatTemplate if "chat template" in message.lower() else RequestRefused
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
-        return TrafficError(f"{endpoint.root} redirects ({status})", hint="use the address it redirects to")
-    return TrafficError(
-        f"the server at {endpoint.root} failed ({status}): {said}", hint="see the server's log"
-    )
+        return TrafficError(f"{root} redirects ({status})", hint="use the address it redirects to")
+    return TrafficError(f"the server at {root} failed ({status}): {said}", hint="see the server's log")
 
 
 def no_api(endpoint: Endpoint) -> TrafficError:
@@ -265,10 +261,9 @@ def _limited(sock: socket.socket, *, limit_s: float | None) -> Iterator[None]:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(limit_s or 0.0, cut)
+    timer = threading.Timer(threading.TIMEOUT_MAX if limit_s is None else limit_s, cut)
     timer.daemon = True
-    if limit_s is not None:
-        timer.start()
+    timer.start()
     try:
         yield
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile.write_text(profile.read_text() + 'vllm: "==0.26.*"\n')
-    assert "on this machine it would not start: " in told([str(profile), "--dry-run"], capsys)
+    assert "on this machine it would not start: " in in_line(told([str(profile), "--dry-run"], capsys))
     content = json.loads(told([str(profile), "--dry-run", "--format", "json"], capsys))
     assert content["obstacle"]
 
@@ -80,7 +80,7 @@ def test_a_dry_run_is_shown_though_there_is_no_room_for_it(
         raise LaunchError("the CPU has no room")
 
     monkeypatch.setattr("specserve.serve.detached.launch.room_beside", full)
-    text = told([str(profile), "--dry-run"], capsys)
+    text = in_line(told([str(profile), "--dry-run"], capsys))
     assert "on this machine it would not start: the CPU has no room" in text
 
 

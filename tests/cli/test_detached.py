@@ -249,21 +249,20 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
 
 
 def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_server(None, None, None) == ("http://127.0.0.1:8000", None)
-    assert find_server("http://h:1", None, "K") == ("http://h:1", "K")
-    with pytest.raises(UsageError, match="`--url` and `--name` cannot be combined: both say which"):
-        find_server("http://h:1", "demo", None)
+    assert find_server(None, None) == ("http://127.0.0.1:8000", None)
+    assert find_server("http://h:1", "K") == ("http://h:1", "K")
+    assert run(["ask", "hi", "--url", "http://h:1", "--name", "demo"]) == 2
     with pytest.raises(UsageError, match="there is no server 'demo'"):
-        find_server(None, "demo", None)
+        find_server("demo", None)
     monkeypatch.setenv("MY_KEY", "k" * 20)
     first = plan()
     keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
     start(keyed, name="demo", profile="p")
-    assert find_server(None, None, None) == (first.url, "MY_KEY")
-    assert find_server(None, None, "OTHER") == (first.url, "OTHER")
+    assert find_server(None, None) == (first.url, "MY_KEY")
+    assert find_server(None, "OTHER") == (first.url, "OTHER")
     second = left(name="other")
-    assert find_server(None, None, None) == ("http://127.0.0.1:8000", None)
-    assert find_server(None, "other", None) == (second.url, None)
+    assert find_server(None, None) == ("http://127.0.0.1:8000", None)
+    assert find_server("other", None) == (second.url, None)
 
 
 def test_arms_of_a_profile_have_names_of_their_own() -> None:

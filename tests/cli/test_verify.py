@@ -299,7 +299,7 @@ def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nobody",), "is neither a detached server nor a URL"),
+        (("nobody",), "there is no server 'nobody'"),
         (("http://127.0.0.1:9", "--set", "a=b"), "`--set` is for a profile"),
         (("http://127.0.0.1:9", "--temperature", "3"), "--temperature"),
         (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),

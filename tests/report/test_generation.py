@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from specserve.report import answer, console
-from specserve.report.answer import GenerationProgress
+from specserve.report.answer import generation_line
+from specserve.serve.batch import GenerateStatus
 
 
 class Clock:
@@ -30,14 +31,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_pipe_hears_a_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with GenerationProgress(total=200, done=3) as progress:
+    status = GenerateStatus(200, 3, began_s=clock.now)
+    with generation_line() as show:
         for _ in range(19):
             clock.now += 1
-            progress.tick()
-        assert progress.generating() == 19
+            show(status)
+        status.ready_s = clock.now
         for _ in range(11):
             clock.now += 1
-            progress.advance(40)
+            status.done, status.tokens = status.done + 1, status.tokens + 40
+            show(status)
     assert capsys.readouterr().err.splitlines() == [
         "starting the engine, 10 s",
         "generating: 4 of 200 lines, 20 s, 40 tokens/s",
@@ -53,13 +56,8 @@ def test_a_terminal_gets_a_live_line_that_is_taken_away_again(monkeypatch: pytes
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with GenerationProgress(total=2, done=0) as progress:
-        progress.generating()
-        progress.advance(5)
-        progress.advance(5)
-        progress.finish()
-        written = screen.getvalue()
-        progress.tick()
+    with generation_line() as show:
+        show(GenerateStatus(2, 2, ready_s=0.0))
+    written = screen.getvalue()
     assert "2 of 2 lines" in written
     assert written.endswith("\x1b[K")  # the line is erased
-    assert screen.getvalue() == written

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from specserve.measure.bench.result import Interval as Estimate
 from specserve.measure.verify.result import (
     Against,
     Greedy,
@@ -20,7 +21,6 @@ from specserve.measure.verify.result import (
     Smoke,
     Verification,
 )
-from specserve.measure.verify.result import ErrorInterval as Estimate
 from specserve.measure.verify.result import ServerSpeculation as Speculation
 from specserve.measure.verify.result import VerifyVerdict as Verdict
 from specserve.measure.verify.result import WrongToken as Difference

@@ -305,7 +305,7 @@ PASS_IT_ON = {
     "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
     "profile/find.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
-    "measure/bench/driver.py": "to the child that sends the load, without keys that no arm needs",
+    "measure/bench/traffic.py": "to the child that sends the load, without keys that no arm needs",
     "plan/locking.py": "to look for the Hub's cache",
     "plan/uses.py": "to look for the Hub's cache",
 }

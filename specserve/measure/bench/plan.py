@@ -163,7 +163,7 @@ def with_places(request: BenchRequest) -> BenchRequest:
 
     Raises UsageError for stdin.
     """
-    from specserve.serve.detached.registry import find_server, names
+    from specserve.serve.detached.registry import locate, names
 
     if request.profile == "-" or "-" in request.workloads:
         raise UsageError(
@@ -176,7 +176,7 @@ def with_places(request: BenchRequest) -> BenchRequest:
 
     def placed(text: str) -> str:
         name, equals, rest = text.rpartition("=")
-        return f"{name}{equals}{find_server(None, rest, None)[0] if rest in servers else file(rest)}"
+        return f"{name}{equals}{locate(rest)[0] if rest in servers else file(rest)}"
 
     assert request.profile is not None
     return replace(

@@ -21,7 +21,6 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
-from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
 from specserve.serve.logs import read_end
 from specserve.serve.process import JsonChild
@@ -264,8 +263,10 @@ class Running:
             raise TrafficError(
                 f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
             )
-        now = self._settled(before, len(sent.requests))
-        if before is None or now is None or not now.speculates:
+        if before is None:
+            return sent, None
+        now = self._client.metrics_after(before, requests=len(sent.requests), limit_s=_COUNTERS_S)
+        if now is None or not now.speculates:
             return sent, None
         gained = since_by_engine(before.acceptance, now=now.acceptance)
         return sent, gained if gained.drafts else None
@@ -274,28 +275,13 @@ class Running:
         """Returns the tokens of a prompt with its template, as the server counts; None if it does not tell."""
         if not self.abilities.can_count:
             return None
-        return self._client.count_tokens({**_content(prompt), "model": self.abilities.model})
-
-    def _settled(self, before: Metrics | None, requests: int) -> Metrics | None:
-        """Returns the counters with so many requests more: they hold one a moment after its last chunk."""
-        deadline = time.monotonic() + _COUNTERS_S
-        while before is not None and (now := self._client.metrics()) is not None:
-            if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
-                return now
-            time.sleep(0.02)
-        return None
+        return self._client.count_tokens({**prompt.body, "model": self.abilities.model})
 
 
 def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns a request as the load generator takes it. `own`: fields of its body beside the prompt."""
     about = {"id": item.id, "max_tokens": item.prompt.max_tokens, "extra_body": dict(own or {})}
-    return {**about, **_content(item.prompt)}
-
-
-def _content(prompt: Prompt) -> dict[str, Any]:
-    if prompt.messages is not None:
-        return {"messages": [dict(part) for part in prompt.messages]}
-    return {"prompt": prompt.text}
+    return {**about, **item.prompt.body}
 
 
 def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:

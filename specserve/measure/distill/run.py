@@ -21,7 +21,7 @@ from specserve.measure.distill.training import ask_child
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.run import Outlet
 from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
-from specserve.serve.batch import GenerateView, entries, open_output
+from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.files import read_own
 from specserve.serve.signals import stop_on_signals
@@ -93,8 +93,7 @@ class DistillViews:
 
     outlet: Outlet
     """Of the benchmark that proves it."""
-    generating: Callable[[int, int], AbstractContextManager[GenerateView]]
-    """Lines in all, and lines that are done."""
+    generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]]
     training: Callable[[Mapping[str, Any]], None]
     verify: Callable[[], Any]
     start: Callable[..., Any]
@@ -151,10 +150,9 @@ def _answers(plan: DistillPlan, views: DistillViews) -> list[dict[str, Any]]:
     if not place.exists():
         data = "".join(json.dumps(line) + "\n" for line in questions).encode()
         say(f"the target answers {len(questions)} prompts")
-        with closing(open_output(plan.launch, data=data, path=place, resume=True, overwrite=False)) as output:
-            total = sum(1 for _ in entries(data))
-            with views.generating(total, len(output.done)) as progress:
-                generate(plan.launch, data=data, output=output, progress=progress, say=say)
+        output = open_output(plan.launch, data=data, path=place, resume=True, overwrite=False)
+        with closing(output), views.generating() as show:
+            generate(plan.launch, data=data, output=output, show=show, say=say)
     with place.open(encoding="utf-8") as file:
         rows = [row for row in map(json.loads, file) if "token_ids" in row]
     if len(rows) < len(questions) / 2:
@@ -296,7 +294,8 @@ def _accepted(passes: Sequence[Pass], *, arm: str, workload: str) -> list[Prompt
 
 def _verified(plan: DistillPlan, views: DistillViews, *, setting: str) -> Any:
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.server import VerifyRequest, run_verification
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import run_verification
 
     request = VerifyRequest(
         samplings=(Sampling.of(0.0, 1.0, 0), Sampling.of(0.7, 1.0, 0)),

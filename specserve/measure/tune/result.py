@@ -11,7 +11,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.arms import host, versions
 from specserve.measure.bench.result import Point, Verdict
 from specserve.measure.run import Measurement
-from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed, load_words
+from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, TUNED, CandidateInfo, TunePlan
 from specserve.measure.tune.predict import STEP_ERROR_ALONE, Prediction, Row, place_of, plain_rows
@@ -43,17 +43,6 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineRate:
-    """The server without speculation at one point, measured."""
-
-    point: str
-    """`workload/temperature`."""
-    concurrency: int
-    output_tokens_per_s: float
-    basis: str = "measured"
-
-
-@dataclass(frozen=True, slots=True)
 class TuneResult:
     """A whole tune; its fields are the keys of result.json."""
 
@@ -71,7 +60,6 @@ class TuneResult:
     launches: int
     choice: Choice
     candidates: tuple[CandidateInfo, ...]
-    baseline: tuple[BaselineRate, ...]
     points: tuple[Row, ...]
     plain_points: tuple[Row, ...] = ()
     """K = 0: the server without speculation at every point."""
@@ -136,10 +124,6 @@ def tune_result(
         launches=tune.launches,
         choice=choice,
         candidates=(*(each.info for each in predictions), *_left_out(plan, failed)),
-        baseline=tuple(
-            BaselineRate(place_of(each.point), each.concurrency, each.predicted.output_tokens_per_s)
-            for each in plain
-        ),
         points=tuple(row for each in predictions for row in each.rows),
         plain_points=plain,
         confirmed=tuple(confirmed),
@@ -249,20 +233,20 @@ def _losses(choice: Choice, prediction: Prediction, confirmed: Sequence[Confirme
     for item in (each.comparison for each in confirmed):
         if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
             yield (
-                f"at {load_words(item.point.concurrency)}, {item.point.workload}: speculation costs, "
+                f"at concurrency {item.point.concurrency}, {item.point.workload}: speculation costs, "
                 f"{item.speedup.value:.2f}x measured; send such load to a server without it"
             )
     measured, cost = {each.comparison.point for each in confirmed}, prediction.zero_cost
     for load, tokens in choice.num_speculative_tokens_by_concurrency.items():
         if not tokens and cost is not None and cost < _COSTS_BELOW:
             yield (
-                f"at {load_words(load)} even K = 0 runs at {cost:.2f}x of a server without speculation "
+                f"at concurrency {load} even K = 0 runs at {cost:.2f}x of a server without speculation "
                 "(its step measured): send such load to one"
             )
     for row in _chosen_rows(choice, prediction):
         gain = row.predicted.speedup.value
         if gain < _COSTS_BELOW and row.point not in measured:
-            yield f"at {load_words(row.concurrency)}, {row.workload}: speculation costs, {gain:.2f}x predicted"
+            yield f"at concurrency {row.concurrency}, {row.workload}: speculation costs, {gain:.2f}x predicted"
 
 
 def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -> Iterator[str]:
@@ -282,7 +266,7 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
                 "one K serves several loads or workloads if that costs little, or if vLLM follows no schedule"
             )
         yield (
-            f"at {load_words(chosen.concurrency)}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
+            f"at concurrency {chosen.concurrency}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
             f"more than the {rate:.1f} predicted for the chosen K = {chosen.num_speculative_tokens}: {why}"
         )
 

@@ -31,13 +31,12 @@ from specserve.measure.tune.plan import (
     LEAST_SHARE,
     TUNED,
     TunePlan,
-    TuneRequest,
     duration,
     is_optional,
     split,
 )
 from specserve.measure.tune.predict import predict
-from specserve.measure.tune.result import TuneResult, refuse_unwritable, tune_result
+from specserve.measure.tune.result import TuneResult, tune_result
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -226,16 +225,6 @@ class Tune(Measurement):
         return found
 
 
-def refuse_unrunnable(request: TuneRequest, *, write: bool) -> None:
-    """Raises UsageError for a profile from stdin, and with `write` for one that could not be changed."""
-    if request.profile == "-":
-        raise UsageError(
-            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
-        )
-    if write:
-        refuse_unwritable(request.profile, settings=request.settings)
-
-
 def run_tune(
     plan: TunePlan, found: EarlierRun | None, *, output: str | None, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
@@ -243,7 +232,7 @@ def run_tune(
 
     Raises UsageError if the limits leave no two launches, SpecserveError; what was measured stays.
     """
-    if not plan.budget.fits:
+    if plan.budget.exceeded:
         raise UsageError(
             "at least two launches are needed, one with speculation and one without, which is more than "
             f"{plan.budget.exceeded}",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
 
 from specserve.measure.verify.result import (
     CONFIDENCE,
@@ -31,27 +33,28 @@ class Suspect:
     answer: ScoredText
     index: int
 
+    @property
+    def shown(self) -> WrongToken:
+        """The token with its context."""
+        position = self.answer.positions[self.index]
+        return WrongToken(
+            prompt=self.answer.prompt,
+            index=self.index,
+            before=_text_before(self.answer, self.index),
+            emitted=position.text,
+            best=position.best_text,
+            gap=position.gap,
+        )
+
 
 def suspects(answer: ScoredText) -> list[Suspect]:
-    """The tokens that are behind the best one by more than a tie."""
+    """Returns the tokens that are behind the best one by more than a tie."""
     gaps = enumerate(position.gap for position in answer.positions)
     return [Suspect(answer, index) for index, gap in gaps if gap > TIE_TOLERANCE]
 
 
-def _difference(suspect: Suspect) -> WrongToken:
-    position = suspect.answer.positions[suspect.index]
-    return WrongToken(
-        prompt=suspect.answer.prompt,
-        index=suspect.index,
-        before=_text_before(suspect.answer.positions, suspect.index),
-        emitted=position.text,
-        best=position.best_text,
-        gap=position.gap,
-    )
-
-
-def _text_before(positions: Sequence[Position], index: int) -> str:
-    return "".join(position.text for position in positions[max(0, index - _BEFORE) : index])
+def _text_before(answer: ScoredText, index: int) -> str:
+    return "".join(position.text for position in answer.positions[max(0, index - _BEFORE) : index])
 
 
 def judge(
@@ -63,14 +66,14 @@ def judge(
     unasked: int = 0,
     cut: int = 0,
 ) -> Greedy:
-    """The verdict on all greedy answers.
+    """Returns the verdict on all greedy answers.
 
     `confirmed`: the suspects that a second score did not clear; `unstable`: how many it cleared; `unchecked`: how many
     had none; `unasked`, `cut`: as in the result.
     """
     gaps = [position.gap for answer in answers for position in answer.positions]
     ties = [gap for gap in gaps if 0 < gap <= TIE_TOLERANCE]
-    missing = max(0, tokens_for(MARGIN) - len(gaps))
+    missing = 0 if confirmed else max(0, tokens_for(MARGIN) - len(gaps))
     verdict = VerifyVerdict.NO_FAULT_FOUND if missing else VerifyVerdict.LOSSLESS
     if confirmed:
         verdict = VerifyVerdict.LOSSY
@@ -85,10 +88,10 @@ def judge(
         near_ties=len(ties),
         largest_gap=max(ties, default=0.0),
         tie_tolerance=TIE_TOLERANCE,
-        differences=tuple(map(_difference, confirmed)),
+        differences=tuple(suspect.shown for suspect in confirmed),
         unstable=unstable,
         unchecked=unchecked,
-        tokens_needed=0 if confirmed else missing,
+        tokens_needed=missing,
         excluded_share=excluded_share(len(gaps)) if is_bounded else None,
         unasked=unasked,
         cut=cut,
@@ -96,12 +99,12 @@ def judge(
 
 
 def tokens_for(share: float) -> int:
-    """How many tokens without a wrong one exclude that share of wrong ones, at 99 % (two-sided)."""
+    """Returns how many tokens without a wrong one exclude that share of wrong ones, at 99 % (two-sided)."""
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-share))
 
 
 def excluded_share(tokens: int) -> float:
-    """The share of wrong tokens that so many tokens without a wrong one exclude: the inverse of `tokens_for`."""
+    """Returns the share of wrong tokens that so many tokens without a wrong one exclude, as `tokens_for` does."""
     return -math.expm1(math.log((1 - CONFIDENCE) / 2) / tokens)
 
 
@@ -112,8 +115,7 @@ OWN_TOLERANCE = 0.002
 _TIMES_OWN = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class TextPair:
+class TextPair(NamedTuple):
     """One prompt: the text of this server as it scores it itself, the same as the other one scores it, and its text."""
 
     mine: ScoredText
@@ -124,13 +126,16 @@ class TextPair:
 
 
 def compare(pairs: Sequence[TextPair], *, url: str, model: str) -> Against:
-    """What the pairs say together."""
+    """Returns what the pairs say together."""
     partings = tuple(found for pair in pairs if (found := parting(pair)))
     both = [item for pair in pairs for item in zip(pair.mine.positions, pair.seen_there, strict=False)]
     again = [item for pair in pairs for item in zip(pair.mine.positions, pair.seen_again, strict=False)]
     other_best = sum(_prefers_another(here, there) for here, there in both)
-    differences = [abs(here.logprob - there.logprob) for here, there in both]
-    mean, own = _mean(differences), _mean([abs(here.logprob - there.logprob) for here, there in again])
+    differences = [abs(here.logprob - there.logprob) for here, there in both] or [0.0]
+    mean, own = (
+        fmean(differences),
+        fmean([abs(here.logprob - there.logprob) for here, there in again] or [0.0]),
+    )
     reasons = []
     if faults := sum(not item.is_near_tie for item in partings):
         reasons.append(f"{faults} text{'s' if faults > 1 else ''} part where neither server sees a near-tie")
@@ -143,7 +148,7 @@ def compare(pairs: Sequence[TextPair], *, url: str, model: str) -> Against:
     verdict = Likeness.SAME if is_rounding else Likeness.CLOSE
     if reasons:
         verdict = Likeness.DIFFERENT
-    elif len(differences) < tokens_for(MARGIN):
+    elif len(both) < tokens_for(MARGIN):
         verdict = Likeness.INCONCLUSIVE
     return Against(
         url=url,
@@ -151,40 +156,35 @@ def compare(pairs: Sequence[TextPair], *, url: str, model: str) -> Against:
         verdict=verdict,
         texts=len(pairs),
         equal=len(pairs) - len(partings),
-        tokens=len(differences),
+        tokens=len(both),
         partings=partings,
         mean_difference=mean,
-        largest_difference=max(differences, default=0.0),
+        largest_difference=max(differences),
         own_difference=own,
         other_best=other_best,
         reasons=tuple(reasons),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
-
-
 def _prefers_another(here: Position, there: Position) -> bool:
-    """Whether the best tokens differ, and neither server sees a near-tie between them."""
+    """Returns whether the best tokens differ, and neither server sees a near-tie between them."""
     mine, theirs = here.top[0][0], there.top[0][0]
     return mine != theirs and min(_gap(here, mine, theirs), _gap(there, theirs, mine)) > TIE_TOLERANCE
 
 
 def parting(pair: TextPair) -> Parting | None:
-    """The first token in which the texts differ; None if they are equal, or one is the other's beginning."""
-    both = zip(pair.mine.ids, pair.theirs.ids, strict=False)
-    index = next((at for at, (mine, theirs) in enumerate(both) if mine != theirs), None)
+    """Returns the first token in which the texts differ; None if they are equal, or one is the other's beginning."""
+    both = enumerate(zip(pair.mine.ids, pair.theirs.ids, strict=False))
+    index, (mine, theirs) = next((item for item in both if item[1][0] != item[1][1]), (None, (0, 0)))
     scored = min(map(len, (pair.mine.positions, pair.seen_there, pair.theirs.positions)))
     if index is None or index >= scored:  # or beyond what fits into a prompt again
         return None
-    mine, theirs = pair.mine.ids[index], pair.theirs.ids[index]
     here, there = pair.mine.positions[index], pair.seen_there[index]
     gaps = _gap(here, mine, theirs), _gap(there, theirs, mine)
     return Parting(
         prompt=pair.mine.prompt,
         index=index,
-        before=_text_before(pair.mine.positions, index),
+        before=_text_before(pair.mine, index),
         here=here.text,
         there=pair.theirs.positions[index].text,
         gap_here=gaps[0],
@@ -194,7 +194,7 @@ def parting(pair: TextPair) -> Parting | None:
 
 
 def _gap(position: Position, one: int, other: int) -> float:
-    """How much likelier `one` is than `other`; at least that, if one of them is beyond the likeliest."""
+    """Returns how much likelier `one` is than `other`; at least that, if one of them is beyond the likeliest."""
     shown = {**dict(position.top), position.token: position.logprob}
     last = position.top[-1][1]
     return shown.get(one, last) - shown.get(other, last)

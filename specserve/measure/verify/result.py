@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from specserve.measure.bench.result import Interval
 from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99
@@ -41,20 +42,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0: all."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     @classmethod
     def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
         """The settings at a temperature; at 0 only the best token is left, whatever the others are."""
         return cls(temperature, top_p, top_k) if temperature > 0 else cls(0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorInterval:
-    """A figure with the bounds of its 99 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +107,9 @@ class Sampled:
     """Positions where the sampling settings leave the distribution unknown."""
     z: float
     """The sum of (1[best] - p) over the root of its variance."""
-    deviation_points: ErrorInterval
+    deviation_points: Interval
     """Mean of (1[best] - p), in percentage points."""
-    temperature_error_percent: ErrorInterval
+    temperature_error_percent: Interval
     """How much hotter (+) or colder (-) than asked the tokens are drawn, to first order."""
     outside: int
     """Tokens beyond the likeliest that the server shows."""

@@ -58,6 +58,23 @@ _PACE_REQUESTS = 8
 _PACE_MARGIN = 1.2
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """What is to be verified, and how much it may cost."""
+
+    samplings: tuple[Sampling, ...]
+    prompts: tuple[Prompt, ...]
+    limit_s: float = 60.0
+    smoke: bool = True
+    server: str | None = None
+    against: str | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    alternative: str | None = None
+    settings: tuple[str, ...] = ()
+    check: bool = True
+
+
 class VerifyStatus(NamedTuple):
     """How far a verification is."""
 
@@ -66,8 +83,7 @@ class VerifyStatus(NamedTuple):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
+class _Timed(NamedTuple):
     """One answer with its times; none if the server refused the prompt."""
 
     sampling: Sampling
@@ -85,25 +101,19 @@ class Verifier:
     def __init__(
         self,
         session: VerifySession,
-        prompts: Sequence[Prompt],
-        samplings: Sequence[Sampling],
+        request: VerifyRequest,
         *,
-        limit_s: float = 60.0,
-        has_smoke_tests: bool = True,
         draft_limit: int | None = None,
         show: Callable[[VerifyStatus], None],
         on_tick: Callable[[], None],
     ) -> None:
-        self._session = session
-        self._prompts = prompts
-        self._limit_s = limit_s
-        self._has_smoke_tests = has_smoke_tests
+        self._session, self._request = session, request
+        self._limit_s = request.limit_s
         self._context_limit = smoke.context_limit(session.max_model_len, draft_limit)
-        self._show = show
-        self._on_tick = on_tick
-        self._collectors = {one: Collector(one) for one in samplings if one.temperature > 0}
-        self._is_greedy = GREEDY in samplings
-        self._unasked = list(prompts) if self._is_greedy else []
+        self._show, self._on_tick = show, on_tick
+        self._collectors = {one: Collector(one) for one in request.samplings if one.temperature > 0}
+        self._is_greedy = GREEDY in request.samplings
+        self._unasked = list(request.prompts) if self._is_greedy else []
         """Prompts that are still to be sent at temperature 0."""
         self._greedy_answers: list[ScoredText] = []
         self._context_ids: list[int] = []
@@ -116,7 +126,7 @@ class Verifier:
         self._phase = "warm-up requests, not counted"
 
     def run(self, *, other: VerifySession | None = None) -> Verification:
-        """The verification. Raises TrafficError if the server cannot be verified, and what `on_tick` raises."""
+        """Returns the verification. Raises TrafficError if the server cannot be verified, and what `on_tick` raises."""
         session = self._session
         self._probe()
         before = session.client.metrics()
@@ -124,16 +134,17 @@ class Verifier:
         self._phase = "scoring what looks wrong a second time"
         greedy_result = self._judge_greedy() if self._is_greedy else None
         results = tuple(collector.judged() for collector in self._collectors.values())
-        tests = [*self._smoke(), self._context()] if self._has_smoke_tests else []
+        parts: list[Greedy | Sampled] = [*([greedy_result] if greedy_result else []), *results]
+        tests = [*self._smoke(), self._context()] if self._request.smoke else []
         likeness = self._against(other) if other is not None else None
         speculation = _speculation(before, session.client.metrics())
-        if self._has_smoke_tests:
+        if self._request.smoke:
             tests.append(smoke.drafts(speculation, tokens=self._tokens))
         return Verification(
             url=session.client.root,
             model=session.model,
             mode=session.mode,
-            verdict=overall([*([greedy_result] if greedy_result else []), *results]),
+            verdict=_worst(parts),
             elapsed_s=self._elapsed_s,
             requests=self._requests,
             concurrency=CONCURRENCY,
@@ -171,21 +182,20 @@ class Verifier:
 
     def _probe(self) -> None:
         """Send the first prompt that the server takes, and score the answer; a missing feature ends the run here."""
-        refusal: RequestRefused | None = None
-        for prompt in self._prompts:
+        refusals: list[RequestRefused] = []
+        for prompt in self._request.prompts:
             try:
                 self._alone(partial(self._session.warm_up, prompt))
                 # the first requests may make the server compile: they are not part of the time limit
                 self._began = time.monotonic()
                 first = self._alone(partial(self._timed, GREEDY, prompt, _PROBE_TOKENS))
             except RequestRefused as error:
-                refusal = error
+                refusals.append(error)
             else:
                 # beside others it may take as many times longer: a guess until the first of them ended
                 self._pace = ((first.took_s * CONCURRENCY, _PROBE_TOKENS),)
                 return
-        assert refusal is not None
-        raise refusal
+        raise refusals[-1]
 
     def _timed(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Timed:
         """Write and score one answer. Raises Refused."""
@@ -193,8 +203,7 @@ class Verifier:
         one = self._session.generate(prompt, sampling, max_tokens=max_tokens)
         generated = time.monotonic()
         one = self._session.scored(one)
-        ended = time.monotonic()
-        return _Timed(sampling, one, ended - began, ended - generated)
+        return _Timed(sampling, one, time.monotonic() - began, time.monotonic() - generated)
 
     def _timed_or_unused(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Timed:
         try:
@@ -235,7 +244,10 @@ class Verifier:
                 sampling, prompt, tokens = GREEDY, unasked.pop(0), self._greedy_tokens
             elif open_ones:
                 sampling = min(open_ones, key=lambda one: requested[one])
-                prompt, tokens = self._prompts[turn % len(self._prompts)], self._sampled_tokens
+                prompt, tokens = (
+                    self._request.prompts[turn % len(self._request.prompts)],
+                    self._sampled_tokens,
+                )
             else:
                 return
             requested[sampling] += tokens
@@ -246,7 +258,7 @@ class Verifier:
         """The time that is left for answers; the smoke tests have a part of their own."""
         context_s = self._context_s or 0.0
         reserved_s = context_s if context_s <= self._limit_s / _CONTEXT_SHARE else 0.0
-        reserved_s += self._limit_s / _SMOKE_SHARE if self._has_smoke_tests else 0.0
+        reserved_s += self._limit_s / _SMOKE_SHARE if self._request.smoke else 0.0
         return self._limit_s - self._elapsed_s - reserved_s
 
     @property
@@ -272,7 +284,7 @@ class Verifier:
     @property
     def _greedy_tokens(self) -> int:
         """Of one greedy answer: text that is requested once, as it repeats. Of few prompts it has to be long."""
-        has_many = len(self._prompts) * _GREEDY_TOKENS >= _PLENTY * greedy.tokens_for(greedy.MARGIN)
+        has_many = len(self._request.prompts) * _GREEDY_TOKENS >= _PLENTY * greedy.tokens_for(greedy.MARGIN)
         return self._fitting(_GREEDY_TOKENS if has_many else MAX_TOKENS, within_s=self._left_s / 2)
 
     def _add(self, item: _Timed, answer: ScoredText) -> None:
@@ -331,7 +343,7 @@ class Verifier:
     @property
     def _context_s(self) -> float | None:
         """The time that the long text should take; None if there is none, or nothing to tell it from."""
-        if not self._has_smoke_tests or self._context_limit is None or not self._scoring_s:
+        if not self._request.smoke or self._context_limit is None or not self._scoring_s:
             return None
         return 2 * self._context_limit * self._scoring_s / self._scored_tokens
 
@@ -342,10 +354,8 @@ class Verifier:
         if cost_s is None:
             return Smoke(name, smoke.SKIPPED, "nothing was scored: how long it takes is not known")
         if cost_s > self._limit_s / _CONTEXT_SHARE:
-            text = (
-                f"{limit} tokens would take about {cost_s:.0f} s: `--seconds {cost_s * _CONTEXT_SHARE:.0f}`"
-            )
-            return Smoke(name, smoke.SKIPPED, text)
+            seconds = f"`--seconds {cost_s * _CONTEXT_SHARE:.0f}`"
+            return Smoke(name, smoke.SKIPPED, f"{limit} tokens would take about {cost_s:.0f} s: {seconds}")
         self._phase = f"a text of {limit} tokens"
         test = partial(smoke.long_context, ids=self._context_ids, limit=limit)
         return self._alone(partial(smoke.smoke_test, name, test, self._session))
@@ -367,7 +377,6 @@ def _speculation(before: Metrics | None, after: Metrics | None) -> ServerSpecula
     return ServerSpeculation(is_on=True, acceptance=since_by_engine(before.acceptance, now=after.acceptance))
 
 
-def overall(parts: Sequence[Greedy | Sampled]) -> VerifyVerdict:
-    """The worst of them; INCONCLUSIVE if there is none."""
+def _worst(parts: Sequence[Greedy | Sampled]) -> VerifyVerdict:
     order = list(VerifyVerdict)
     return max((part.verdict for part in parts), key=order.index, default=VerifyVerdict.INCONCLUSIVE)

@@ -10,11 +10,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specserve.measure import statistics
-from specserve.measure.verify.result import CONFIDENCE, ErrorInterval, Sampled, Sampling, VerifyVerdict
-from specserve.measure.verify.session import LEVELS, Position, known
+from specserve.measure.bench.result import Interval
+from specserve.measure.verify.result import CONFIDENCE, Sampled, Sampling, VerifyVerdict
+from specserve.measure.verify.session import Position
+
+MOST_VOCABULARY = 1 << 18
+"""More tokens than any vocabulary has: bounds what is beyond the known ones at temperatures above 1."""
+_ROUNDING = 1e-5
+"""Of the sum of twenty probabilities that came as float32 logarithms."""
+_LOGITS = 1.01
+"""A sum above it is none of probabilities: the server shows logits (vLLM's `logprobs_mode`)."""
+NOISE = 0.01
+"""A share this close to `top_p` may fall on either side: decode and prefill round differently."""
+LEVELS = (0.0, -12.0, -18.0, -25.0)
+"""Log-probabilities (nats, at temperature 1); a token that is not known is below the first in any case."""
+NEAR = 0.25
+"""Two scores this close (nats) may change places, for the same reason."""
+
 
 MARGIN_POINTS = 1.5
 """A deviation of the best token's share, in percentage points: inside it is LOSSLESS, outside LOSSY."""
@@ -38,7 +53,94 @@ _FEWEST_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Distribution:
+    """Tokens with their log-weights at the temperature and their probabilities, given that it is one of them."""
+
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+    """Log-probabilities over temperature."""
+    probabilities: tuple[float, ...]
+    beyond: tuple[float, ...] | None
+    """For each of LEVELS: the most that all other tokens below it can have together; None: nothing can be said."""
+
+
+def known(position: Position, sampling: Sampling) -> Distribution | None:
+    """Returns what is known of the distribution that this token was drawn from; None if the settings hide it.
+
+    The order is vLLM's: temperature, top-k, top-p (vllm 0.32, v1/sample/rejection_sampler.py,
+    `apply_sampling_constraints`).
+    """
+    scores = [logprob / sampling.temperature for _, logprob in position.top]
+    weights = [math.exp(score - scores[0]) for score in scores]
+    beyond = _beyond(position, sampling.temperature)
+    if sampling.top_k:
+        edge = _edge(scores, weights, sampling.top_k)
+        if edge is None:
+            return None
+        weights, beyond = weights[: sampling.top_k], (edge,) * len(LEVELS)
+    if sampling.top_p < 1.0:
+        kept = _nucleus(weights, None if beyond is None else beyond[0], sampling.top_p)
+        if kept is None:
+            return None
+        if kept < len(weights):
+            weights, beyond = weights[:kept], (0.0,) * len(LEVELS)
+    total = math.fsum(weights)
+    return Distribution(
+        tokens=tuple(token for token, _ in position.top[: len(weights)]),
+        scores=tuple(scores[: len(weights)]),
+        probabilities=tuple(weight / total for weight in weights),
+        beyond=None if beyond is None else tuple(weight / (total + weight) for weight in beyond),
+    )
+
+
+def _edge(scores: list[float], weights: list[float], top_k: int) -> float | None:
+    """Returns the weight that may stand beyond the `top_k` best; None if it is not clear which those are.
+
+    They are clear if the last of them is well above all that follow, shown or not, or weighs next to nothing.
+    """
+    if top_k > len(scores):
+        return None
+    following = scores[min(top_k, len(scores) - 1)]
+    if scores[top_k - 1] - following > NEAR:
+        return 0.0
+    last = weights[top_k - 1]
+    return last if last < NOISE * math.fsum(weights[:top_k]) else None
+
+
+def _beyond(position: Position, temperature: float) -> tuple[float, ...] | None:
+    """Returns the most that all other tokens below each level weigh together, if the best one weighs 1.
+
+    A token of probability p weighs p^s, with s = 1/T. For s >= 1 that is at most p * most^(s - 1) if none of them
+    is likelier than `most`; for s < 1 the sum of N terms is at most N^(1 - s) * sum^s (Jensen).
+    """
+    seen = math.fsum(math.exp(logprob) for _, logprob in position.top)
+    if seen > _LOGITS:
+        return None
+    rest = math.log(max(0.0, 1.0 - seen) + _ROUNDING)
+    exponent, all_ = 1 / temperature, math.log(MOST_VOCABULARY)
+    bounds = []
+    for level in LEVELS:
+        most = min(position.top[-1][1], level)
+        total = min(rest, all_ + most)
+        bound = total + most * (exponent - 1) if exponent >= 1 else all_ * (1 - exponent) + total * exponent
+        bounds.append(math.exp(min(bound - position.top[0][1] * exponent, 50.0)))
+    return tuple(bounds)
+
+
+def _nucleus(weights: list[float], beyond: float | None, top_p: float) -> int | None:
+    """Returns how many tokens top-p keeps: those before which less than `top_p` stands; None if that is not clear."""
+    total, above = math.fsum(weights), 0.0
+    for index, weight in enumerate(weights):
+        surely_above = above / (total + beyond) if beyond is not None else 0.0
+        if surely_above >= top_p + NOISE:
+            return index
+        if above / total > top_p - NOISE and index:
+            return None
+        above += weight
+    return len(weights)
+
+
+class Tally(NamedTuple):
     """Sums over one request, the unit of the interval: its tokens are not independent of each other."""
 
     tokens: int = 0
@@ -57,32 +159,39 @@ class Tally:
     """How many there should be at most."""
 
 
+def total(tallies: Sequence[Tally]) -> Tally:
+    """Returns the sum of tallies."""
+    columns = list(zip(*(tallies or [Tally()]), strict=True))
+    levels = (tuple(map(sum, zip(*each, strict=True))) for each in columns[-2:])
+    values: list[Any] = [*map(sum, columns[:-2]), *levels]
+    return Tally(*values)
+
+
 def tally(positions: Sequence[Position], sampling: Sampling) -> Tally:
-    """One answer, from its first token on."""
-    tokens = skipped = 0
-    excess = variance = heat = information = 0.0
-    outside, expected = [0] * len(LEVELS), [0.0] * len(LEVELS)
-    for position in positions:
-        here = known(position, sampling)
-        if here is None:
-            skipped += 1
-            continue
-        is_outside = position.token not in here.tokens
-        for index, share in enumerate(here.beyond or ()):
-            outside[index] += is_outside and position.logprob < LEVELS[index]
-            expected[index] += share
-        if is_outside:
-            continue
-        tokens += 1
-        best, score = here.probabilities[0], here.scores[here.tokens.index(position.token)]
-        mean = math.fsum(p * s for p, s in zip(here.probabilities, here.scores, strict=True))
-        excess += (position.token == here.tokens[0]) - best
-        variance += best * (1 - best)
-        heat += mean - score
-        information += math.fsum(
-            p * (s - mean) ** 2 for p, s in zip(here.probabilities, here.scores, strict=True)
-        )
-    return Tally(tokens, skipped, excess, variance, heat, information, tuple(outside), tuple(expected))
+    """Returns the tally of one answer, from its first token on."""
+    return total([_tally(position, sampling) for position in positions])
+
+
+def _tally(position: Position, sampling: Sampling) -> Tally:
+    here = known(position, sampling)
+    if here is None:
+        return Tally(skipped=1)
+    expected = here.beyond or (0.0,) * len(LEVELS)
+    if position.token not in here.tokens:
+        is_known = here.beyond is not None
+        below = tuple(int(is_known and position.logprob < level) for level in LEVELS)
+        return Tally(outside=below, outside_expected=expected)
+    best, score = here.probabilities[0], here.scores[here.tokens.index(position.token)]
+    weighted = list(zip(here.probabilities, here.scores, strict=True))
+    mean = math.fsum(p * s for p, s in weighted)
+    return Tally(
+        tokens=1,
+        excess=(position.token == here.tokens[0]) - best,
+        variance=best * (1 - best),
+        heat=mean - score,
+        information=math.fsum(p * (s - mean) ** 2 for p, s in weighted),
+        outside_expected=expected,
+    )
 
 
 @dataclass(slots=True)
@@ -109,137 +218,126 @@ class Collector:
             self.is_decided = is_sure or self._tokens >= self.most_tokens
 
     def judged(self) -> Sampled:
-        """The verdict when no more will come."""
+        """Returns the verdict when no more will come."""
         return judge(self.tallies, self.sampling)
 
 
 class _Ratio(NamedTuple):
-    """A mean with its standard error."""
+    """A mean with its standard error and its degrees of freedom."""
 
     value: float
     error: float
+    degrees: int
 
-    def is_beyond(self, limit: float, quantile: float) -> bool:
-        """Whether the whole interval lies further from 0 than the limit."""
-        return abs(self.value) - quantile * self.error > limit
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
+        """Returns the value and the ends of its interval."""
+        half = _quantile(confidence, self.degrees) * self.error
+        return Interval(self.value, self.value - half, self.value + half)
 
-    def interval(self, quantile: float) -> ErrorInterval:
-        """The value and the ends of its interval."""
-        return ErrorInterval(
-            self.value, self.value - quantile * self.error, self.value + quantile * self.error
-        )
+    def is_beyond(self, limit: float, confidence: float) -> bool:
+        """Returns whether the whole interval lies further from 0 than the limit."""
+        found = self.interval(confidence)
+        return found.low > limit or found.high < -limit
+
+    def tokens_needed(self, tokens: int, *, inside: float) -> int:
+        """Returns how many more tokens bring the interval inside, if nothing is wrong.
+
+        The value falls with its error then.
+        """
+        if _end(self.interval()) < inside:
+            return 0
+        if not math.isfinite(self.error):
+            return _FIRST_GUESS
+        many = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # of many requests, which it takes by then
+        count = max(100, tokens / 2, tokens * (((many + 1) * self.error / inside) ** 2 - 1))
+        step = 10 ** max(0, int(math.log10(count)) - 1)  # two digits: it is an estimate
+        return int(math.ceil(count / step) * step)
 
 
 def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True) -> Sampled:
-    """The verdict on the requests so far. `is_last`: no more tokens will come, and what is likely is said."""
-    used = [item for item in tallies if item.tokens]
-    tokens = sum(item.tokens for item in used)
-    variance = math.fsum(item.variance for item in used)
-    information = math.fsum(item.information for item in used)
-    outside = [sum(item.outside[level] for item in tallies) for level in range(len(LEVELS))]
-    expected = [math.fsum(item.outside_expected[level] for item in tallies) for level in range(len(LEVELS))]
-    points = _ratio([(100 * item.excess, item.tokens) for item in used], model=100 * math.sqrt(variance))
-    heat = _ratio([(100 * item.heat, item.information) for item in used], model=100 * math.sqrt(information))
-    quantile = _quantile(CONFIDENCE, len(used) - 1)
-    strays = _strays(outside, expected)
-    likely = _reasons(points, heat, quantile) + strays
-    strict = _quantile(LOOK_CONFIDENCE, len(used) - 1)
-    reasons = likely if is_last else _reasons(points, heat, strict) + strays
+    """Returns the verdict on the requests so far.
+
+    `is_last`: no more tokens will come, and what is likely is said.
+    """
+    every, used = total(tallies), [item for item in tallies if item.tokens]
+    points = _ratio([(100 * item.excess, item.tokens) for item in used], variance=every.variance)
+    heat = _ratio([(100 * item.heat, item.information) for item in used], variance=every.information)
+    strays = _strays(every)
+    likely = _reasons(points, heat, CONFIDENCE) + strays
+    reasons = likely if is_last else _reasons(points, heat, LOOK_CONFIDENCE) + strays
     # few tokens say little of the temperature, which moves the cut
     is_cut = sampling.top_p < 1 or sampling.top_k > 0
-    needed = _tokens_needed(points, None if is_cut else heat, quantile, tokens=tokens, requests=len(used))
+    needed = max(
+        points.tokens_needed(every.tokens, inside=MARGIN_POINTS),
+        0 if is_cut else heat.tokens_needed(every.tokens, inside=COOL_PERCENT),
+        max(100, every.tokens) if len(used) < _FEWEST_REQUESTS else 0,
+    )
     if likely:
         needed = 0 if reasons else max(needed, 100)
-    deviation, temperature = points.interval(quantile), heat.interval(quantile)
-    is_measured = math.isfinite(points.error)
-    is_bounded = is_measured and not reasons
+    deviation, temperature = points.interval(), heat.interval()
+    is_bounded = math.isfinite(points.error) and not reasons
     verdict = VerifyVerdict.NO_FAULT_FOUND if needed else VerifyVerdict.LOSSLESS
     if not is_bounded:
         verdict = VerifyVerdict.LOSSY if reasons else VerifyVerdict.INCONCLUSIVE
+    largest_points = _end(deviation) if is_bounded else math.inf
+    largest_heat = _end(temperature) if is_bounded and not is_cut else math.inf
     return Sampled(
         sampling=sampling,
         verdict=verdict,
         requests=len(tallies),
-        tokens=tokens,
-        skipped=sum(item.skipped for item in tallies),
-        z=math.fsum(item.excess for item in used) / math.sqrt(variance) if variance else 0.0,
+        tokens=every.tokens,
+        skipped=every.skipped,
+        z=every.excess / math.sqrt(every.variance) if every.variance else 0.0,
         deviation_points=deviation,
         temperature_error_percent=temperature,
-        outside=outside[0],
-        outside_expected=expected[0],
+        outside=every.outside[0],
+        outside_expected=every.outside_expected[0],
         tokens_needed=needed,
-        excluded_points=_largest(deviation, most=100.0) if is_bounded else None,
-        excluded_temperature_percent=_largest(temperature, most=WIDEST_PERCENT)
-        if is_bounded and not is_cut
-        else None,
+        excluded_points=largest_points if largest_points <= 100 else None,
+        excluded_temperature_percent=largest_heat if largest_heat <= WIDEST_PERCENT else None,
         reasons=reasons,
     )
 
 
-def _ratio(pairs: Sequence[tuple[float, float]], *, model: float) -> _Ratio:
-    """Sum over sum, with its standard error: the larger of the one that requests show and the one of the model."""
-    below = math.fsum(b for _, b in pairs)
+def _ratio(pairs: Sequence[tuple[float, float]], *, variance: float) -> _Ratio:
+    """Returns sum over sum, with the larger of two standard errors: that of the requests and that of the model."""
+    below, degrees = math.fsum(b for _, b in pairs), len(pairs) - 1
     if below <= 0:
-        return _Ratio(0.0, math.inf)
+        return _Ratio(0.0, math.inf, degrees)
     ratio = math.fsum(a for a, _ in pairs) / below
     spread = math.fsum((a - ratio * b) ** 2 for a, b in pairs)
-    clustered = math.sqrt(spread * len(pairs) / (len(pairs) - 1)) if len(pairs) > 1 else math.inf
-    return _Ratio(ratio, max(clustered, model) / below)
+    clustered = math.sqrt(spread * len(pairs) / degrees) if degrees else math.inf
+    return _Ratio(ratio, max(clustered, 100 * math.sqrt(variance)) / below, degrees)
 
 
-def _largest(estimate: ErrorInterval, *, most: float) -> float | None:
-    """The end of the interval that is further from 0: what lies beyond it is excluded. None if that is over `most`."""
-    end = max(abs(estimate.low), abs(estimate.high))
-    return end if end <= most else None
+def _end(found: Interval) -> float:
+    """Returns the end that is further from 0: what lies beyond it is excluded."""
+    return max(abs(found.low), abs(found.high))
 
 
-def _reasons(points: _Ratio, heat: _Ratio, quantile: float) -> tuple[str, ...]:
-    """What shows that the tokens are not sampled as they should be."""
+def _reasons(points: _Ratio, heat: _Ratio, confidence: float) -> tuple[str, ...]:
+    """Returns what shows that the tokens are not sampled as they should be."""
     found = []
-    if points.is_beyond(MARGIN_POINTS, quantile):
+    if points.is_beyond(MARGIN_POINTS, confidence):
         often = "too often" if points.value > 0 else "too rarely"
         found.append(f"the most likely token is sampled {often}")
-    if heat.is_beyond(HOT_PERCENT, quantile):
+    if heat.is_beyond(HOT_PERCENT, confidence):
         higher = "higher" if heat.value > 0 else "lower"
         found.append(f"the tokens are sampled at a {higher} temperature than requested")
     return tuple(found)
 
 
-def _strays(outside: Sequence[int], expected: Sequence[float]) -> tuple[str, ...]:
-    """The first level below which far more tokens came than should."""
-    for level, count, most in zip(LEVELS, outside, expected, strict=True):
+def _strays(every: Tally) -> tuple[str, ...]:
+    """Returns the first level below which far more tokens came than should."""
+    for level, count, most in zip(LEVELS, every.outside, every.outside_expected, strict=True):
         if _chance(count, most) < STRAY_CHANCE:
             which = f"less likely than {math.exp(level):.0e}" if level else "outside the most likely ones"
             return (f"{count:,} sampled tokens are {which}; at most {most:,.1f} are expected",)
     return ()
 
 
-def _tokens_needed(
-    points: _Ratio, heat: _Ratio | None, quantile: float, *, tokens: int, requests: int
-) -> int:
-    """How many more tokens LOSSLESS should take; 0 if the intervals are inside the margins."""
-    needed = [_needed(points, quantile, tokens, inside=MARGIN_POINTS)]
-    if heat is not None:
-        needed.append(_needed(heat, quantile, tokens, inside=COOL_PERCENT))
-    if requests < _FEWEST_REQUESTS:
-        needed.append(max(100, tokens))
-    return max(needed)
-
-
-def _needed(ratio: _Ratio, quantile: float, tokens: int, *, inside: float) -> int:
-    """How many more tokens bring the interval inside, if nothing is wrong: the value falls with its error then."""
-    if abs(ratio.value) + quantile * ratio.error < inside:
-        return 0
-    if not math.isfinite(ratio.error):
-        return _FIRST_GUESS
-    many = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # of many requests, which it takes by then
-    count = max(100, tokens / 2, tokens * (((many + 1) * ratio.error / inside) ** 2 - 1))
-    step = 10 ** max(0, int(math.log10(count)) - 1)  # two digits: it is an estimate
-    return int(math.ceil(count / step) * step)
-
-
 def _chance(outside: int, expected: float) -> float:
-    """At most this is the chance of so many tokens beyond the known ones (Chernoff; it holds for martingales)."""
+    """Returns the most that the chance of so many stray tokens can be (Chernoff; it holds for martingales)."""
     allowed = _STRAY_SLACK * expected + 0.5
     if outside <= allowed:
         return 1.0
@@ -247,5 +345,5 @@ def _chance(outside: int, expected: float) -> float:
 
 
 def _quantile(confidence: float, degrees: int) -> float:
-    """Of Student's distribution, two-sided."""
+    """Returns that of Student's distribution, two-sided."""
     return statistics.quantile((1 + confidence) / 2, freedom=degrees) if degrees >= 1 else math.inf

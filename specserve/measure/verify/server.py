@@ -5,55 +5,37 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, Interrupted, TrafficError, UsageError
+from specserve.errors import FactError, Interrupted, TrafficError
 from specserve.measure.values import refuse_given
+from specserve.measure.verify.result import Verification
+from specserve.measure.verify.run import Verifier, VerifyRequest, VerifyStatus
+from specserve.measure.verify.session import VerifySession, results_of
 from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
+from specserve.serve.signals import StopRequest
 
 if TYPE_CHECKING:
-    from specserve.measure.verify.result import Sampling, Verification
-    from specserve.measure.verify.run import VerifyStatus
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
     from specserve.serve.events import OnEvent
-    from specserve.serve.signals import StopRequest
 
-
-Progress = AbstractContextManager[Callable[["VerifyStatus"], None]]
+Progress = AbstractContextManager[Callable[[VerifyStatus], None]]
 """Shows how far a verification is."""
+SHIPPED = Path(__file__).with_name("prompts.jsonl")
+MOST_PROMPTS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRequest:
-    """What is to be verified, and how much it may cost."""
+def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
+    """Returns the first 64 prompts of a file (see `workloads`), or those that ship, and how many lie beyond them.
 
-    samplings: tuple[Sampling, ...]
-    prompts: tuple[Prompt, ...]
-    limit_s: float = 60.0
-    smoke: bool = True
-    server: str | None = None
-    against: str | None = None
-    model: str | None = None
-    api_key_env: str | None = None
-    alternative: str | None = None
-    settings: tuple[str, ...] = ()
-    check: bool = True
-
-    @property
-    def profile(self) -> str | None:
-        """The profile that the server is to be started from: a file, or what could only be the name of one."""
-        name = self.server
-        if name is None or "://" in name:
-            return None
-        is_command = remembered(name) is not None  # a vLLM command behind `--`
-        is_profile = is_command or name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
-        return name if is_profile else None
+    Raises FactError for what cannot be read.
+    """
+    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
+    return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)
 
 
 def run_verification(
@@ -67,41 +49,37 @@ def run_verification(
 
     `start_view` shows its start. Raises SpecserveError, Interrupted for a signal.
     """
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.signals import stop_on_signals
 
-    if request.profile is None:
+    path = _profile_path(request.server)
+    if path is None:
         given = {"--set": request.settings, "--alternative": request.alternative}
         refuse_given({**given, "--no-check": not request.check}, command="verify")
         with stop_on_signals() as stop:
-            url, key = _address(request.server, request.api_key_env)
+            url, key = find_server(request.server, request.api_key_env)
             return verify_url(url, key, request, stop=stop, progress=progress)
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
 
-    profile, plan = _checked(request.profile, request, notices=notices)
+    profile, plan = _checked(path, request, notices=notices)
     refuse_taken_port(plan)
-    limit, log = draft_limit(profile), default_log(f"{plan.name}-verify")
-    with (
-        stop_on_signals() as stop,
-        running(plan, log_path=log, on_event=start_view(plan), stop=stop) as server,
-    ):
-        key = plan.api_key_env
-        return verify_url(server.url, key, request, stop=stop, progress=progress, draft_limit=limit)
+    log, on_event = default_log(f"{plan.name}-verify"), start_view(plan)
+    with stop_on_signals() as stop, running(plan, log_path=log, on_event=on_event, stop=stop) as server:
+        return verify_url(
+            server.url, plan.api_key_env, request, stop=stop, progress=progress, profile=profile
+        )
 
 
-def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """The URL of a server, and the variable with its key: a URL, a detached server, or the default without either."""
-    from specserve.serve.detached.registry import find_server, names, refuse_file
+def _profile_path(server: str | None) -> str | None:
+    """Returns the profile that the server is to be started from: a file, or what could only be the name of one."""
+    from specserve.convert.command import remembered
 
-    if server is None or server in names():
-        return find_server(None, server, api_key_env)
-    if "://" in server or ":" in server:
-        return server, api_key_env
-    refuse_file(server)
-    raise UsageError(
-        f"{server!r} is neither a detached server nor a URL",
-        hint="`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000",
-    )
+    if server is None or "://" in server:
+        return None
+    is_command = remembered(server) is not None  # a vLLM command behind `--`
+    is_file = server == "-" or server.endswith((".yaml", ".yml")) or Path(server).is_file()
+    return server if is_command or is_file else None
 
 
 def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
@@ -119,11 +97,11 @@ def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Pr
     return profile, plan
 
 
-def draft_limit(profile: Profile) -> int | None:
-    """The most tokens that a profile's draft model was made for; None if that is not known from a local copy."""
+def _draft_limit(profile: Profile | None) -> int | None:
+    """Returns the most tokens that a draft model was made for; None if that is not known from a local copy."""
     from specserve.models.read import read_model
 
-    model = getattr(profile.speculation, "model", None)
+    model = getattr(profile.speculation, "model", None) if profile is not None else None
     if not isinstance(model, str):
         return None
     try:
@@ -140,15 +118,15 @@ def verify_url(
     *,
     stop: StopRequest,
     progress: Progress | None,
-    draft_limit: int | None = None,
+    profile: Profile | None = None,
 ) -> Verification:
     """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted.
 
-    `key`: the variable with its key; `progress` shows how far it is, if anybody is to see that.
+    `key`: the variable with its key; `progress` shows how far it is, if anybody is to see that; `profile`: what it was
+    started from, if that is known.
     """
-    from specserve.measure.verify.run import Verifier
-    from specserve.measure.verify.session import VerifySession, results_of
     from specserve.serve.client import Client
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.requests import endpoint
 
     def tick() -> None:
@@ -167,32 +145,11 @@ def verify_url(
 
         session, other = connected(url, key, request.model), None
         if request.against is not None:
-            place = _address(request.against, request.api_key_env)
+            place = find_server(request.against, request.api_key_env)
             try:
                 other = connected(*place, None)
             except TrafficError as error:
                 raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
-        verifier = Verifier(
-            session,
-            request.prompts,
-            request.samplings,
-            limit_s=request.limit_s,
-            has_smoke_tests=request.smoke,
-            draft_limit=draft_limit,
-            show=stack.enter_context(progress) if progress is not None else lambda _: None,
-            on_tick=tick,
-        )
-        return verifier.run(other=other)
-
-
-SHIPPED = Path(__file__).with_name("prompts.jsonl")
-MOST_PROMPTS = 64
-
-
-def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
-    """The first 64 prompts of a file (see `workloads`), and how many lie beyond them; without a file, those that ship.
-
-    Raises FactError for what cannot be read.
-    """
-    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
-    return found[:MOST_PROMPTS], max(0, len(found) - MOST_PROMPTS)
+        show = stack.enter_context(progress) if progress is not None else lambda _: None
+        limit = _draft_limit(profile)
+        return Verifier(session, request, draft_limit=limit, show=show, on_tick=tick).run(other=other)

@@ -7,7 +7,9 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from specserve.errors import TrafficError, UsageError
@@ -16,18 +18,12 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
 from specserve.serve.requests import NoChatTemplate, RequestRefused
 
-MOST_VOCABULARY = 1 << 18
-"""More tokens than any vocabulary has: bounds what is beyond the known ones at temperatures above 1."""
-_ROUNDING = 1e-5
-"""Of the sum of twenty probabilities that came as float32 logarithms."""
-_LOGITS = 1.01
-"""A sum above it is none of probabilities: the server shows logits (vLLM's `logprobs_mode`)."""
-NOISE = 0.01
-"""A share this close to `top_p` may fall on either side: decode and prefill round differently."""
-LEVELS = (0.0, -12.0, -18.0, -25.0)
-"""Log-probabilities (nats, at temperature 1); a token that is not known is below the first in any case."""
-NEAR = 0.25
-"""Two scores this close (nats) may change places, for the same reason."""
+TOP = 20
+"""How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
+GREEDY = Sampling(0.0)
+_ALLOWED = re.compile(r"max allowed: (\d+)")
+_LOOK_EVERY_S = 0.2
+JobResult = TypeVar("JobResult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,100 +89,6 @@ def _position(step: Any, token: int, count: int) -> Position:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Tokens with their log-weights at the temperature and their probabilities, given that it is one of them."""
-
-    tokens: tuple[int, ...]
-    scores: tuple[float, ...]
-    """Log-probabilities over temperature."""
-    probabilities: tuple[float, ...]
-    beyond: tuple[float, ...] | None
-    """For each of LEVELS: the most that all other tokens below it can have together; None: nothing can be said."""
-
-
-def known(position: Position, sampling: Sampling) -> Distribution | None:
-    """What is known of the distribution that this token was drawn from; None if the settings hide it.
-
-    The order is vLLM's: temperature, top-k, top-p (vllm 0.32, v1/sample/rejection_sampler.py,
-    `apply_sampling_constraints`).
-    """
-    scores = [logprob / sampling.temperature for _, logprob in position.top]
-    weights = [math.exp(score - scores[0]) for score in scores]
-    beyond = _beyond(position, sampling.temperature)
-    if sampling.top_k:
-        edge = _edge(scores, weights, sampling.top_k)
-        if edge is None:
-            return None
-        weights, beyond = weights[: sampling.top_k], (edge,) * len(LEVELS)
-    if sampling.top_p < 1.0:
-        kept = _nucleus(weights, None if beyond is None else beyond[0], sampling.top_p)
-        if kept is None:
-            return None
-        if kept < len(weights):
-            weights, beyond = weights[:kept], (0.0,) * len(LEVELS)
-    total = math.fsum(weights)
-    return Distribution(
-        tokens=tuple(token for token, _ in position.top[: len(weights)]),
-        scores=tuple(scores[: len(weights)]),
-        probabilities=tuple(weight / total for weight in weights),
-        beyond=None if beyond is None else tuple(weight / (total + weight) for weight in beyond),
-    )
-
-
-def _edge(scores: list[float], weights: list[float], top_k: int) -> float | None:
-    """The weight that may stand beyond the `top_k` best; None if it is not clear which those are.
-
-    They are clear if the last of them is well above all that follow, shown or not, or weighs next to nothing.
-    """
-    if top_k > len(scores):
-        return None
-    following = scores[min(top_k, len(scores) - 1)]
-    if scores[top_k - 1] - following > NEAR:
-        return 0.0
-    last = weights[top_k - 1]
-    return last if last < NOISE * math.fsum(weights[:top_k]) else None
-
-
-def _beyond(position: Position, temperature: float) -> tuple[float, ...] | None:
-    """At most this is the weight of all other tokens below each level together, if the best one's is 1.
-
-    A token of probability p weighs p^s, with s = 1/T. For s >= 1 that is at most p * most^(s - 1) if none of them
-    is likelier than `most`; for s < 1 the sum of N terms is at most N^(1 - s) * sum^s (Jensen).
-    """
-    seen = math.fsum(math.exp(logprob) for _, logprob in position.top)
-    if seen > _LOGITS:
-        return None
-    rest = math.log(max(0.0, 1.0 - seen) + _ROUNDING)
-    exponent, all_ = 1 / temperature, math.log(MOST_VOCABULARY)
-    bounds = []
-    for level in LEVELS:
-        most = min(position.top[-1][1], level)
-        total = min(rest, all_ + most)
-        bound = total + most * (exponent - 1) if exponent >= 1 else all_ * (1 - exponent) + total * exponent
-        bounds.append(math.exp(min(bound - position.top[0][1] * exponent, 50.0)))
-    return tuple(bounds)
-
-
-def _nucleus(weights: list[float], beyond: float | None, top_p: float) -> int | None:
-    """How many tokens top-p keeps: those before which less than `top_p` stands; None if that is not clear."""
-    total, above = math.fsum(weights), 0.0
-    for index, weight in enumerate(weights):
-        surely_above = above / (total + beyond) if beyond is not None else 0.0
-        if surely_above >= top_p + NOISE:
-            return index
-        if above / total > top_p - NOISE and index:
-            return None
-        above += weight
-    return len(weights)
-
-
-TOP = 20
-"""How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
-GREEDY = Sampling(0.0)
-_ALLOWED = re.compile(r"max allowed: (\d+)")
-
-
 class VerifySession:
     """One server and one of its models. The methods may be called by several threads concurrently."""
 
@@ -232,8 +134,12 @@ class VerifySession:
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        messages = list(prompt.messages or ({"role": "user", "content": prompt.content},))
-        return self._post("chat/completions", messages=messages, **body)
+        chat = (
+            prompt
+            if prompt.messages
+            else replace(prompt, messages=({"role": "user", "content": prompt.content},))
+        )
+        return self._post("chat/completions", **chat.body, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         return self.client.post(path, {"model": self.model, **body}, model=self.model)
@@ -291,16 +197,8 @@ class VerifySession:
 
 
 def _fields(sampling: Sampling) -> dict[str, Any]:
-    """Every sampling field of a request: what it leaves out, a server takes from `generation_config.json`."""
-    return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-    }
+    """Returns every sampling field of a request: what it leaves out, a server takes from `generation_config.json`."""
+    return {**asdict(sampling), "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def read_text(raw: Mapping[str, Any], name: str = "", *, index: int = 0) -> ScoredText:
@@ -322,34 +220,35 @@ def read_text(raw: Mapping[str, Any], name: str = "", *, index: int = 0) -> Scor
         ) from None
 
 
-JobResult = TypeVar("JobResult")
-_LOOK_EVERY_S = 0.2
-
-
 def results_of(
     jobs: Iterable[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
 ) -> Iterator[JobResult]:
-    """What the jobs return, in the order in which they end; what one of them raises ends it.
+    """Yields what the jobs return, in the order in which they end; what one of them raises ends it.
 
     `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
     with their request.
     """
-    waiting, lock, is_over = iter(jobs), threading.Lock(), threading.Event()
-    done: queue.SimpleQueue[tuple[JobResult] | Exception | None] = queue.SimpleQueue()
+    waiting, lock = iter(jobs), threading.Lock()
+    done: queue.SimpleQueue[Callable[[], JobResult] | None] = queue.SimpleQueue()
+    """By job, what returns its result or raises its error; None for a thread that has ended."""
+    is_over = False
 
-    def following() -> Callable[[], JobResult] | None:
-        with lock:
-            return None if is_over.is_set() else next(waiting, None)
+    def raised(error: Exception) -> JobResult:
+        raise error
 
     def work() -> None:
-        try:
-            while (job := following()) is not None:
-                done.put((job(),))
-        except Exception as error:  # raised again where the results are taken
-            is_over.set()
-            done.put(error)
-        finally:
-            done.put(None)
+        nonlocal is_over
+        while True:
+            try:
+                with lock:
+                    job = None if is_over else next(waiting, None)
+                if job is None:
+                    break
+                done.put(partial(lambda found: found, job()))
+            except Exception as error:
+                is_over = True
+                done.put(partial(raised, error))
+        done.put(None)
 
     for _ in range(concurrency):
         threading.Thread(target=work, daemon=True).start()
@@ -357,15 +256,11 @@ def results_of(
     try:
         while working:
             on_tick()
-            try:
-                item = done.get(timeout=_LOOK_EVERY_S)
-            except queue.Empty:
-                continue
-            if item is None:
-                working -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item[0]
+            with suppress(queue.Empty):
+                result = done.get(timeout=_LOOK_EVERY_S)
+                if result is None:
+                    working -= 1
+                else:
+                    yield result()
     finally:
-        is_over.set()
+        is_over = True

@@ -13,7 +13,8 @@ from specserve.measure.verify.session import Position, VerifySession, read_text
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.requests import RequestRefused, shown
 
-SmokeTest = Callable[[VerifySession], tuple[Outcome, str]]
+Found = tuple[Outcome, str]
+SmokeTest = Callable[[VerifySession], Found]
 OK, NOT_OK, SKIPPED = Outcome.OK, Outcome.NOT_OK, Outcome.SKIPPED
 _TEXT_TOKENS, _SCHEMA_TOKENS = 40, 96
 _STORY = Prompt(
@@ -32,6 +33,23 @@ _WEATHER = Prompt(
 """,
 )
 """Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
+_CITIES = ("Lima", "Oslo")
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+        "city": {"enum": [*_CITIES]},
+    },
+    "required": ["days", "city"],
+    "additionalProperties": False,
+}
+_FITTING = [
+    json.dumps(value, separators=(",", ":"))
+    for days in range(10)
+    for city in _CITIES
+    for value in ({"days": days, "city": city}, {"city": city, "days": days})
+]
+"""Every answer that the schema allows, without blanks."""
 
 
 def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
@@ -47,56 +65,25 @@ def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
         return Smoke(name, NOT_OK, "the answer is not as vLLM writes it")
 
 
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "days": {"type": "integer", "minimum": 0, "maximum": 9},
-        "city": {"enum": ["Lima", "Oslo"]},
-    },
-    "required": ["days", "city"],
-    "additionalProperties": False,
-}
-
-
-def _fits_schema(text: str) -> bool:
+def _schema_result(text: str, finish_reason: object) -> Found:
     try:
-        content = json.loads(text)
+        if json.dumps(json.loads(text), separators=(",", ":")) in _FITTING:
+            return OK, shown(text)
     except (ValueError, RecursionError):
-        return False
-    return (
-        isinstance(content, dict)
-        and set(content) == {"days", "city"}
-        and content["city"] in ("Lima", "Oslo")
-        and type(content["days"]) is int
-        and 0 <= content["days"] <= 9
-    )
-
-
-def _may_fit_schema(text: str) -> bool:
-    """Whether JSON of the schema may begin like this; blanks may stand anywhere."""
-    days = [f'"days":{number}' for number in range(10)]
-    cities = [f'"city":"{name}"' for name in ("Lima", "Oslo")]
-    pairs = [pair for one in days for other in cities for pair in ((one, other), (other, one))]
-    return any(f"{{{one},{other}}}".startswith("".join(text.split())) for one, other in pairs)
-
-
-def _schema_result(text: str, finish_reason: object) -> tuple[Outcome, str]:
-    if _fits_schema(text):
-        return OK, shown(text)
-    if finish_reason == "length" and _may_fit_schema(text):
-        return SKIPPED, f"not finished within {_SCHEMA_TOKENS} tokens: {shown(text[:40])}"
+        begun = "".join(text.split())  # blanks may stand anywhere
+        if finish_reason == "length" and any(whole.startswith(begun) for whole in _FITTING):
+            return SKIPPED, f"not finished within {_SCHEMA_TOKENS} tokens: {shown(text[:40])}"
     return NOT_OK, f"not JSON of the schema: {shown(text[:80])}"
 
 
-def json_schema(session: VerifySession) -> tuple[Outcome, str]:
+def json_schema(session: VerifySession) -> Found:
     """`response_format` with a JSON schema."""
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
-    raw = session.ask(_WEATHER, max_tokens=_SCHEMA_TOKENS, response_format=form)
-    given = read_text(raw)
+    given = read_text(session.ask(_WEATHER, max_tokens=_SCHEMA_TOKENS, response_format=form))
     return _schema_result(given.text, given.finish_reason)
 
 
-def tool_call(session: VerifySession) -> tuple[Outcome, str]:
+def tool_call(session: VerifySession) -> Found:
     """A named tool: its arguments must follow the schema of its parameters."""
     if session.mode != "chat":
         return SKIPPED, "the model has no chat template"
@@ -116,7 +103,7 @@ def tool_call(session: VerifySession) -> tuple[Outcome, str]:
     return _schema_result(str(calls[0]["function"]["arguments"]), choice.get("finish_reason"))
 
 
-def stop_string(session: VerifySession) -> tuple[Outcome, str]:
+def stop_string(session: VerifySession) -> Found:
     """A stop string from the middle of a greedy text must end it right there."""
     full = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS))
     stop = _middle(full.text)
@@ -134,15 +121,12 @@ def stop_string(session: VerifySession) -> tuple[Outcome, str]:
 
 
 def _middle(text: str) -> str | None:
-    """Three characters from inside that come for the first time there."""
-    for start in range(len(text) // 4, len(text) - 3):
-        part = text[start : start + 3]
-        if len(part.strip()) == 3 and text.index(part) == start:
-            return part
-    return None
+    """Returns three characters from inside that come for the first time there."""
+    parts = ((start, text[start : start + 3]) for start in range(len(text) // 4, len(text) - 3))
+    return next((part for start, part in parts if len(part.strip()) == 3 and text.index(part) == start), None)
 
 
-def logprobs(session: VerifySession) -> tuple[Outcome, str]:
+def logprobs(session: VerifySession) -> Found:
     """The log-probabilities that come with the tokens are those of the target."""
     is_chat = session.mode == "chat"
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if is_chat else {"logprobs": 1}
@@ -159,7 +143,7 @@ def logprobs(session: VerifySession) -> tuple[Outcome, str]:
     return (OK if worst <= TIE_TOLERANCE else NOT_OK), detail
 
 
-def several_answers(session: VerifySession) -> tuple[Outcome, str]:
+def several_answers(session: VerifySession) -> Found:
     """`n = 3`."""
     raw = session.ask(_STORY, Sampling(1.0), max_tokens=_TEXT_TOKENS, n=3)
     choices = raw["choices"]
@@ -172,56 +156,54 @@ def several_answers(session: VerifySession) -> tuple[Outcome, str]:
 
 
 _REFUSED_TOKENS = 16
-_REFUSED = "refused, as vLLM does with speculation"
+_REFUSED = OK, "refused, as vLLM does with speculation"
 
 
-def min_p(session: VerifySession) -> tuple[Outcome, str]:
+def min_p(session: VerifySession) -> Found:
     """`min_p = 1` leaves the best token alone, at any temperature."""
     try:
         raw = session.ask(_STORY, Sampling(1.5), min_p=1.0, max_tokens=_REFUSED_TOKENS)
     except RequestRefused:
-        return OK, _REFUSED
+        return _REFUSED
     given = session.scored(read_text(raw))
-    if max((position.gap for position in given.positions), default=0.0) <= TIE_TOLERANCE:
-        return OK, "obeyed"
-    return NOT_OK, "the server accepts min_p, but ignores it"
+    return _obeyed("min_p", all(position.gap <= TIE_TOLERANCE for position in given.positions))
 
 
-def logit_bias(session: VerifySession) -> tuple[Outcome, str]:
+def logit_bias(session: VerifySession) -> Found:
     """A bias of 100 on one token lets no other come."""
     first = read_text(session.ask(_STORY, max_tokens=4)).ids[0]
     try:
         raw = session.ask(_STORY, max_tokens=_REFUSED_TOKENS, logit_bias={str(first): 100})
     except RequestRefused:
-        return OK, _REFUSED
-    if set(read_text(raw).ids) == {first}:
-        return OK, "obeyed"
-    return NOT_OK, "the server accepts logit_bias, but ignores it"
+        return _REFUSED
+    return _obeyed("logit_bias", set(read_text(raw).ids) == {first})
+
+
+def _obeyed(name: str, is_obeyed: bool) -> Found:
+    return (OK, "obeyed") if is_obeyed else (NOT_OK, f"the server accepts {name}, but ignores it")
 
 
 _PENALTY = 2.0
 """The most that vLLM takes: it decides even if the best token is clearly ahead."""
 
 
-def penalties(session: VerifySession) -> tuple[Outcome, str]:
+def penalties(session: VerifySession) -> Found:
     """Greedy text under a presence penalty takes the best token after the penalty, which the steps of drafts know."""
     given = read_text(session.ask(_STORY, presence_penalty=_PENALTY, max_tokens=_TEXT_TOKENS))
     scores = session.score(given.prompt_ids, given.ids)
-    decided = 0
     for index, position in enumerate(scores):
-        own, best = _penalised(position, set(given.ids[:index]))
-        if best - own > TIE_TOLERANCE:
+        if _penalised_gap(position, set(given.ids[:index])) > TIE_TOLERANCE:
             return NOT_OK, f"token {index} is not the best one under presence_penalty {_PENALTY:g}"
-        decided += position.gap > TIE_TOLERANCE
+    decided = sum(position.gap > TIE_TOLERANCE for position in scores)
     if not decided:
         return SKIPPED, "the penalty changes no token of this text"
     return OK, f"the penalty changed {decided} of {len(scores)} tokens, as it should"
 
 
-def _penalised(position: Position, seen: set[int]) -> tuple[float, float]:
-    """The log-probabilities of the emitted token and of the best one after the penalty."""
+def _penalised_gap(position: Position, seen: set[int]) -> float:
+    """Returns how much likelier another token is than the emitted one after the penalty."""
     own = position.logprob - _PENALTY * (position.token in seen)
-    return own, max(own, *(logprob - _PENALTY * (token in seen) for token, logprob in position.top))
+    return max(logprob - _PENALTY * (token in seen) for token, logprob in position.top) - own
 
 
 TESTS: Mapping[str, SmokeTest] = {
@@ -240,12 +222,12 @@ _PROBES = 4
 
 
 def context_limit(max_model_len: int | None, draft_limit: int | None) -> int | None:
-    """The length that the text is to cross: the draft's, if that is known and below the server's."""
+    """Returns the length that the text is to cross: the draft's, if that is known and below the server's."""
     limits = [limit for limit in (max_model_len, draft_limit) if limit is not None and limit > 4 * _ROOM]
     return min(limits, default=None)
 
 
-def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> tuple[Outcome, str]:
+def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> Found:
     """Greedy text around `limit`, made of a repeated text; some of its tokens are requested again by prefill alone."""
     room = _ROOM if limit == session.max_model_len else 2 * _ROOM
     prompt = (list(ids) * (limit // len(ids) + 1))[: limit - _ROOM]

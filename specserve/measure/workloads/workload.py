@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 Message = Mapping[str, str]
 """`role` and `content`, text only."""
@@ -24,6 +25,13 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     temperature: float | None = None
     """Of the request in a log; what is sent again has the temperature of the measurement."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The field of a request that holds it: `prompt` or `messages`."""
+        if self.messages is None:
+            return {"prompt": self.text}
+        return {"messages": [dict(part) for part in self.messages]}
 
     @property
     def content(self) -> str:

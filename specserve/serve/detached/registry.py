@@ -293,36 +293,34 @@ def only_server(name: str | None) -> Record:
         name = known[0]
     record = read(name)
     if record is None:
-        raise UsageError(f"there is no server {name!r}", hint="`specserve ps` lists them")
+        hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
+        raise UsageError(f"there is no server {name!r}", hint=hint)
     return record
 
 
-def is_address(text: str) -> bool:
-    """Whether it is an address; else it is a detached server's name, which has neither colon, dot nor slash."""
-    return any(mark in text for mark in ":./")
+def locate(server: str | None) -> tuple[str, Record | None]:
+    """The URL of a server, and what is known of it if it is detached. `server`: its name or URL.
 
-
-def refuse_file(text: str) -> None:
-    """Raises UsageError if a file is named: it is not a server."""
-    if "://" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
+    Without it: the only detached server, else port 8000 of this host. Raises UsageError, FactError.
+    """
+    if server is None and len(names()) != 1:
+        return DEFAULT_URL, None
+    if (
+        server is not None
+        and "://" not in server
+        and (server.endswith((".yaml", ".yml")) or Path(server).is_file())
+    ):
         raise UsageError(
-            f"`{text}` is a file, not a server's name or URL",
+            f"`{server}` is a file, not a server's name or URL",
             hint="`specserve up FILE --detach` starts one; `specserve ps` lists the running ones",
         )
+    if server is not None and any(mark in server for mark in ":./"):  # which no name has
+        return server, None
+    record = only_server(server)
+    return record.url, record
 
 
-def find_server(url: str | None, name: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """The URL, and the NAME of the variable that holds the key: of a detached server that of its profile.
-
-    Without either it is the only detached server, else port 8000 of this host. Raises UsageError, FactError.
-    """
-    if url is not None and name is not None:
-        raise UsageError(
-            "`--url` and `--name` cannot be combined: both say which server to use", hint="give one of them"
-        )
-    if url is not None:
-        return url, api_key_env
-    if name is None and len(names()) != 1:
-        return DEFAULT_URL, api_key_env
-    record = only_server(name)
-    return record.url, api_key_env or record.api_key_env
+def find_server(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
+    """The URL as `locate` has it, and the NAME of the variable with the key; without one, that of its profile."""
+    url, record = locate(server)
+    return url, api_key_env or (record.api_key_env if record else None)

@@ -13,8 +13,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from specserve.measure.verify.result import Sampled, Sampling
-from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.session import LEVELS, Position, known
+from specserve.measure.verify.sampled import Collector, Tally, known, tally, total
+from specserve.measure.verify.session import Position
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99
@@ -62,23 +62,7 @@ def draws(positions: Sequence[Position], sampling: Sampling, *, drawn_at: float)
 
 def request(places: Sequence[Draw], rng: random.Random) -> Tally:
     """One answer with tokens drawn anew."""
-    return added([of[bisect(running, rng.random() * running[-1])] for running, of in places])
-
-
-def added(tallies: Sequence[Tally]) -> Tally:
-    """Tallies of single tokens as the one of their answer."""
-    return Tally(
-        tokens=sum(one.tokens for one in tallies),
-        skipped=sum(one.skipped for one in tallies),
-        excess=sum(one.excess for one in tallies),
-        variance=sum(one.variance for one in tallies),
-        heat=sum(one.heat for one in tallies),
-        information=sum(one.information for one in tallies),
-        outside=tuple(sum(one.outside[level] for one in tallies) for level in range(len(LEVELS))),
-        outside_expected=tuple(
-            sum(one.outside_expected[level] for one in tallies) for level in range(len(LEVELS))
-        ),
-    )
+    return total([of[bisect(running, rng.random() * running[-1])] for running, of in places])
 
 
 @lru_cache

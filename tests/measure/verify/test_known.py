@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.verify.result import Sampling
-from specserve.measure.verify.session import LEVELS, Position, known
+from specserve.measure.verify.sampled import LEVELS, known
+from specserve.measure.verify.session import Position
 
 Whole = dict[int, float]
 logits = st.lists(st.floats(-20, 12), min_size=30, max_size=80)

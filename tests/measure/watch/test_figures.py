@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 
 from specserve.measure.watch.figures import (
     Latency,
+    Reading,
+    Stretch,
     WatchFigures,
+    between,
     figures,
     groups_of,
+    joined,
     quantile_interval,
     ratio_interval,
     request_interval,
 )
-from specserve.measure.watch.window import Reading, Stretch, between, joined
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.metrics.prometheus import read
 from tests.measure.watch.conftest import made
