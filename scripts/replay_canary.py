@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specserve.measure.watch.compare import CanaryComparison, CanaryReport, CanaryState, FigureVerdict
-from specserve.measure.watch.window import Reading
+from specserve.measure.watch.figures import Reading
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 

@@ -26,8 +26,7 @@ from specserve.convert.convert import converted
 from specserve.convert.reading import read
 from specserve.profile.source import parse as parse_yaml
 from specserve.profile.validate import read_profile
-from specserve.sglang.launch import SglangLaunch, launch_sglang
-from specserve.sglang.mapping import ARGUMENTS
+from specserve.sglang.options import ARGUMENTS, SglangLaunch, launch_sglang
 from specserve.vllm.arguments import human_int
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "sglang_launches.yaml"

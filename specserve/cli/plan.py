@@ -135,8 +135,8 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
 def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
     from specserve.checks.compare import effective
+    from specserve.report.check import effective_json, effective_text
     from specserve.report.console import out
-    from specserve.report.effective import effective_json, effective_text
 
     judged = effective(profile, machine=options.machine, use_lock=options.use_lock)
     out(

@@ -11,8 +11,7 @@ from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_opti
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.measure.watch.server import WatchedServer, WatchRequest
-    from specserve.measure.watch.watch import WatchReport
+    from specserve.measure.watch.watch import WatchedServer, WatchReport, WatchRequest
 
 _WINDOW_S = 60.0
 UNDECIDED_CODE = 4
@@ -99,7 +98,7 @@ def watch(
     specserve watch canary --against demo --for 2h
     """
     from specserve.measure.values import seconds
-    from specserve.measure.watch.server import WatchedServer, WatchRequest
+    from specserve.measure.watch.watch import WatchedServer, WatchRequest
 
     if once and for_time is not None:
         raise UsageError(
@@ -135,7 +134,7 @@ def _watch(watched: WatchedServer, exporter: str | None, *, is_json: bool, only_
     if exporter is None:
         return show_watch(watched, watched.reports(), is_json=is_json, only_last=only_last)
     with Exporter(**watched.labels) as export:
-        reports = watched.reports(export)
+        reports = watched.reports(export.show)
         say_exporter(*export.listen_at(exporter))
         return show_watch(watched, reports, is_json=is_json, only_last=only_last)
 

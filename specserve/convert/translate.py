@@ -12,7 +12,7 @@ from specserve.convert.command import inferred_method
 from specserve.convert.invocation import EngineStart
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
-from specserve.sglang import mapping as sglang
+from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
 

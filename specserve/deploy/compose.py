@@ -26,10 +26,9 @@ from specserve.deploy.deployment import (
 )
 from specserve.deploy.monitoring import monitoring_files
 from specserve.errors import UsageError
-from specserve.plan.launchplan import FromEnv
+from specserve.plan.launchplan import FromEnv, shell
 from specserve.profile.writer import Commented, comment, yaml_text
-from specserve.sglang.launch import command, launch_sglang
-from specserve.sglang.mapping import VERSION
+from specserve.sglang.options import VERSION, launch_sglang
 
 PROMETHEUS = "prom/prometheus:v3.7.3"
 PROMETHEUS_URL = "http://prometheus:9090"
@@ -281,7 +280,7 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     head = f"{rendered_head(made, f'SGLang {VERSION}', bare.fingerprint)}\n{warning}{notes}"
     beside = comment(f"Run it in the folder that holds {made.mounted}" if made.mounts else "")
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in bare.env.items())
-    script = f"#!/bin/sh\n{comment(head)}set -eu\n{beside}{exported}exec {command(replace(bare, env={}))}"
+    script = f"#!/bin/sh\n{comment(head)}set -eu\n{beside}{exported}exec {shell(replace(bare, env={}))}"
     inside = launch_sglang(profile)
     home: Any = Commented("models of the Hub, and what SGLang compiles", f"home:{_SGLANG_HOME}/.cache")
     service = _served(made, inside.argv, sglang_image(made), folder, home=home)

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from specserve.errors import FactError
@@ -266,7 +265,7 @@ class PairedDifference:
     """
 
     def __init__(self) -> None:
-        self._parts: list[tuple[float, float, float]] = []
+        self._parts: list[tuple[float, ...]] = []
         """By block: its weight, and the weight times the ratio of each side."""
 
     def add(self, first: tuple[float, float], second: tuple[float, float]) -> None:
@@ -277,13 +276,19 @@ class PairedDifference:
         weight = lower * other_lower / (lower + other_lower)
         self._parts.append((weight, weight * upper / lower, weight * other_upper / other_lower))
         if len(self._parts) > _MOST_PARTS:  # neighbours as one: memory does not grow
-            self._parts = [_joined(self._parts[at : at + 2]) for at in range(0, len(self._parts), 2)]
+            self._parts = [
+                (*map(math.fsum, zip(*self._parts[at : at + 2], strict=True)),)
+                for at in range(0, len(self._parts), 2)
+            ]
 
     @property
     def ratios(self) -> tuple[float, float]:
         """Both ratios over the blocks, each block with the same weight on both sides; 0 without a block."""
-        weight, first, second = _joined(self._parts)
-        return first / (weight or 1.0), second / (weight or 1.0)
+        whole, first, second = self._sums()
+        return first / (whole or 1.0), second / (whole or 1.0)
+
+    def _sums(self) -> tuple[float, ...]:
+        return tuple(map(math.fsum, zip(*self._parts or [(0.0, 0.0, 0.0)], strict=True)))
 
     def interval(self, *, error: float, least_variance: float = 0.0) -> Interval | None:
         """Returns the difference and an interval that at no look leaves out the true one, but for a share `error`.
@@ -293,14 +298,15 @@ class PairedDifference:
         """
         if not self._parts:
             return None
-        whole, first, second = _joined(self._parts)
+        whole, first, second = self._sums()
         value = (second - first) / whole
+        weights, mine, theirs = library("numpy").array(self._parts).T
         # blocks of unequal weight are as good as fewer equal ones
-        count = whole**2 / sum(weight**2 for weight, _, _ in self._parts)
+        count = whole**2 / float((weights**2).sum())
         if count <= 1 + 1e-9:
             return Interval(value, -math.inf, math.inf)
-        residuals = [theirs - mine - value * weight for weight, mine, theirs in self._parts]
-        alone = sum(each**2 for each in residuals) * count / (count - 1)
+        residuals = theirs - mine - value * weights
+        alone = float((residuals**2).sum()) * count / (count - 1)
         variance = max(alone, _correlated(residuals, alone))
         # blocks that are alike are as good as fewer independent ones
         alike = count * alone / variance if variance else count
@@ -310,23 +316,15 @@ class PairedDifference:
         return Interval(value, value - half, value + half)
 
 
-def _joined(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    weights, first, second = zip(*parts, strict=True) if parts else ((), (), ())
-    return sum(weights), sum(first), sum(second)
-
-
-def _correlated(residuals: Sequence[float], alone: float) -> float:
+def _correlated(residuals: Any, alone: float) -> float:
     """Returns the variance of the sum if neighbours are alike: the largest over groups of 2, 4, 8, … blocks.
 
     Requests run on into the next block, and a load that only one server has lasts for several blocks.
     """
-    most = alone + 2 * sum(one * other for one, other in pairwise(residuals))
-    groups = list(residuals)
+    most, groups = alone + 2 * float((residuals[:-1] * residuals[1:]).sum()), residuals
     while len(groups) >= 2 * _LEAST_GROUPS:
-        if len(groups) % 2:
-            groups.append(0.0)
-        groups = [one + other for one, other in zip(groups[::2], groups[1::2], strict=True)]
-        most = max(most, sum(each**2 for each in groups) * len(groups) / (len(groups) - 1))
+        groups = library("numpy").append(groups, [0.0] * (len(groups) % 2)).reshape(-1, 2).sum(axis=1)
+        most = max(most, float((groups**2).sum()) * len(groups) / (len(groups) - 1))
     return most
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from specserve.diagnostics import Span
 
@@ -100,7 +100,19 @@ class LaunchPlan:
         return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
 
-def shell(plan: LaunchPlan) -> str:
+class Startable(Protocol):
+    """What a shell can start."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+
+    @property
+    def env(self) -> Mapping[str, str | FromEnv]:
+        """What is set on top of the inherited environment."""
+
+
+def shell(plan: Startable) -> str:
     """One command for a POSIX shell; pasted, it starts the same server. Keys stay in their variables.
 
     The shell refuses to start it where such a variable is unset or empty, for vLLM would serve without a key.

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TextIO
 
 from specserve.errors import without_user
@@ -53,12 +54,13 @@ from specserve.report.table import Column, Table
 FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
-_VERDICTS = {
-    Verdict.PAYS: "pays",
-    Verdict.COSTS: "costs",
-    Verdict.NO_DIFFERENCE: "makes no difference",
-    Verdict.INCONCLUSIVE: "is inconclusive",
-}
+_HEAD = (
+    Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
+    Column("verdict", "verdict"), Column("length"),
+    Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
+    Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
+    Column("gap P99, ms", is_detail=True),
+)  # fmt: skip
 _LEGEND = (
     "speedup: output tokens/s over those of the first variant, with its 95 % interval; length: mean acceptance length, "
     "tokens per step; needed: the length at which speculation breaks even"
@@ -127,54 +129,24 @@ class BenchRow:
         """What was measured; None if it counts for nothing."""
         return self.cell.figures if self.cell.invalid is None else None
 
-    @property
-    def verdict(self) -> str:
-        """The verdict's word; `invalid` if the figures count for nothing."""
-        if self.cell.invalid is not None:
-            return "invalid"
-        return self.comparison.verdict.value if self.comparison else ""
-
-    def compared(self, shown: Callable[[Comparison], str]) -> str:
-        """Returns a figure of the comparison; nothing without one."""
-        return shown(self.comparison) if self.comparison else ""
-
-    def measured(self, shown: Callable[[Figures], str]) -> str:
-        """Returns a figure; a dash if there is none that counts."""
-        return shown(self.figures) if self.figures else NONE
-
-
-_COLUMNS: tuple[tuple[Column, Callable[[BenchRow], str]], ...] = (
-    (Column("load"), lambda row: load(row.cell.point)),
-    (Column("variant", "code"), lambda row: row.cell.arm),
-    (Column("tokens/s"), lambda row: row.measured(lambda known: rate(known.output_tokens_per_s))),
-    (
-        Column("speedup, 95 %"),
-        lambda row: row.compared(lambda known: with_spread(known.speedup)) if row.figures else "",
-    ),
-    (Column("verdict", "verdict"), lambda row: row.verdict),
-    (Column("length"), lambda row: row.compared(lambda known: number(known.mean_acceptance_length))),
-    (
-        Column("needed"),
-        lambda row: row.compared(lambda known: number(known.break_even_mean_acceptance_length)),
-    ),
-    (Column("TTFT, ms"), lambda row: row.measured(lambda known: quantiles_words(known.ttft_ms))),
-    (Column("TPOT, ms"), lambda row: row.measured(lambda known: quantiles_words(known.tpot_ms))),
-    (Column("E2E, s"), lambda row: row.measured(lambda known: quantiles_words(known.e2e_ms, divisor=1000))),
-    (
-        Column("accepted"),
-        lambda row: row.measured(
-            lambda known: percent(known.acceptance.acceptance_rate) if known.acceptance else ""
-        ),
-    ),
-    (Column("goodput/s"), lambda row: row.measured(lambda known: rate(known.goodput_per_s))),
-    (Column("cost/M"), lambda row: row.measured(lambda known: number(known.cost_per_million_tokens))),
-    (Column("failed"), lambda row: row.measured(lambda known: str(known.failed_requests or NONE))),
-    (Column("requests", is_detail=True), lambda row: row.measured(lambda known: str(known.requests))),
-    (
-        Column("gap P99, ms", is_detail=True),
-        lambda row: row.measured(lambda known: rate(known.inter_chunk_p99_ms)),
-    ),
-)
+    def cells(self) -> list[str]:
+        """Returns one row of the table, in the order of its head."""
+        known, against, is_invalid = self.figures, self.comparison, self.cell.invalid is not None
+        verdict = "invalid" if is_invalid else against.verdict.value if against else ""
+        compared = ["", verdict, "", ""]
+        if against:
+            lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
+            compared = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]
+        cells = [load(self.cell.point), self.cell.arm]
+        if known is None:
+            return [*cells, NONE, *compared, *[NONE] * 9]
+        accepted = percent(known.acceptance.acceptance_rate) if known.acceptance else ""
+        return [
+            *cells, rate(known.output_tokens_per_s), *compared, quantiles_words(known.ttft_ms),
+            quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000), accepted,
+            rate(known.goodput_per_s), number(known.cost_per_million_tokens), str(known.failed_requests or NONE),
+            str(known.requests), rate(known.inter_chunk_p99_ms),
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,16 +241,16 @@ def _counted(comparisons: Sequence[Comparison]) -> str:
     counts = Counter(item.verdict for item in comparisons)
     total = len(comparisons)
     if len(counts) == 1:
-        return f"{_VERDICTS[comparisons[0].verdict]} at {'the one point' if total == 1 else f'all {total} points'}"
-    parts = [f"{words} at {counts[verdict]}" for verdict, words in _VERDICTS.items() if counts[verdict]]
+        points = "the one point" if total == 1 else f"all {total} points"
+        return f"{comparisons[0].verdict.words} at {points}"
+    parts = [f"{verdict.words} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
     return f"{', '.join(parts)} of {total} points"
 
 
 def _section(result: Result, section: BenchSection) -> Section:
-    rows = [[cell(row) for _, cell in _COLUMNS] for row in section.rows]
     blocks: list[Block] = [
         Charts(list(_charts(result, section))),
-        Table([column for column, _ in _COLUMNS], rows, keys=2),
+        Table(_HEAD, [row.cells() for row in section.rows], keys=2),
         Items(list(_remarks(section.rows))),
     ]
     return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
@@ -302,7 +274,7 @@ def _charts(result: Result, section: BenchSection) -> Iterator[Chart]:
     """Yields each chart of a section that has at least one value."""
     rival = next((row.comparison.against for row in section.rows if row.comparison), "the first variant")
     loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
-    unit, x = "P50 (mark) to P99 (bar)", section.load_words
+    x = section.load_words
 
     def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
         known = {
@@ -317,20 +289,23 @@ def _charts(result: Result, section: BenchSection) -> Iterator[Chart]:
         known = row.comparison.speedup if row.comparison else None
         return clean_value(known.value, known.low, known.high) if known else None
 
-    def span(known: Quantiles, divisor: float = 1) -> Value | None:
-        return clean_value(known.p50 / divisor, known.p50 / divisor, known.p99 / divisor)
+    def latency(title: str, unit: str, of: Callable[[Figures], Quantiles], divisor: float = 1) -> Chart:
+        values = series(
+            lambda _, known: clean_value(
+                *(getattr(of(known), name) / divisor for name in ("p50", "p50", "p99"))
+            )
+        )
+        title_y = f"{unit}, P50 (mark) to P99 (bar)"
+        return Chart("ranges", title, title_y, x, loads, values, bounds="P99")
 
     rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
-    ttft = series(lambda _, known: span(known.ttft_ms))
-    tpot = series(lambda _, known: span(known.tpot_ms))
-    e2e = series(lambda _, known: span(known.e2e_ms, 1000))
     times = f"times the tokens/s of {rival}, 95 % interval"
     drawn = (
         Chart("bars", "Throughput", "output tokens/s", x, loads, rates),
         Chart("lines", "Speedup", times, x, loads, series(speedup), reference=1.0),
-        Chart("ranges", "Time to the first token", f"ms, {unit}", x, loads, ttft, bounds="P99"),
-        Chart("ranges", "Time per output token", f"ms, {unit}", x, loads, tpot, bounds="P99"),
-        Chart("ranges", "Time per request", f"s, {unit}", x, loads, e2e, bounds="P99"),
+        latency("Time to the first token", "ms", attrgetter("ttft_ms")),
+        latency("Time per output token", "ms", attrgetter("tpot_ms")),
+        latency("Time per request", "s", attrgetter("e2e_ms"), 1000),
         _positions(result, section),
     )
     yield from (chart for chart in drawn if chart.series)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from specserve.checks.doctor.host import Remains
-    from specserve.checks.doctor.line import Line, State
+    from specserve.checks.doctor.limits import Line, State
     from specserve.serve.detached.observe import Seen
 
 _STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -59,7 +59,7 @@ def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
 
 def servers_here() -> tuple[frozenset[int] | None, list[Line]]:
     """Returns the processes of all detached servers, None if they cannot be read, and the lines about them."""
-    from specserve.checks.doctor.line import examined
+    from specserve.checks.doctor.limits import examined
     from specserve.serve.detached.observe import observe_all
     from specserve.serve.detached.processes import Detached
 
@@ -80,7 +80,7 @@ def servers_here() -> tuple[frozenset[int] | None, list[Line]]:
 
 def server_lines(servers: Sequence[Seen]) -> Iterator[Line]:
     """Those that serve in one line, and one for each that does not."""
-    from specserve.checks.doctor.line import Line
+    from specserve.checks.doctor.limits import Line
 
     well = [seen for seen in servers if seen.state in ("ready", "starting", "stopping")]
     if well:

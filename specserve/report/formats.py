@@ -68,7 +68,7 @@ def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
         content["tokenizer"] = _tokenizer(verdict.tokenizer)
         content["memory"] = _memory(verdict.memory) if verdict.memory else None
         if verdict.vllm:
-            from specserve.report.effective import effective_json
+            from specserve.report.check import effective_json
 
             content["vllm"] = effective_json(verdict.vllm)
     return content

@@ -63,15 +63,15 @@ def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: boo
 
 def print_sglang(profile: Profile, *, as_json: bool) -> None:
     """The command that serves a profile with SGLang to stdout, what to mind to stderr. Raises UsageError."""
-    from specserve.sglang.launch import command, launch_sglang
-    from specserve.sglang.mapping import VERSION
+    from specserve.plan.launchplan import shell
+    from specserve.sglang.options import VERSION, launch_sglang
 
     made = launch_sglang(profile)
     if as_json:
         known = {"name": made.name, "fingerprint": made.fingerprint, "sglang": VERSION}
         out(json_document({**known, **picked(made, "argv", "env", "notes")}))
         return
-    out(command(made))
+    out(shell(made))
     say(f"# SGLang {VERSION}; specserve has never started SGLang")
     for note in made.notes:
         say(f"# {note}")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specserve.deploy.deployment import deployment
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
-from specserve.sglang.launch import launch_sglang
+from specserve.sglang.options import launch_sglang
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))

@@ -17,7 +17,7 @@ from specserve.errors import UsageError
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.validate import read_profile
-from specserve.sglang.mapping import VERSION
+from specserve.sglang.options import VERSION
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 EAGLE3 = ROOT / "configs" / "llama33-70b-eagle3.yaml"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.checks.doctor.host import Remains
 from specserve.checks.doctor.leftovers import Leftovers, Process, Strays
-from specserve.checks.doctor.line import Line, State
+from specserve.checks.doctor.limits import Line, State
 from specserve.report.doctor import doctor_json, doctor_text
 
 LINES = [

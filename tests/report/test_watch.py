@@ -12,12 +12,11 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.watch.advice import Advice
-from specserve.measure.watch.figures import figures
-from specserve.measure.watch.server import WatchedServer, WatchRequest
+from specserve.measure.watch.figures import Reading, between, figures
 from specserve.measure.watch.verdict import WatchState as State
 from specserve.measure.watch.verdict import WatchVerdict as Verdict
+from specserve.measure.watch.watch import WatchedServer, WatchRequest
 from specserve.measure.watch.watch import WatchReport as Report
-from specserve.measure.watch.window import Reading, between
 from specserve.metrics.prometheus import read
 from specserve.report.watch import as_json, block, line, picture, show_watch, verdict_lines
 

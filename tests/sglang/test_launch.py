@@ -16,12 +16,12 @@ from sglanglaunches import Refused, compare, launches, table_parser
 from specserve.convert.convert import converted
 from specserve.convert.reading import read
 from specserve.errors import UsageError
+from specserve.plan.launchplan import shell
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.validate import read_profile
-from specserve.sglang.launch import command, launch_sglang
-from specserve.sglang.mapping import ARGUMENTS, OPTIONS, SAME
+from specserve.sglang.options import ARGUMENTS, OPTIONS, SAME, launch_sglang
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PARSER = table_parser()
@@ -56,7 +56,7 @@ def parsed(profile: Profile) -> argparse.Namespace:
 
 def back(profile: Profile) -> Profile:
     """The profile that `convert` makes of the rendered command."""
-    (start,) = read(command(launch_sglang(profile)), file="launch.sh", folder=Path("nowhere"))
+    (start,) = read(shell(launch_sglang(profile)), file="launch.sh", folder=Path("nowhere"))
     tree, problems = parse(converted(start, origin="launch.sh").text.encode(), file="p.yaml")
     assert tree and not problems
     found, findings = read_profile(tree, file="p.yaml")

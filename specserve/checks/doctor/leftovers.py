@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 
-from specserve.checks.doctor.limits import SHM
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.limits import SHM, Line
 from specserve.checks.rules.memory import gib
 
 PROC = Path("/proc")

@@ -1,4 +1,4 @@
-"""Lines about what the system grants, the folders that a launch writes to, and the Hub."""
+"""A line of the doctor's screen; those about what the system grants, the folders of a launch, and the Hub."""
 
 from __future__ import annotations
 
@@ -6,16 +6,46 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
-from specserve.checks.doctor.line import Line
 from specserve.checks.rules.memory import gib
 from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
 from specserve.models.hub import hub_cache, is_offline
+
+State = Literal["ok", "note", "bad"]
+"""bad: breaks a launch, or what it serves is wrong. note: worth acting on, and a launch goes all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One fact about this host, with its way out where it needs one."""
+
+    name: str
+    """What it is about, in a word or two; the same from version to version."""
+    state: State
+    text: str
+    fix: str | None = None
+    """What to do about it; None where there is nothing to do."""
+
+
+Reader = Callable[[], Iterable[Line]]
+
+
+def examined(name: str, reader: Reader) -> list[Line]:
+    """The lines of a reader. One that fails becomes a line that says so: the others are wanted all the same."""
+    try:
+        return list(reader())
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        fix = "report it as a bug, unless the host is at fault"
+        return [Line(name, "note", f"could not be examined: {why}", fix)]
+
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _RAISED_FILES = 65535
@@ -88,15 +118,14 @@ def look(folder: Path) -> tuple[int, str | None]:
     there = next(part for part in (folder, *folder.parents) if os.path.exists(part))  # noqa: PTH110 - Path's form raises where it may not look
     if not there.is_dir():
         return 0, f"{there} is not a folder"
-    free = shutil.disk_usage(there).free
-    status = os.statvfs(there)
+    free, status, why = shutil.disk_usage(there).free, os.statvfs(there), None
     if not os.access(there, os.W_OK | os.X_OK):
-        return free, "cannot be written"
-    if free < _FULL_BYTES:
-        return free, "the disk is full"
-    if status.f_files and not status.f_favail:
-        return free, "the disk has no inode left"
-    return free, None
+        why = "cannot be written"
+    elif free < _FULL_BYTES:
+        why = "the disk is full"
+    elif status.f_files and not status.f_favail:
+        why = "the disk has no inode left"
+    return free, why
 
 
 def is_shared(folder: Path) -> bool:
@@ -132,10 +161,10 @@ def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
 
 def _cache(folder: Path, *, is_needed: bool) -> Line:
     free, trouble = look(folder)
+    text = f"{gib(free)} free for downloads in {folder}"
     if trouble:
         fix = "set HF_HOME to a folder with room for the models"
         return Line("cache", "bad" if is_needed else "note", f"{folder}: {trouble}", fix)
-    text = f"{gib(free)} free for downloads in {folder}"
     if free < _LITTLE_BYTES:
         fix = "set HF_HOME to a larger disk, or remove models: `hf cache`"
         return Line("cache", "note", f"{text}; an 8B model in bf16 takes 15 GiB", fix)
@@ -156,41 +185,35 @@ def _temporary(environ: Mapping[str, str]) -> Iterator[Line]:
         yield Line("temp folder", "bad", text, "set VLLM_RPC_BASE_PATH=/tmp")
 
 
-_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_TRUE = {"1", "ON", "YES", "TRUE"}
-_LOGIN = "`hf auth login`, or set HF_TOKEN"
-
-
 def hub_lines(environ: Mapping[str, str]) -> Iterator[Line]:
     """By the environment's variables, as huggingface_hub reads them. (utils/_auth.py, get_token, 2.4)"""
-    yield from _token(environ)
-    yield from _endpoint(environ.get("HF_ENDPOINT", ""), has_token=_source(environ) is not None)
+    source = _source(environ)
+    if line := _token(environ, source):
+        yield line
+    if address := environ.get("HF_ENDPOINT"):
+        yield _endpoint(address, has_token=source is not None)
     if is_offline(environ):
         names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name)]
-        yield Line(
-            "Hub", "ok", f"is not asked ({', '.join(names)}): models must be in the cache, or in a folder"
-        )
+        text = f"is not asked ({', '.join(names)}): models must be in the cache, or in a folder"
+        yield Line("Hub", "ok", text)
 
 
-def _token(environ: Mapping[str, str]) -> Iterator[Line]:
+def _token(environ: Mapping[str, str], source: str | None) -> Line | None:
     file = token_file(environ)
-    source = _source(environ)
-    if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _TRUE:
+    if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in {"1", "ON", "YES", "TRUE"}:
         text = "none is sent: HF_HUB_DISABLE_IMPLICIT_TOKEN is set"
-        yield Line("Hub token", "note", text, "unset it for gated models")
-    elif source is None:
-        if not is_offline(environ):
-            text = "none: gated models (Llama, Gemma) cannot be downloaded"
-            yield Line("Hub token", "note", text, _LOGIN)
-    elif source == "file":
-        mode = stat.S_IMODE(file.stat().st_mode)
-        if mode & 0o077:
-            text = f"in {file}, which others may read (mode {mode:o})"
-            yield Line("Hub token", "note", text, f"`chmod 600 {file}`")
-        else:
-            yield Line("Hub token", "ok", f"present, in {file}")
-    else:
-        yield Line("Hub token", "ok", f"present, from {source}")
+        return Line("Hub token", "note", text, "unset it for gated models")
+    if source is None:
+        text = "none: gated models (Llama, Gemma) cannot be downloaded"
+        login = "`hf auth login`, or set HF_TOKEN"
+        return None if is_offline(environ) else Line("Hub token", "note", text, login)
+    if source != "file":
+        return Line("Hub token", "ok", f"present, from {source}")
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        text = f"in {file}, which others may read (mode {mode:o})"
+        return Line("Hub token", "note", text, f"`chmod 600 {file}`")
+    return Line("Hub token", "ok", f"present, in {file}")
 
 
 def token_file(environ: Mapping[str, str]) -> Path:
@@ -204,27 +227,24 @@ def _source(environ: Mapping[str, str]) -> str | None:
     """The variable, `file`, or None where there is no token; an empty one is none."""
     if environ.get("HF_OIDC_RESOURCE"):
         return "HF_OIDC_RESOURCE"
-    value = next(filter(None, map(environ.get, _VARIABLES)), "")
-    if value.strip():
-        return next(name for name in _VARIABLES if environ.get(name))
+    name = next(filter(environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")), None)
+    if name and environ[name].strip():
+        return name
     with suppress(OSError):
         return "file" if token_file(environ).read_bytes().strip() else None
     return None
 
 
-def _endpoint(text: str, *, has_token: bool) -> Iterator[Line]:
-    if not text:
-        return
+def _endpoint(text: str, *, has_token: bool) -> Line:
     shown = endpoint(text)
     host = urlsplit(shown or "").hostname or ""
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     if shown is None:
         fix = "write it like https://huggingface.co, or unset it"
-        yield Line("Hub", "note", "HF_ENDPOINT is not an address", fix)
-    elif has_token and shown.startswith("http://") and not is_loopback:
-        yield Line("Hub", "note", f"HF_ENDPOINT={shown}: the token goes there unencrypted", "use https://")
-    else:
-        yield Line("Hub", "ok", f"HF_ENDPOINT={shown}")
+        return Line("Hub", "note", "HF_ENDPOINT is not an address", fix)
+    if has_token and shown.startswith("http://") and not is_loopback:
+        return Line("Hub", "note", f"HF_ENDPOINT={shown}: the token goes there unencrypted", "use https://")
+    return Line("Hub", "ok", f"HF_ENDPOINT={shown}")
 
 
 def endpoint(text: str) -> str | None:

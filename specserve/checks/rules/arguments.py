@@ -75,10 +75,9 @@ def unknown_argument(ctx: Context) -> Hits:
 def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
-    If a setting were in two places, the later flag would win, and the profile would not show which one that is.
-    `server.shutdown_timeout_s` is the time until the whole server must have ended. vLLM gets 5 s less to finish
-    requests, so 60 becomes 65. An argument that specserve does not handle is a warning in a raw command, because vLLM
-    itself accepts it.
+    In two places, the later flag would win, and the profile would not show which one that is.
+    `server.shutdown_timeout_s` includes 5 s to end the server, so 60 becomes 65. What specserve does not handle is a
+    warning in a raw command.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`

@@ -128,10 +128,9 @@ def overlong_draft_context(arm: Arm) -> Hits:
 def short_trained_head(arm: Arm) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Many heads were trained on 2048 tokens. Until vLLM 0.32, the V1 runner drafts nothing for a batch with a longer
-    request. In other cases, vLLM stretches the head's positions, and beyond the training length acceptance is seldom
-    what the head's page says (sgl-project/sglang#6783). In some versions, the V2 runner passes a `dflash` or `dspark`
-    head positions beyond the head's limit: a longer request then ends the engine (vllm-project/vllm#57964).
+    Until 0.32, V1 drafts nothing for a batch with a longer request. Else vLLM stretches the head's positions, and
+    acceptance falls beyond the trained length (sgl-project/sglang#6783). Some versions of V2 do not stretch `dflash`
+    and `dspark`: a longer request ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

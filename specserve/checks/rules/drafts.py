@@ -110,10 +110,9 @@ def refused_mrope_draft(arm: Arm) -> Hits:
 def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model. Loading or the first request fails. The same happens if an `eagle3` head of the
-    Llama class reads more or fewer than three layers, but its config.json gives only their list
-    (`eagle_aux_hidden_state_layer_ids`) and not their number (`num_aux_hidden_states`): vLLM does not read that list
-    for this class, and assumes three (vllm-project/vllm#54526).
+    It was trained for another model: loading or the first request fails. So does an `eagle3` head of the Llama class
+    that reads other than three layers if config.json gives only their list (`eagle_aux_hidden_state_layer_ids`) and not
+    `num_aux_hidden_states` (vllm-project/vllm#54526).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -204,9 +203,8 @@ def _numbers(value: Any) -> list[int]:
 def head_of_another_target(arm: Arm) -> Hits:
     """The head's own config.json says that it was trained for another model.
 
-    The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model. With another model of the
-    same family, its draft tokens are rejected more often, sometimes always. Quantised checkpoints of the same model
-    count as the same.
+    The sizes fit, so vLLM serves the pair. But a head follows the hidden states of one model: with another of the same
+    family, its tokens are rejected more often. Quantised checkpoints of the same model count as the same.
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
@@ -282,10 +280,9 @@ def missing_mask_token(arm: Arm) -> Hits:
 def serial_parallel_head(ctx: Context) -> Hits:
     """A head that was trained to draft all its tokens in one pass drafts them one after the other.
 
-    The checkpoint of a P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM
-    skips this tensor with a warning and runs the head once per token, which it was not trained for: each draft costs
-    K passes, and the tokens after the first are accepted less often. A P-EAGLE head of the speculators library says by
-    itself that it drafts in parallel.
+    A P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM skips it with a
+    warning and runs the head once per token, so tokens after the first are accepted less often. A P-EAGLE head of the
+    speculators library needs no such key.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}

@@ -124,8 +124,7 @@ def missing_mtp_weights(arm: Arm) -> Hits:
     """The checkpoint has lost its multi-token prediction layers.
 
     Fine-tuning, merging and quantising often drop them, but leave config.json as it was. vLLM fails after the target is
-    loaded. With a quantised checkpoint, the server may start with layers that were never filled, and then no draft
-    token is accepted.
+    loaded; with a quantised checkpoint it may serve layers that were never filled, and no draft token is accepted.
     Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -190,9 +189,8 @@ def reused_layer(arm: Arm) -> Hits:
 def unknown_head(arm: Arm) -> Hits:
     """vLLM has no class for this head.
 
-    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and has such classes
-    only for model families that heads were published for. It refuses any other class: if an `EagleLlamaForCausalLM` is
-    run as `eagle3`, there is no `Eagle3EagleLlamaForCausalLM`.
+    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class in the head's config.json, and has such classes only for
+    families that heads were published for: it has no `Eagle3EagleLlamaForCausalLM`, for example.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
@@ -241,9 +239,8 @@ def _other_method(name: str) -> str:
 def head_as_draft(arm: Arm) -> Hits:
     """A head, or a model with multi-token prediction layers, is run as a draft model.
 
-    A head by itself predicts nothing useful: without the target's hidden states, every draft token is rejected, or
-    loading fails. If the draft's family has multi-token prediction layers, vLLM silently runs the draft as `mtp` and
-    uses only these layers, whatever `method` says.
+    Without the target's hidden states, a head predicts nothing useful, or loading fails. If the draft's family has
+    prediction layers, vLLM silently runs the draft as `mtp`, with these layers only, whatever `method` says.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
@@ -290,9 +287,8 @@ def _own_method(config: Config) -> str | None:
 def block_overrun(ctx: Context) -> Hits:
     """More tokens are drafted per step than the head was trained to draft.
 
-    A block head drafts one block per step. It was never trained on tokens beyond the block: they are rejected, and
-    their verification still takes time. The same holds for the DSpark stages inside a DeepSeek V4 checkpoint
-    (vllm-project/vllm#41834).
+    A block head was never trained on tokens beyond its block: they are rejected, and their verification takes time. The
+    same holds for the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
     Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}

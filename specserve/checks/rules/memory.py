@@ -174,10 +174,9 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Whether the server starts depends on memory that cannot be known in advance: activations, CUDA graphs, communication
-    buffers. The verdict is also TIGHT if a promised concurrency may not fit, or if the verification of draft tokens,
-    which vLLM's profile run does not cover, may need more memory than vLLM's share leaves free. If the only doubt is an
-    unknown model (the draft, or an architecture whose KV cache cannot be computed), this finding is an info.
+    Activations, CUDA graphs and communication buffers cannot be known in advance. TIGHT also means that a promised
+    concurrency, or the verification of drafts, which vLLM's profile run does not cover, may not fit. If the only doubt
+    is a model that is not known, this is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -285,10 +284,9 @@ def large_draft_buffer(arm: Arm) -> Hits:
 def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine than the launch needs now.
 
-    vLLM compares its share, `gpu_memory_utilization` of the total memory, with the free memory. It refuses to start if
-    other processes use too much: often the previous server, or what is left of it. If the KV cache has a fixed size,
-    the launch needs free memory for the cache and the weights. On the CPU, each rank fills its KV cache while it
-    serves. If one rank fits but all of them together do not, this finding is a warning.
+    vLLM refuses to start if less memory is free than its share, or than weights and a KV cache of fixed size need:
+    often the previous server is still there. On the CPU, each rank fills its KV cache while it serves; if only all of
+    them together do not fit, this is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
@@ -328,10 +326,9 @@ def _fits_in(memory: MemoryEstimate, share: float) -> bool:
 def missing_state_blocks(ctx: Context) -> Hits:
     """More requests may run than the KV cache has blocks for their recurrent states.
 
-    Mamba layers, gated delta nets and short convolutions keep a state for each request, and a state takes a whole
-    block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger. The default of `max_num_seqs` is 1024 on GPUs with 70 GiB or more, except the A100. If the
-    KV cache is large enough by its highest estimate, this finding is only a warning.
+    A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. vLLM counts the
+    blocks after loading, and aborts if `max_num_seqs` (by default 1024 on GPUs from 70 GiB on, except the A100) is
+    larger. If the highest estimate suffices, this is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}

@@ -52,9 +52,8 @@ def unsupported_runner(ctx: Context) -> Hits:
 def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
-    If `async_scheduling` is left out, vLLM enables it when it can. If it is `true`, vLLM refuses to start with `ngram`,
-    `suffix`, `custom_class` or `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner. Since
-    0.33, the V2 runner accepts `ngram`.
+    If it is left out, vLLM enables it when it can. If it is `true`, vLLM refuses `ngram` (V2 accepts it since 0.33),
+    `suffix`, `custom_class`, `disable_padded_drafter_batch`, and pipeline parallelism on the V1 runner.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -159,10 +158,9 @@ def eager_draft(arm: Arm) -> Hits:
 def ignored_draft_key(arm: Arm) -> Hits:
     """A key of the draft that the model runner does not read.
 
-    The V2 runner captures CUDA graphs for the draft even if the block sets `enforce_eager` (vllm-project/vllm#54423).
-    Up to 0.29 it also loads prediction layers and EAGLE heads with the target's `moe_backend` and attention backend. If
-    the target's experts are quantized and the draft's are not, vLLM then refuses the draft's experts while it loads
-    them (vllm-project/vllm#54788).
+    V2 captures CUDA graphs for the draft in spite of `enforce_eager` (vllm-project/vllm#54423). Up to 0.29 it loads
+    prediction layers and EAGLE heads with the target's backends, and refuses experts that are not quantized like the
+    target's (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}

@@ -37,9 +37,8 @@ def _own_code(ctx: Context, config: Config) -> bool:
 def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build. New versions also remove models; the finding's note then names the last
-    version that had the class. A repository's own code (`auto_map`) and plug-ins may add a class; with either, the
-    model's class is not judged.
+    vLLM refuses a model that it cannot build; the note names the last version that had a class which was removed since.
+    A class that a repository's own code (`auto_map`) or a plug-in may add is not judged.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
@@ -110,10 +109,9 @@ def _speculator(config: Config) -> Hit:
 def indivisible_heads(ctx: Context) -> Hits:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    The draft is split into as many parts as the target. vLLM refuses a number of attention heads that is not divisible
-    by the number of ranks. Loading fails if the KV heads can be neither divided nor repeated evenly over the ranks, or
-    if the vocabulary, padded to a multiple of 64 rows, is not divisible by their number. Small drafts often have few
-    heads, such as 14, which is not divisible by 4.
+    vLLM refuses a number of attention heads that the number of ranks does not divide, for the draft, too: small drafts
+    often have few, such as 14. Loading fails if the KV heads neither divide nor repeat evenly, or if the vocabulary,
+    padded to 64 rows, does not divide.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -355,9 +353,8 @@ def _of_tokenizer(name: str) -> bool:
 def undrafted_hybrid(arm: Arm) -> Hits:
     """The target is a hybrid model for which vLLM reserves no room for the states of draft tokens.
 
-    A recurrent layer keeps one state per draft token, so that it can return to the last accepted token. For Granite 4,
-    Falcon-H1 and Zamba2, vLLM before 0.32 reserves no room for these states, and the start ends with an assertion
-    (vllm-project/vllm#47635, vllm-project/vllm#57721).
+    A recurrent layer keeps one state per draft token. For Granite 4, Falcon-H1 and Zamba2, vLLM before 0.32 reserves no
+    room for them, and the start ends with an assertion (vllm-project/vllm#47635, vllm-project/vllm#57721).
     Example:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}

@@ -1,4 +1,4 @@
-"""SD1xx about the draft beside its target: context, kernels, weights, name, family."""
+"""SD1xx about the draft beside its target: context, kernels, weights, name."""
 
 from __future__ import annotations
 
@@ -72,9 +72,8 @@ def shortened_context(arm: Arm) -> Hits:
 def inherited_moe_backend(arm: Arm) -> Hits:
     """The draft inherits the MoE kernels that were chosen for the target.
 
-    The draft's experts may have another precision (such as prediction layers in bf16 beside quantized experts), for
-    which the target's backend may have no kernel. Loading or the first batch then fails. The published recipes give
-    such drafts `triton`.
+    The draft's experts may have another precision, such as bf16 beside quantized experts, for which the target's
+    backend may have no kernel: loading or the first batch fails. The published recipes give such drafts `triton`.
     Example:
         vllm: ">=0.30"
         target: {model: ./model}
@@ -115,10 +114,9 @@ def unquantized_draft(arm: Arm) -> Hits:
 def head_as_target(ctx: Context) -> Hits:
     """The target looks like a draft head.
 
-    Model cards of heads often show a command that serves the head itself. A head lacks embeddings or layers of its own,
-    so it cannot answer; the target is the model that it was trained for. Checkpoints that contain both target and head
-    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library, vLLM serves the model
-    that the head was trained for, and speculates although the profile does not say so; this finding is then an info.
+    A head has no embeddings or layers of its own, so it cannot answer; cards of heads often show such a command.
+    DeepSeek-V4-…-DSpark and MiMo-…-DFlash hold target and head. For a head of the `speculators` library, vLLM serves
+    the model that it was trained for, with speculation; this is then an info.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -185,9 +183,8 @@ def inherited_cache_type(arm: Arm) -> Hits:
 def inherited_tensors(arm: Arm) -> Hits:
     """The draft is loaded from the target's tensor file.
 
-    The draft is loaded in the same way as the target, unless `draft_load_config` says otherwise. With `tensorizer`,
-    vLLM reads the draft from the target's own file, and fails at the first tensor that differs
-    (vllm-project/vllm#12725).
+    The draft is loaded like the target unless `draft_load_config` says otherwise. With `tensorizer`, vLLM reads it from
+    the target's own file, and fails at the first tensor that differs (vllm-project/vllm#12725).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
@@ -207,9 +204,8 @@ def inherited_tensors(arm: Arm) -> Hits:
 def unshared_overrides(arm: Arm) -> Hits:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    If `hf_overrides` is a mapping, vLLM applies it to the target only. The layers that draft for `mtp` read config.json
-    without it. Beyond the context in config.json, their positions differ from the target's, and their draft tokens are
-    rejected (vllm-project/vllm#58080).
+    vLLM applies a mapping of `hf_overrides` to the target only. Beyond the context in config.json, the positions of the
+    layers that draft for `mtp` differ from the target's, and their tokens are rejected (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}

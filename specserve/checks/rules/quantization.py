@@ -111,9 +111,8 @@ def unknown_quantization(ctx: Context) -> Hits:
 def quantization_mismatch(ctx: Context) -> Hits:
     """The profile asks for another quantisation than the checkpoint has.
 
-    `quantization` can be left out, because vLLM reads it from the checkpoint. If it is given and differs, vLLM refuses
-    to start. If the checkpoint is not quantised and the format needs prepared weights, as AWQ does, vLLM fails while it
-    loads them.
+    vLLM reads the quantisation from the checkpoint. If the profile names another, vLLM refuses to start. If the
+    checkpoint is not quantised and the format needs prepared weights, as AWQ does, loading fails.
     Example: target: {model: ./llama, quantization: awq}
     Use instead: target: {model: ./llama}
     Source: vllm/config/model.py, `"Quantization method specified in the model config "`

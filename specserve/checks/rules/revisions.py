@@ -22,11 +22,9 @@ _SHOWN = 4
 def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
-    `trust_remote_code` runs whatever the repository contains on the day of the download. Worker, scheduler and proposer
-    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
-    code from the serving machine, with the server's rights. Insecure serialization unpickles what arrives on vLLM's
-    internal sockets. Check each of them in a profile that you got from somebody else. By itself, `trust_remote_code` is
-    an info, because its name says what it does; SD112 reports what is not pinned.
+    Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights, and so
+    does what `trust_remote_code` finds in the repository on the day of the download. Insecure serialization runs what
+    reaches vLLM's sockets. Read that code. `trust_remote_code` alone is an info: SD112 reports what is not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -83,10 +81,9 @@ def _words(value: Any) -> str:
 def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
-    With `trust_remote_code`, the server runs the repository's code as it is at the start. Anyone who can push to the
-    repository can run code on the serving machine. A draft inherits the trust of its target, even if somebody else
-    wrote it. A branch or a tag can be moved; a commit cannot. This is an info if only the target is not pinned, and is
-    not known to contain code (`check` finds out). Otherwise it is a warning.
+    Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
+    branch or a tag can be moved, a commit cannot. If only the target is not pinned, and is not known to contain code
+    (`check` finds out), this is an info.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}

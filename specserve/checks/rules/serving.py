@@ -138,9 +138,8 @@ def refused_structured_output(ctx: Context) -> Hits:
 def missing_companion(ctx: Context) -> Hits:
     """An argument of the server needs another argument, which is missing.
 
-    vLLM ends with an error, immediately or after it has loaded the weights. Automatic tool choice needs a parser,
-    adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
-    connector needs a role.
+    vLLM ends with an error, some after the weights are loaded. Tool choice needs a parser, adapters need LoRA, logged
+    outputs need logged requests, per-request metrics need statistics, and a KV cache connector needs a role.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:

@@ -90,10 +90,9 @@ def taken_port(ctx: Context) -> Hits:
 def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    The ranks of a node exchange messages, and NCCL exchanges its data, through shared memory. Containers have 64 MiB of
-    it by default. Below 240 MiB, vLLM refuses to create the queue between engine and workers, and this finding is an
-    error; on the CPU, a launch of one rank needs this queue, too. Below 1 GiB, NCCL may die with a bus error, or the
-    ranks may hang, and this finding is a warning.
+    Ranks exchange messages, and NCCL its data, through shared memory, of which containers have 64 MiB. Below 240 MiB,
+    vLLM refuses to create its message queue (on the CPU for one rank, too): an error. Below 1 GiB, NCCL may die with a
+    bus error or hang: a warning.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`

@@ -16,9 +16,8 @@ _HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 def retyped_draft(arm: Arm) -> Hits:
     """vLLM changes the method because of the draft's name.
 
-    If the lower-cased name or path of the draft contains `eagle-`, `eagle3`, `dflash` or `dspark`, vLLM runs that
-    method, even if the profile says `draft_model`. Parent directories count, too. The server then fails to load the
-    draft, or every draft token is rejected.
+    vLLM runs `eagle`, `eagle3`, `dflash` or `dspark` if the lower-cased path of the draft contains `eagle-`, `eagle3`,
+    `dflash` or `dspark`, also in a parent directory. Loading fails, or every draft token is rejected.
     Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
@@ -91,10 +90,9 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
 def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM looks for the layers of `mtp` and `dspark` in the target only if the profile gives K, and refuses to start
-    without it. If `model` names the layers of `mtp`, the start ends with a TypeError (vllm-project/vllm#55323). The
-    config.json of an `eagle`, `eagle3` or `dflash` head may give K as `n_predict`. `check` reads it; if it cannot be
-    read, as in `lint`, this finding is a warning.
+    vLLM refuses `mtp` and `dspark` without K; if `model` names the layers of `mtp`, the start ends with a TypeError
+    (vllm-project/vllm#55323). The config.json of a head may give K as `n_predict`: if it cannot be read, as in `lint`,
+    this is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -176,10 +174,9 @@ def unadapted_draft(arm: Arm) -> Hits:
 def pipelined_prediction_layers(arm: Arm) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
-    `mtp` drafts on the last stage, but needs the embedding of the first. Several models refuse this after they are
-    loaded; others were reported to hang or crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
-    vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
-    (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761).
+    `mtp` needs the embedding of the first stage: models refuse this after loading, hang or crash
+    (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). `eagle3` wrote wrong text without async
+    scheduling (vllm-project/vllm#52071); vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761).
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -210,9 +207,8 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
 def data_parallel_prediction_layers(arm: Arm) -> Hits:
     """Data and expert parallelism are combined with the target's own prediction layers.
 
-    The ranks wait for each other in every step, and hangs near the end of the context were reported
-    (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments do run it. Give the server a liveness check
-    that asks for a token.
+    Hangs near the end of the context were reported (vllm-project/vllm#44185, vllm-project/vllm#44954), though large
+    deployments run it. Give the server a liveness check that asks for a token.
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -317,9 +313,8 @@ def greedy_drafts(arm: Arm) -> Hits:
 def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
-    A draft with another vocabulary must draft greedily, and needs all its logits in one place. Local argmax gives
-    neither logits nor samples, so it suits neither such a draft nor probabilistic drafting. vLLM refuses some of these
-    combinations only after it has loaded the draft.
+    A draft with another vocabulary must draft greedily, from all its logits in one place. Local argmax gives neither
+    logits nor samples. vLLM refuses some of these combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

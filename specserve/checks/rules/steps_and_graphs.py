@@ -88,9 +88,8 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
 def flashinfer_without_graphs(arm: Arm) -> Hits:
     """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
 
-    A step that verifies draft tokens has several tokens per request. On these GPUs, FlashInfer's graphs hold only one
-    token per request, so every step launches its kernels one by one. Speculation loses much of its gain
-    (vllm-project/vllm#54992, vllm-project/vllm#49547).
+    A step that verifies drafts has several tokens per request, and FlashInfer's graphs hold one on these GPUs, so every
+    step launches its kernels one by one (vllm-project/vllm#54992, vllm-project/vllm#49547).
     Example:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
@@ -156,10 +155,9 @@ def too_few_lora_slots(arm: Arm) -> Hits:
 def too_few_slots(ctx: Context) -> Hits:
     """A step has too few tokens to serve or to draft.
 
-    vLLM refuses to start. A step must have room for a token of each of `max_num_seqs` requests, for a whole prompt if
-    chunked prefill is off, and for more tokens than drafting takes (in 0.33: K for a draft model or a head, K + 1 for
-    `dflash`). Before 0.28, parallel drafting takes K - 1 tokens of a step for every request, so with a K of 9 or more
-    it overfills the default step of 8 tokens per request (vllm-project/vllm#50708).
+    vLLM refuses to start. A step needs a token for each of `max_num_seqs` requests, room for a whole prompt without
+    chunked prefill, and more tokens than drafting takes. Before 0.28, parallel drafting takes K - 1 tokens of every
+    request, so K of 9 or more overfills the default step (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -226,9 +224,8 @@ def _small_step(ctx: Context, budget: int, requests: int | None) -> Hit | None:
 def fewer_active_requests(arm: Arm) -> Hits:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    `dflash` and `dspark` draft in a pass of their own, with K + 1 (`dflash`) or K (`dspark`) tokens per request. This
-    pass must fit into `max_num_batched_tokens`. If it does not fit, vLLM 0.33 runs fewer requests in parallel than
-    `max_num_seqs` says.
+    `dflash` and `dspark` draft in a pass of their own, with K + 1 or K tokens per request, which must fit into
+    `max_num_batched_tokens`. If it does not, vLLM 0.33 runs fewer requests in parallel than `max_num_seqs` says.
     Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}

@@ -83,10 +83,9 @@ def _way_out(found: TokenizerComparison) -> str:
 def foreign_token_ids(arm: Arm) -> Hits:
     """The target's token ids mean other tokens to the draft.
 
-    vLLM gives the draft the target's ids, and compares only the sizes of the vocabularies. A draft with another
-    tokenizer reads and proposes nonsense: the server starts, most draft tokens are rejected, and each output token
-    costs more than without speculation. The severity depends on how often the differing ids occur. If they make up 2 %
-    or more of a sample text, this is an error; below 0.1 %, it is an info; in between, a warning.
+    vLLM compares only the sizes of the vocabularies. A draft with another tokenizer reads and proposes nonsense: most
+    draft tokens are rejected. The severity follows how often the differing ids occur in a sample text: error from 2 %
+    on, info below 0.1 %, else warning.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
@@ -168,9 +167,8 @@ def other_segmentation(arm: Arm) -> Hits:
 def foreign_tokenizer(ctx: Context) -> Hits:
     """The tokenizer that the profile names does not match the target's token ids.
 
-    vLLM uses it without a check. The target then reads other words than the user wrote, and its answer is decoded to
-    other words than it meant. If such ids make up 2 % or more of a sample text, this is an error; below 0.1 %, it is an
-    info; in between, a warning.
+    vLLM uses it without a check. The target reads other words than the user wrote, and its answer is decoded to other
+    words than it meant. Error if such ids make up 2 % or more of a sample text, info below 0.1 %, else warning.
     Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
     Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
     Source: vllm/config/model.py, `self.tokenizer = self.model`
@@ -239,9 +237,8 @@ def _often(share: float | None) -> str:
 def small_shared_vocabulary(arm: Arm) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
-    With `use_heterogeneous_vocab`, the draft can propose only tokens that both vocabularies have. If the target writes
-    a token that the draft lacks, the draft reads the unknown token instead. Acceptance cannot exceed the share of
-    ordinary text that the common tokens make up.
+    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have, and reads others as the
+    unknown token. Acceptance cannot exceed the share of ordinary text that the common tokens make up.
     Example:
         target: {model: ./llama}
         speculation:

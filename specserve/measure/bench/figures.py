@@ -195,20 +195,15 @@ def _over(value: float, other: float) -> float | None:
 def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
     """Returns output tokens/s of one variant over those of another; None if one of them has nothing."""
     mine, theirs = (
-        {(each.launch, each.block): each for each in passes if each.point == at and each.arm == name}
-        for name in (arm, against)
+        {(each.launch, each.block): each for each in _of(passes, name, at)} for name in (arm, against)
     )
     both = mine.keys() & theirs.keys()
     sides = [shares([done for key, done in own.items() if key in both]) for own in (mine, theirs)]
     return ratio(sides[0], against=sides[1])
 
 
-_WORDS = {
-    Verdict.PAYS: "pays",
-    Verdict.COSTS: "costs",
-    Verdict.NO_DIFFERENCE: "makes no difference",
-    Verdict.INCONCLUSIVE: "is not decided",
-}
+def _of(passes: Sequence[Pass], arm: str | None, at: Point) -> list[Pass]:
+    return [each for each in passes if each.arm == arm and each.point == at]
 
 
 def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:
@@ -230,7 +225,7 @@ def _clause(verdicts: Mapping[int, Verdict]) -> str:
     if pays[-1] == loads[-1]:
         return f"still pays at concurrency {loads[-1]}, the highest load measured"
     after = loads[loads.index(pays[-1]) + 1]
-    return f"pays up to concurrency {pays[-1]}, {_WORDS[verdicts[after]]} at {after}"
+    return f"pays up to concurrency {pays[-1]}, {verdicts[after].words} at {after}"
 
 
 def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
@@ -253,9 +248,7 @@ def _measured(
     key: str, passes: Sequence[Pass], *, at: Point, arm: str, against: str | None
 ) -> Interval | None:
     """Returns the figure that a limit is about, or None if a cell that it rests on counts for nothing."""
-    mine, theirs = (
-        [each for each in passes if each.point == at and each.arm == name] for name in (arm, against)
-    )
+    mine, theirs = _of(passes, arm, at), _of(passes, against, at)
     if invalid_reason(mine) is not None:
         return None
     if key.startswith("max_"):
@@ -323,12 +316,12 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
 
 
 def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
-    """Returns `about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
+    """Returns `about`, which has no figures yet, with what the passes say of the plan's points and promises."""
     limit = limits(plan.profile, plan.promised_at)
     cells: dict[tuple[str, Point], Cell] = {}
     for at in plan.points:
         for arm in plan.arms:
-            there = [each for each in passes if each.point == at and each.arm == arm.name]
+            there = _of(passes, arm.name, at)
             found = figures(there, limits=limit.get(at))
             cells[arm.name, at] = Cell(arm.name, at, found, invalid_reason(there))
     against, *others = (arm.name for arm in plan.arms)

@@ -28,6 +28,13 @@ class Verdict(StrEnum):
     """The interval lies inside 0.97 to 1.03."""
     INCONCLUSIVE = "INCONCLUSIVE"
 
+    @property
+    def words(self) -> str:
+        """The verdict in a sentence: `makes no difference`."""
+        return {"NO DIFFERENCE": "makes no difference", "INCONCLUSIVE": "is inconclusive"}.get(
+            self, self.lower()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:

@@ -11,9 +11,8 @@ from specserve.errors import SpecserveError, UsageError
 from specserve.measure.bench.result import Interval
 from specserve.measure.statistics import PairedDifference, share_difference
 from specserve.measure.values import numbers
-from specserve.measure.watch.server import WatchedServer, WatchRequest, ended_by_sigterm
-from specserve.measure.watch.watch import looks
-from specserve.measure.watch.window import Reading, Readings, Stretch, joined
+from specserve.measure.watch.figures import Reading, Stretch, joined
+from specserve.measure.watch.watch import Readings, WatchedServer, WatchRequest, ended_by_sigterm, looks
 from specserve.metrics.counters import Acceptance, Counters
 
 ERROR = 0.01

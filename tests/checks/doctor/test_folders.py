@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.limits import folder_lines, look
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.limits import Line, folder_lines, look
 
 GIB = 2**30
 

@@ -10,7 +10,7 @@ import pytest
 from specserve.checks.doctor import host
 from specserve.checks.doctor.host import Remains, host_lines, remains
 from specserve.checks.doctor.leftovers import Leftovers, Strays
-from specserve.checks.doctor.line import Line, examined
+from specserve.checks.doctor.limits import Line, examined
 
 CPU_ENGINE = {"CPU", "plug-in", "OpenMP", "compiler"}
 READERS = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.watch.window import Stretch
+from specserve.measure.watch.figures import Stretch
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 
 ENGINE = EngineName("demo", "0")

@@ -20,7 +20,7 @@ from specserve.measure.watch.compare import (
     Margins,
     read_margins,
 )
-from specserve.measure.watch.window import Reading
+from specserve.measure.watch.figures import Reading
 from specserve.metrics.prometheus import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

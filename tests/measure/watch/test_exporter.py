@@ -11,10 +11,9 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.watch.exporter import GAUGES, LABELS, Exporter
-from specserve.measure.watch.figures import collapses, figures
+from specserve.measure.watch.figures import Stretch, collapses, figures
 from specserve.measure.watch.verdict import WatchState, WatchVerdict, judge
 from specserve.measure.watch.watch import WatchReport
-from specserve.measure.watch.window import Stretch
 from specserve.metrics.counters import EngineName, Histogram
 
 Series = Callable[..., tuple[Stretch, ...]]

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from specserve.measure.watch.advice import Advice, Case, advise
-from specserve.measure.watch.figures import WatchFigures, collapses, figures
+from specserve.measure.watch.figures import (
+    Reading,
+    Stretch,
+    WatchFigures,
+    between,
+    collapses,
+    figures,
+    joined,
+)
 from specserve.measure.watch.verdict import JudgedPromise, Kept, WatchState, judge, promises
-from specserve.measure.watch.window import Reading, Stretch, between, joined
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.prometheus import read
 from specserve.profile.schema import Profile

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, TrafficError
+from specserve.measure.watch.figures import Reading
 from specserve.measure.watch.verdict import WatchState
 from specserve.measure.watch.watch import MetricsSource, Watch, WatchReport, looks
-from specserve.measure.watch.window import Reading
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.requests import endpoint

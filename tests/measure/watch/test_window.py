@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.watch.figures import figures
-from specserve.measure.watch.window import MOST, Reading, Stretch, Window, between, joined
+from specserve.measure.watch.figures import MOST, Reading, Stretch, Window, between, figures, joined
 from specserve.metrics.counters import Acceptance, Counters, EngineName
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 
