@@ -1,4 +1,4 @@
-"""The program's entry, and the one place where errors become words and exit codes. Knows no command."""
+"""The program's entry, and the one place where errors become words and exit codes."""
 
 from __future__ import annotations
 

@@ -122,6 +122,10 @@ def tune(
         settings=tuple(settings or ()),
     )
     as_json = format == "json"
+    if profile == "-" and estimate is None:
+        raise UsageError(
+            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
+        )
     if estimate is not None:
         _estimate(context, request, accelerator=estimate, acceptance=acceptance, as_json=as_json)
         return
@@ -158,15 +162,16 @@ def run(request: TuneRequest, *, output: str | None, dry_run: bool, write: bool,
     from specserve.measure.run import Outlet
     from specserve.measure.tune.candidates import plan_tune
     from specserve.measure.tune.earlier import find_run
-    from specserve.measure.tune.result import write_choice
-    from specserve.measure.tune.run import refuse_unrunnable, run_tune, unconfirmed
+    from specserve.measure.tune.result import refuse_unwritable, write_choice
+    from specserve.measure.tune.run import run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
     from specserve.report.page import html_page
     from specserve.report.serializer import json_document
     from specserve.report.tune import plan_content, plan_text, result_json, tune_document
 
     notices = StderrNotices()
-    refuse_unrunnable(request, write=write)
+    if write:
+        refuse_unwritable(request.profile, settings=request.settings)
     plan = plan_tune(request, starts=not dry_run, notices=notices)
     found = find_run(plan, output)
     if dry_run:

@@ -1,4 +1,4 @@
-"""vLLM's own load generator behind JSON lines on the standard streams. Knows no profile, no arm and no verdict.
+"""vLLM's own load generator behind JSON lines on the standard streams.
 
 In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url", "model", "endpoint":
 "completions" | "chat/completions", "concurrency": n | null, "request_rate": r | null, "seed": n, "extra_body": {…},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -217,23 +217,14 @@ def _share_tables(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: boo
             layer.shared_head.head = head
 
 
-def _bytes(tensors: Iterable[Any], *, seen: set[int]) -> int:
-    """Bytes of tensors, each counted once however often it is tied."""
+def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
+    """Bytes of the parameters, each counted once however often it is tied."""
     total = 0
-    for tensor in tensors:
+    for tensor in model.parameters() if model is not None else ():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             total += tensor.numel() * tensor.element_size()
-    return total
-
-
-def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
-    if model is None:
-        return {"parameters": 0, "buffers": 0}
-    return {
-        "parameters": _bytes(model.parameters(), seen=seen),
-        "buffers": _bytes(model.buffers(), seen=seen),
-    }
+    return {"parameters": total}
 
 
 def _describe(spec: Any, config: Any) -> dict[str, Any]:
@@ -243,11 +234,9 @@ def _describe(spec: Any, config: Any) -> dict[str, Any]:
         "block_size": spec.block_size,
         "page_bytes": spec.page_size_bytes,
     }
-    for name in ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size",
-                 "page_size_padded", "num_speculative_blocks", "mamba_cache_mode"):  # fmt: skip
-        value = getattr(spec, name, None)
-        if value is not None:
-            described[name] = value
+    names = ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size")
+    known = {name: getattr(spec, name, None) for name in names}
+    described |= {name: value for name, value in known.items() if value is not None}
     if hasattr(spec, "shapes"):
         sizes = zip(spec.shapes, spec.dtypes, strict=False)
         described["state_bytes"] = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)

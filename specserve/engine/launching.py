@@ -56,21 +56,13 @@ class Launch:
                 yield f"weights of the {role}", lambda role=role, tensors=tensors: self._load(role, tensors)  # type: ignore[misc]
 
     def _build(self) -> None:
-        import vllm
-
         lacks = frozenset(self.request.get("draft_lacks", ()))
         self._stages = [
             build_stage(self.config, number=number, lacks=lacks) for number in range(self._last + 1)
         ]
-        lookahead = getattr(
-            self.config, "num_lookahead_tokens", None
-        )  # before 0.28 the scheduler computed it
         self.answer = {
-            "vllm": vllm.__version__,
-            "max_model_len": self.config.model_config.max_model_len,
-            "block_size": self.config.cache_config.block_size,
-            "max_in_flight_tokens": self.config.max_in_flight_tokens,
-            "lookahead_tokens": lookahead,
+            # before 0.28 the scheduler computed it
+            "lookahead_tokens": getattr(self.config, "num_lookahead_tokens", None),
             "backends": [backend.get_name() for backend in self._backends()],
             "stages": [stage.figures for stage in self._stages],
         }
@@ -138,7 +130,7 @@ class Launch:
 
             names = [layout.name for layout in get_supported_kv_cache_layouts(self._backends())]
             specs = [spec for stage in self._stages for spec in stage.specs.values()]
-            self.answer["layout"] = resolve_kv_cache_layout(self.config, [names], specs).name
+            resolve_kv_cache_layout(self.config, [names], specs)
 
     def _most_kv_bytes(self) -> list[int]:
         """What every stage has for its KV cache at most: activations are not counted. Empty for the CPU."""
@@ -171,12 +163,8 @@ class Launch:
         scheduled = kv_cache_utils.generate_scheduler_kv_cache_config(configs)
         tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(self.config, scheduled)
         groups = [_group_figures(self.config, group) for group in configs[0].kv_cache_groups]
-        return {
-            "blocks": configs[0].num_blocks,
-            "tokens": tokens,
-            "concurrency": concurrency,
-            "groups": groups,
-        }
+        blocks = configs[0].num_blocks
+        return {"blocks": blocks, "tokens": tokens, "concurrency": concurrency, "groups": groups}
 
     def _resolve_graphs(self) -> None:
         """The kind and the sizes of CUDA graphs, once the attention backends are known."""
@@ -241,5 +229,4 @@ class Launch:
 def _group_figures(config: Any, group: Any) -> dict[str, Any]:
     spec = group.kv_cache_spec
     blocks = -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes)
-    return {"layers": len(group.layer_names), "block_size": spec.block_size, "blocks_per_request": blocks,
-            "kind": type(spec).__name__}  # fmt: skip
+    return {"block_size": spec.block_size, "blocks_per_request": blocks}

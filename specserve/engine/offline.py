@@ -1,4 +1,4 @@
-"""The offline engine: one vllm.LLM behind JSON lines on its standard streams. Knows no profile and no file.
+"""The offline engine: one vllm.LLM behind JSON lines on its standard streams.
 
 In, on stdin: `{"engine_kwargs": {…}}`, any number of `{"index": n, "prompt" | "messages": …, "params": {…}}`,
 `{"end": true}`. Out, on what was stdout: `ready`, `finished` or `refused` for each request as soon as it is

@@ -16,12 +16,11 @@ from specserve.checks.run import examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import roofline
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.measure.tune.estimate import DEFAULT_CONTEXT, DEFAULT_TOKENS
-from specserve.measure.tune.roofline import geometric_rate, rates_of
+from specserve.measure.tune.roofline import geometric_rate, rates_of, roofline_of
 from specserve.memory.estimate import assess
-from specserve.memory.situation import situation
+from specserve.memory.situation import MemorySituation, situation
 from specserve.models.drafts import Draft, Source, as_of, assumed_head, drafts_for
 from specserve.models.facts import ModelFacts, published
 from specserve.models.read import read_model
@@ -293,24 +292,19 @@ def _weighed(
         memory = assess(s)
         if s.speculative.unknown:
             return replace(judged, memory=memory)
-        pair = roofline.pair_of(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
-        speedups = _speedups(judged.draft, pair, machine)
+        speedups = _speedups(judged.draft, s)
     except (FactError, UsageError):
         return judged
     return replace(judged, memory=memory, is_assumed=is_assumed, speedups=speedups)
 
 
-def _speedups(draft: Draft, pair: roofline.Pair, machine: Machine) -> dict[int, Interval]:
+def _speedups(draft: Draft, s: MemorySituation) -> dict[int, Interval]:
     """By load: from the lowest to the highest reported acceptance, over the range of what engines reach."""
+    roofline = roofline_of(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
     chances = [(geometric_rate(length, tokens=k), k) for length, k in reported_lengths(draft)]
-    if not chances:
-        return {}
-    rates, found = rates_of(machine), {}
-    for load in LOADS:
-        gains = [
-            roofline.speedup(pair, acceptance=chance, batch=load, tokens=k, rates=rates)
-            for chance, k in chances
-        ]
+    found = {}
+    for load in LOADS if chances else ():
+        gains = [roofline.speedup(chance, load, k) for chance, k in chances]
         found[load] = Interval(
             geometric_mean(gain.value for gain in gains),
             min(gain.low for gain in gains),

@@ -43,7 +43,7 @@ def _is_drawable(value: float | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The values of one arm, group by group; None if there is none."""
+    """The values of one variant, group by group; None if there is none."""
 
     name: str
     colour: int

@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specserve.measure.tune.choose import Confirmed
+from specserve.measure.tune.choose import Confirmed, ranges
 from specserve.measure.tune.earlier import EarlierRun
 from specserve.measure.tune.plan import TUNED, TunePlan, duration
-from specserve.measure.tune.predict import Row
+from specserve.measure.tune.predict import Row, place_of
 from specserve.measure.tune.result import TuneResult
-from specserve.measure.tune.schedule import ranges
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.console import clean
 from specserve.report.numbers import NONE, count, moment, number, took, with_spread
@@ -44,7 +43,16 @@ _LEGEND = (
 def result_json(found: TuneResult) -> str:
     """Returns the result for scripts and for the run directory; every figure says if it was measured or predicted."""
     confirmed = [{**json_values(each), "miss": round(each.miss, 4)} for each in found.confirmed]
-    content = {"kind": "tune", **json_values(found), "confirmed": confirmed}
+    baseline = [
+        {
+            "point": place_of(row.point),
+            "concurrency": row.concurrency,
+            "output_tokens_per_s": row.measured.output_tokens_per_s,
+            "basis": "measured",
+        }
+        for row in found.plain_points
+    ]
+    content = {"kind": "tune", **json_values(found), "confirmed": confirmed, "baseline": baseline}
     return json_document(json_values(content, digits=6)) + "\n"
 
 
@@ -112,7 +120,7 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
             length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
             yield (
                 f"concurrency {load}",
-                f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}",
+                f"{found.place(row)}: K = {tokens}, {gain}; {length}, {needed}",
             )
 
 
@@ -138,7 +146,7 @@ def _confirmed(found: TuneResult) -> Iterator[Block]:
 def _confirmation(each: Confirmed, found: TuneResult) -> tuple[str, ...]:
     item = each.comparison
     return (
-        found.place(item.point, lead="T = "),
+        found.place(item.point),
         str(item.point.concurrency),
         with_spread(item.speedup, unit="x") if item.speedup else "not measured",
         str(item.verdict),
@@ -259,7 +267,7 @@ def plan_content(plan: TunePlan, found: EarlierRun | None = None) -> dict[str, A
         "launches": list(_launches(plan)),
         "seconds_guessed": round(budget.seconds),
         "share_of_prompts": budget.share,
-        "fits": budget.fits,
+        "fits": budget.exceeded is None,
         "exceeded": budget.exceeded,
         "platform": plan.platform,
         "other_hardware": plan.other_hardware,

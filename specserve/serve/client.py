@@ -256,7 +256,7 @@ class Client:
             return SpeculationCounts(None)
         if not before.speculates:
             return SpeculationCounts(False)
-        after = self._metrics_after(before)
+        after = self.metrics_after(before)
         if after is None:
             return SpeculationCounts(True)
         finished = after.finished_requests - before.finished_requests
@@ -267,14 +267,14 @@ class Client:
             other_requests=max(finished - 1, 0) + after.running_requests,
         )
 
-    def _metrics_after(self, before: Metrics) -> Metrics | None:
-        """The counters once they hold our request: the server adds it a moment after the last chunk."""
-        deadline = time.monotonic() + 1.0
-        after = self.metrics()
-        while after and after.finished_requests == before.finished_requests and time.monotonic() < deadline:
-            time.sleep(0.05)
-            after = self.metrics()
-        return after
+    def metrics_after(self, before: Metrics, *, requests: int = 1, limit_s: float = 1.0) -> Metrics | None:
+        """The counters once they hold our requests: the server adds one a moment after its last chunk."""
+        deadline = time.monotonic() + limit_s
+        while after := self.metrics():
+            if after.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
+                return after
+            time.sleep(0.02)
+        return None
 
     @contextlib.contextmanager
     def _failures(self, *, model: str | None = None) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What happens to a server, as small frozen records. Knows nothing about how they are shown."""
+"""What happens to a server, as small frozen records."""
 
 from __future__ import annotations
 

@@ -15,11 +15,16 @@ import psutil
 from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
+from specserve.serve.causes import stalled
 from specserve.serve.events import Hangs
+from specserve.serve.logs import Phase, is_disk_full
+from specserve.serve.process import Group
 from specserve.serve.requests import Response, fetch, message_in
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
+_WITHOUT_LOG_S = 30.0
+"""A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
 
 
 def get(
@@ -103,6 +108,18 @@ class StallClock:
         if self._mark is None or self._moved(self._mark, now):
             self._mark, self._since_s = now, at_s
         return at_s - self._since_s >= (self._limit_s if limit_s is None else limit_s)
+
+    def refuse_stall(self, group: Group, phase: str) -> None:
+        """Raises LaunchError when the log, the disk and the CPU of a start have stood still for too long."""
+        limit_s = min(self._limit_s, _WITHOUT_LOG_S) if is_disk_full(group.log_path) else self._limit_s
+        # a server that answers writes figures now and then, whether or not a request moves
+        log_bytes = 0
+        if phase != Phase.WARM_UP:
+            with contextlib.suppress(OSError):
+                log_bytes = group.log_path.stat().st_size
+        done = activity(group.members(), log_bytes=log_bytes)
+        if self.is_stalled(done, at_s=group.elapsed_s, limit_s=limit_s):
+            raise stalled(group, phase, limit_s=limit_s)
 
     def _moved(self, before: Activity, now: Activity) -> bool:
         return (

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.causes import died, stalled
-from specserve.serve.health import StallClock, activity
+from specserve.serve.causes import died
+from specserve.serve.health import StallClock
 from specserve.serve.process import JsonChild, resolve_env
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
-_LOOK_S = 2.0
 
 
 class OfflineEngine:
@@ -40,7 +38,6 @@ class OfflineEngine:
         self._on_tick = on_tick
         self._phase = "starting the engine"
         self._clock = StallClock(plan.stall_timeout_s)
-        self._look_at = 0.0
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None if the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
@@ -82,20 +79,11 @@ class OfflineEngine:
                 message = self._child.receive(_TICK_S)
             except queue.Empty:
                 self._on_tick()
-                self._check_progress()
+                if self._phase != "generating":  # once it is ready, silence may be long
+                    self._clock.refuse_stall(self._child, self._phase)
                 continue
             if message is None or message["event"] == "failed":
                 self._child.wait()  # the log is complete once the process is gone
                 said = str(message["error"]) if message is not None else None
                 raise died(self._child, self._phase, after_s=self._child.elapsed_s, said=said)
             return message
-
-    def _check_progress(self) -> None:
-        """While the model loads, now and then: does anything move? Once it is ready, silence may be long."""
-        now, limit_s = time.monotonic(), self._plan.stall_timeout_s
-        if self._phase == "generating" or now < self._look_at:
-            return
-        self._look_at = now + min(_LOOK_S, limit_s / 4)
-        log_bytes = self._child.log_path.stat().st_size
-        if self._clock.is_stalled(activity(self._child.members(), log_bytes=log_bytes), at_s=now):
-            raise stalled(self._child, self._phase, limit_s=limit_s)

@@ -17,15 +17,13 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import causes, events, health, logs
 from specserve.serve.events import OnEvent
 from specserve.serve.health import Links, ProgressWatch, StallClock
-from specserve.serve.logs import LogTail, MemoryFigures, Phase, is_disk_full, next_phase
+from specserve.serve.logs import LogTail, MemoryFigures, Phase, next_phase
 from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
 from specserve.serve.signals import StopRequest, notify, signal_name
 
 _TICK_S = 0.1
 _NEWS_S = 0.5
 _SAMPLE_S = 1.0
-_WITHOUT_LOG_S = 30.0
-"""A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
 _LOOK_EVERY_S = 15.0
 _CHECK_S = 1.0
 _DYING_S = 10.0
@@ -92,7 +90,7 @@ class RunningServer:
 
         Raises LaunchError when nothing has moved for too long; there is no limit on the whole.
         """
-        clock, limit_s = StallClock(self.plan.stall_timeout_s), self.plan.stall_timeout_s
+        clock = StallClock(self.plan.stall_timeout_s)
         next_news_s = next_sample_s = 0.0
         while not self.stop.wait(_TICK_S):
             has_ended = not self.child.is_running()
@@ -101,27 +99,16 @@ class RunningServer:
                 return False
             now_s = self.child.elapsed_s
             if now_s >= next_sample_s:
-                next_sample_s = now_s + min(_SAMPLE_S, limit_s / 4)
+                next_sample_s = now_s + min(_SAMPLE_S, self.plan.stall_timeout_s / 4)
                 self.child.note_traces()
                 self._look_at_nodes(complete=False)
-                self._refuse_stall(clock, now_s=now_s)
+                clock.refuse_stall(self.child, self.phase)
             if is_done():
                 return True
             if now_s >= next_news_s:
                 next_news_s = now_s + _NEWS_S
                 self._emit(events.PhaseGoesOn(self.phase, now_s - self._phase_began_s))
         return False
-
-    def _refuse_stall(self, clock: StallClock, *, now_s: float) -> None:
-        """Raises LaunchError when the log, the disk and the CPU have stood still for too long."""
-        limit_s = self.plan.stall_timeout_s
-        if is_disk_full(self.log_path):
-            limit_s = min(limit_s, _WITHOUT_LOG_S)
-        # a server that answers writes figures now and then, whether or not a request moves
-        log_bytes = 0 if self.phase is Phase.WARM_UP else self._tail.offset
-        done = health.activity(self.child.members(), log_bytes=log_bytes)
-        if clock.is_stalled(done, at_s=now_s, limit_s=limit_s):
-            raise causes.stalled(self.child, self.phase, limit_s=limit_s)
 
     def _read_log(self) -> None:
         for line in self._tail.read():

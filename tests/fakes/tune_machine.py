@@ -171,7 +171,7 @@ def swept(
             done = machine.run(block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
             seen = observed([done], tokens=tokens)
             assert seen is not None
-            found.setdefault(seen.concurrency, {})[tokens] = seen.tokens_per_s
+            found.setdefault(seen.load, {})[tokens] = seen.tokens_per_s
     return found
 
 

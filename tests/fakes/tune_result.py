@@ -5,12 +5,11 @@ from __future__ import annotations
 from tune_machine import Machine, measured, prompts, texts, tune_plan
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.choose import Confirmed, choose
+from specserve.measure.tune.choose import Confirmed, choose, ladder
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import CandidateInfo
 from specserve.measure.tune.predict import Prediction, plain_rows, predict
 from specserve.measure.tune.result import TuneResult, causes
-from specserve.measure.tune.schedule import ladder
 
 TRUTH = StepModel(0.02, 0.001, ((16, 0.001),), 0.001, 0.0025, 0.0003)
 
@@ -32,7 +31,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         versions={"specserve": "0.1.0", "vllm": "0.32.0+cpu", "python": "3.11.9"},
         host={"accelerator": "cpu", "cores": "2"}, runner="v1", platform="cpu", objective="throughput", launches=3,
         candidates=(known.info, CandidateInfo("ngram", "ngram", left_out="needs another launch: `--candidate ngram`")),
-        points=known.rows, choice=choice, plain_points=plain_rows(plan, passes), baseline=(),
+        points=known.rows, choice=choice, plain_points=plain_rows(plan, passes),
         confirmed=_confirmed(known) if choice.speculates else (), confirmed_turn_by_turn=True,
         causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)), causes_of=row,
         notes=("code: 2 prompts were shortened to fit max_model_len 1024",),

@@ -67,7 +67,7 @@ def test_a_confirmation_that_is_left_out_is_called_so(file: Path) -> None:
 
 def test_what_does_not_fit_names_its_limit_and_the_least_there_is(file: Path) -> None:
     plan = planned(file, budget="30s")
-    assert not plan.budget.fits
+    assert plan.budget.exceeded is not None
     last = plan_text(plan).splitlines()[-1]
     assert last.startswith("That is more than `--budget 30s`: ")
     assert last.endswith(" is the least (a guess).")

@@ -1,1 +1,1 @@
-"""Does speculation pay here: arms, blocks of requests, figures with intervals, verdicts."""
+"""Does speculation pay here: variants, blocks of requests, figures with intervals, verdicts."""

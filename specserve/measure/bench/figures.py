@@ -316,7 +316,7 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
 
 
 def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
-    """Returns `about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
+    """Returns `about`, which has no figures yet, with what the passes say of the plan's points and promises."""
     limit = limits(plan.profile, plan.promised_at)
     cells: dict[tuple[str, Point], Cell] = {}
     for at in plan.points:

@@ -21,7 +21,6 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
-from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
 from specserve.serve.logs import read_end
 from specserve.serve.process import JsonChild
@@ -264,8 +263,10 @@ class Running:
             raise TrafficError(
                 f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
             )
-        now = self._settled(before, len(sent.requests))
-        if before is None or now is None or not now.speculates:
+        if before is None:
+            return sent, None
+        now = self._client.metrics_after(before, requests=len(sent.requests), limit_s=_COUNTERS_S)
+        if now is None or not now.speculates:
             return sent, None
         gained = since_by_engine(before.acceptance, now=now.acceptance)
         return sent, gained if gained.drafts else None
@@ -275,15 +276,6 @@ class Running:
         if not self.abilities.can_count:
             return None
         return self._client.count_tokens({**prompt.body, "model": self.abilities.model})
-
-    def _settled(self, before: Metrics | None, requests: int) -> Metrics | None:
-        """Returns the counters with so many requests more: they hold one a moment after its last chunk."""
-        deadline = time.monotonic() + _COUNTERS_S
-        while before is not None and (now := self._client.metrics()) is not None:
-            if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
-                return now
-            time.sleep(0.02)
-        return None
 
 
 def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.arms import Arm, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
+from specserve.measure.tune.choose import between, ladder, ranges, schedule_obstacle
 from specserve.measure.tune.plan import (
     BASELINE,
     TUNED,
@@ -25,7 +26,6 @@ from specserve.measure.tune.plan import (
     TuneRequest,
     too_many_requests,
 )
-from specserve.measure.tune.schedule import between, ladder, ranges, schedule_obstacle
 from specserve.measure.values import numbers, seconds, whole_numbers
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
-"""Which candidate is chosen with which K for each load, and whether that stands once it was measured."""
+"""K for each load: vLLM's schedules by batch size, the choice, and whether it stands once it was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
@@ -12,7 +14,136 @@ from specserve.measure.bench.result import Cell, Comparison, Point, Verdict
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Objective, TunePlan
 from specserve.measure.tune.predict import Prediction, Row, limits_at
-from specserve.measure.tune.schedule import LEAST_GAIN, Range, Schedule, build
+
+Range = tuple[int, int, int]
+"""First and last batch size, and K."""
+MOST_LOSS = 0.01
+"""Neighbouring ranges become one if no load loses more by it."""
+LEAST_GAIN = 0.02
+"""A schedule, or a K = 0 range, must be better than one K by so much."""
+
+
+def build(
+    rates: Mapping[int, Mapping[int, float]], *, zero_wins_at: Collection[int] = (), may_vary: bool = True
+) -> dict[int, int]:
+    """The best K by concurrency. `rates`: by load and K, whatever is better the larger it is.
+
+    `zero_wins_at`: loads at which a K = 0 range was measured, and won; no other gets K = 0 beside loads that draft.
+    `may_vary`: whether runner and method follow a schedule. Raises ValueError without rates.
+    """
+    losses = {load: _losses(rates[load], zero=load in zero_wins_at) for load in sorted(rates)}
+    if not losses or not all(losses.values()):
+        raise ValueError("a schedule needs rates at every load")
+    _, constant = _least_loss(losses.values())
+    groups = [([load], _least_loss([own])[1]) for load, own in losses.items()]
+    while may_vary and len(groups) > 1:
+        merged = [
+            (*_least_loss(losses[load] for load in one + other), place)
+            for place, ((one, _), (other, _)) in enumerate(pairwise(groups))
+        ]
+        loss, tokens, place = min(merged, key=lambda each: (each[0], each[2]))
+        if loss > MOST_LOSS:
+            break
+        groups[place : place + 2] = [(groups[place][0] + groups[place + 1][0], tokens)]
+    chosen = {load: tokens for loads, tokens in groups for load in loads}
+    gain = max(own[constant] - own[chosen[load]] for load, own in losses.items())
+    return chosen if may_vary and gain >= LEAST_GAIN else dict.fromkeys(losses, constant)
+
+
+def _losses(rates: Mapping[int, float], *, zero: bool) -> dict[int, float]:
+    """What each K costs against the best, as a share; K = 0 only if it was measured to win, or is all there is."""
+    kept = {tokens: rate for tokens, rate in rates.items() if tokens or zero} or rates
+    best = max(kept.values(), default=0.0)
+    return {tokens: 1.0 - rate / best if best > 0 else 1.0 for tokens, rate in kept.items()}
+
+
+def _least_loss(losses: Iterable[Mapping[int, float]]) -> tuple[float, int]:
+    """The K whose largest loss over these loads is least, behind that loss."""
+    every = list(losses)
+    common = set(every[0]).intersection(*every[1:])
+    if not common:
+        raise ValueError("each K was tried at only some of the loads")
+    return min((max(each[tokens] for each in every), tokens) for tokens in common)
+
+
+def ranges(chosen: Mapping[int, int]) -> tuple[Range, ...]:
+    """The schedule as vLLM takes it, one range if one K serves all; limits lie between batch sizes, at their
+    geometric mean, never on one.
+
+    A batch at a limit would change its K from step to step. A closed loop's batch may be one smaller for a step, never
+    larger, so the upper of two near sizes gets the room. The last range ends at the largest: vLLM carries its K on.
+    """
+    found, first = [], 1
+    sizes = sorted(chosen)
+    for size, after in zip(sizes, [*sizes[1:], None], strict=False):
+        if after is None or chosen[after] != chosen[size]:
+            last = size if after is None or after - size < 3 else math.isqrt(size * after)
+            found.append((first, last, chosen[size]))
+            first = last + 1
+    return tuple(found)
+
+
+def tokens_at(chosen: Mapping[int, int], batch: int) -> int:
+    """The K of a batch, as vLLM looks it up."""
+    return [tokens for first, _, tokens in ranges(chosen) if first <= batch][-1]
+
+
+FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Source: vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
+FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
+"""Source: `_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
+
+
+def schedule_obstacle(method: str, runner: str, *, engines: int = 1) -> str | None:
+    """Why the drafter follows no schedule, as a clause; None if it does. `engines`: of data parallelism."""
+    if engines > 1:
+        return "vLLM has no schedule with data parallelism"
+    if runner == "v2" and method not in FOLLOWS_ON_V2:
+        return f"`{method}` on vLLM's V2 runner drafts num_speculative_tokens whatever the schedule says"
+    if runner == "v1" and method not in FOLLOWS_ON_V1:
+        return f"`{method}` follows no schedule on vLLM's V1 runner"
+    return None
+
+
+_LEAST_BESIDE, _MOST_BESIDE = 3, 7
+_LEAST_STEP, _MOST_BETWEEN = 1.12, 9
+
+
+def ladder(loads: Collection[int], *, most_tokens: int, most_requests: int) -> dict[int, int]:
+    """K by batch size for a launch that measures several K: of every load, and of a few batches beside them.
+
+    The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
+    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart. The
+    largest batch has K = 0: what such a range costs while a draft is loaded.
+    """
+    found = {load: max(1, round(most_tokens / place)) for place, load in enumerate(sorted(loads), start=1)}
+    largest = max(found)
+    beside = dict.fromkeys(batch for load in found for batch in (load + 1, load - 1))
+    near = [batch for batch in beside if 1 <= batch <= most_requests and batch not in found]
+    further = range(largest + 2, min(largest + 1 + _LEAST_BESIDE, most_requests) + 1)
+    kept = sorted([*near[:_MOST_BESIDE], *list(further)[: max(0, _LEAST_BESIDE - len(near))]])
+    other = (1, most_tokens, max(1, most_tokens // 2))
+    found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
+    if max(found) < most_requests:
+        found[max(found) + 1] = 0
+    return dict(sorted(found.items()))
+
+
+def between(loads: Collection[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:
+    """Batches at which a plain step is timed, too: as many requests as verifications at these loads have tokens.
+
+    A plain step of n requests runs the same kernels as a verification of n tokens, and drafts nothing: so what kernels
+    are good at, and what drafts cost, can be told apart. Neighbours are not much alike, and there are a few at most.
+    """
+    counts = {load * (tokens + 1) for load in loads for tokens in range(1, most_tokens + 1)}
+    wanted = sorted(count for count in counts - set(loads) if count <= most_requests)
+    found: list[int] = []
+    for count in wanted:
+        step = max(_LEAST_STEP, (wanted[-1] / wanted[0]) ** (1 / _MOST_BETWEEN))
+        if not found or count >= found[-1] * step:
+            found.append(count)
+    return tuple(found)
+
 
 _GAINED: Mapping[Objective, str] = {
     "throughput": "the tokens/s",
@@ -77,11 +208,6 @@ def _shares(within: float | None, plain: float | None) -> float:
     return 1.0 if within is None or plain is None else max(within, _LEAST_SHARE) / max(plain, _LEAST_SHARE)
 
 
-def load_words(load: int | None) -> str:
-    """A load in words."""
-    return f"concurrency {load or 1}"
-
-
 def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice:
     """The best candidate with its schedule, or to run without."""
     found = []
@@ -89,49 +215,50 @@ def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice
         table = speedups(each.rows, objective=objective)
         if table:
             cost = {} if each.zero_cost is None else {0: each.zero_cost}
-            schedule = build(
+            by_load = build(
                 {load: {**rates, **cost} for load, rates in table.items()},
                 zero_wins_at=zero_wins(table, each.zero_cost),
-                may_vary=each.candidate.follows_schedule,
+                may_vary=each.candidate.ladder_obstacle is None,
             )
             gains = {
                 load: table[load].get(tokens, 1.0) if tokens else each.zero_cost or 1.0
-                for load, tokens in schedule.chosen.items()
+                for load, tokens in by_load.items()
             }
             mean = geometric_mean(gains.values())
             score = mean * (1 + LEAST_LEAD * each.candidate.is_own)
-            found.append((score, mean, each, schedule, gains, table))
+            found.append((score, mean, each, by_load, gains, table))
     if not found:
         return Choice(False, "nothing that speculates was measured")
-    _, mean, best, schedule, gains, table = max(found, key=lambda each: each[0])
-    drafting = {load: gain for load, gain in gains.items() if schedule.chosen[load]}
+    _, mean, best, by_load, gains, table = max(found, key=lambda each: each[0])
+    drafting = {load: gain for load, gain in gains.items() if by_load[load]}
     if not drafting or max(drafting.values()) < LEAST_SPEEDUP or mean <= 1:
-        return Choice(False, _why_none(table, schedule, mean), best.candidate.name)
+        return Choice(False, _why_none(table, by_load, mean), best.candidate.name)
     worst = min(drafting, key=lambda load: drafting[load])
     most, least = (f"{gain:.2f}x" for gain in (max(drafting.values()), drafting[worst]))
-    reason = f"{most} {_GAINED[objective]} at best, {least} at {load_words(worst)}"
+    reason = f"{most} {_GAINED[objective]} at best, {least} at concurrency {worst}"
     count = len({(row.workload, row.temperature) for row in best.rows})
     over = f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
-    keys = {**best.candidate.keys, "num_speculative_tokens": schedule.largest}
-    if not schedule.is_constant:
-        keys["num_speculative_tokens_per_batch_size"] = list(map(list, schedule.ranges))
+    schedule = ranges(by_load)
+    keys = {**best.candidate.keys, "num_speculative_tokens": max(by_load.values())}
+    if len(schedule) > 1:
+        keys["num_speculative_tokens_per_batch_size"] = list(map(list, schedule))
     return Choice(
         speculates=True,
         reason=reason + over,
         candidate=best.candidate.name,
         speculation=keys,
-        num_speculative_tokens_by_concurrency=dict(sorted(schedule.chosen.items())),
-        num_speculative_tokens_per_batch_size=None if schedule.is_constant else schedule.ranges,
+        num_speculative_tokens_by_concurrency=dict(sorted(by_load.items())),
+        num_speculative_tokens_per_batch_size=schedule if len(schedule) > 1 else None,
     )
 
 
-def _why_none(table: Mapping[int, Mapping[int, float]], schedule: Schedule, mean: float) -> str:
+def _why_none(table: Mapping[int, Mapping[int, float]], by_load: Mapping[int, int], mean: float) -> str:
     """Why this candidate is not worth it: nowhere, or not with what serves all loads."""
     gain, load, tokens = max((gain, load, k) for load, gains in table.items() for k, gain in gains.items())
     best = f"the best of them, K = {tokens} at {load} request{'s' * (load > 1)}, is {gain:.2f}x"
     if gain < LEAST_SPEEDUP:
         return f"{best}: less than {LEAST_SPEEDUP}x at every load"
-    words = f"K = {schedule.largest}" if schedule.is_constant else "K by batch size"
+    words = "K by batch size" if len(ranges(by_load)) > 1 else f"K = {max(by_load.values())}"
     return f"{best}, but over all loads {words} reaches only {mean:.2f}x"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,33 +58,27 @@ class EarlierRun:
 
 def find_run(plan: TunePlan, output: str | None) -> EarlierRun | None:
     """The run of the same command, the newest one. Raises UsageError if `output` holds another run."""
-    if output is not None:
-        return _in_folder(Path(output), plan)
-    paths = (state_folder() / KIND).glob(f"{_stem(plan)}*")
-    found = [EarlierRun(path, content) for path in paths if (content := _content(path)) is not None]
-    same = [each for each in found if each.content.get("digest") == plan.digest]
+    folders = [Path(output)] if output is not None else (state_folder() / KIND).glob(f"{_stem(plan)}*")
+    runs = [EarlierRun(path, content) for path in folders if (content := _content(path)) is not None]
+    same = [each for each in runs if each.content.get("digest") == plan.digest]
+    if output is not None and not same:
+        _refuse_other(Path(output), runs, plan.request)
     # of two that began in the same second, the one with the higher number at its end
     return max(
         same, key=lambda each: (each.content["created"], len(each.path.name), each.path.name), default=None
     )
 
 
-def _in_folder(path: Path, plan: TunePlan) -> EarlierRun | None:
-    """The run in a folder that was named. Raises UsageError if it is another one."""
+def _refuse_other(path: Path, runs: Sequence[EarlierRun], request: TuneRequest) -> None:
+    """Raises UsageError if a folder that was named holds another run."""
+    for each in runs:
+        difference = _difference(each.content["asked"], request)
+        raise UsageError(f"`{path}` contains a different run: {difference}", hint=_WAY_OUT)
     try:
-        is_there = (path / RUN).exists()
+        if (path / RUN).exists():
+            raise UsageError(f"`{path}` is not a run directory of `specserve tune`", hint=_WAY_OUT)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UsageError(f"`{path}` cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not is_there:
-        return None
-    content = _content(path)
-    if content is None:
-        raise UsageError(f"`{path}` is not a run directory of `specserve tune`", hint=_WAY_OUT)
-    if content.get("digest") != plan.digest:
-        raise UsageError(
-            f"`{path}` contains a different run: {_difference(content['asked'], plan.request)}", hint=_WAY_OUT
-        )
-    return EarlierRun(path, content)
 
 
 def _difference(before: Mapping[str, Any], request: TuneRequest) -> str:

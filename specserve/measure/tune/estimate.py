@@ -9,23 +9,12 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.hardware.accelerators import CPU, Machine, entries
+from specserve.hardware.accelerators import CPU, Machine
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
+from specserve.measure.tune.choose import Range, build, ranges, schedule_obstacle, tokens_at
 from specserve.measure.tune.plan import TuneRequest, too_many_requests
-from specserve.measure.tune.roofline import (
-    WITHOUT_MODEL,
-    Pair,
-    Rates,
-    draft_s,
-    geometric,
-    geometric_rate,
-    pair_of,
-    rates_of,
-    speedup,
-    step_s,
-)
-from specserve.measure.tune.schedule import Range, build, schedule_obstacle
+from specserve.measure.tune.roofline import WITHOUT_MODEL, Roofline, geometric, geometric_rate, roofline_of
 from specserve.measure.values import whole_numbers
 from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate, assess
@@ -148,69 +137,61 @@ def estimate(
 
     Raises UsageError for an accelerator of which no rates are known, FactError if a model's facts do not suffice.
     """
-    rates, pair = rates_of(s.machine), pair_of(s, context_tokens=assumed.context_tokens)
+    roofline = roofline_of(s, context_tokens=assumed.context_tokens)
     alpha, memory = assumed.acceptance, _memory(s, assumed.context_tokens)
     obstacle = schedule_obstacle(s.speculative.method or "", s.runner, engines=s.settings.data_parallel_size)
     points = [
-        replace(
-            estimate_load(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates),
-            fits_kv_cache=memory.fits(load),
-        )
+        replace(estimate_load(roofline, alpha, load, most_tokens), fits_kv_cache=memory.fits(load))
         for load in sorted(set(concurrency))
     ]
     served = [point for point in points if point.fits_kv_cache is not False] or points
     gains = {
         point.concurrency: {
-            tokens: speedup(pair, acceptance=alpha, batch=point.concurrency, tokens=tokens, rates=rates).value
+            tokens: roofline.speedup(alpha, point.concurrency, tokens).value
             for tokens in range(1, most_tokens + 1)
         }
         for point in served
         if point.num_speculative_tokens
     }
-    schedule = build(gains, may_vary=obstacle is None) if gains else None
-    if schedule is not None:
+    by_load = build(gains, may_vary=obstacle is None) if gains else {}
+    if by_load:
         for place, point in enumerate(points):
-            tokens = schedule.at(point.concurrency)
-            gain = speedup(pair, acceptance=alpha, batch=point.concurrency, tokens=tokens, rates=rates)
-            points[place] = replace(point, recommended=Recommended(tokens, gain))
-    found = Estimate(
-        "estimate", "estimated", name, s.machine.accelerator.name, s.machine.count, s.machine.nodes, pair.method,
+            tokens = tokens_at(by_load, point.concurrency)
+            given = Recommended(tokens, roofline.speedup(alpha, point.concurrency, tokens))
+            points[place] = replace(point, recommended=given)
+    there = {point.concurrency for point in served}
+    mean_of = [
+        each.recommended.speedup.value for each in points if each.recommended and each.concurrency in there
+    ]
+    return Estimate(
+        "estimate", "estimated", name, s.machine.accelerator.name, s.machine.count, s.machine.nodes, roofline.method,
         assumed, memory, most_tokens, tuple(points),
-        num_speculative_tokens=schedule.largest if schedule else 0,
-        num_speculative_tokens_per_batch_size=schedule.ranges if schedule and not schedule.is_constant else None,
-        recommended_mean_speedup=None,
+        num_speculative_tokens=max(by_load.values(), default=0),
+        num_speculative_tokens_per_batch_size=found if len(found := ranges(by_load)) > 1 else None,
+        recommended_mean_speedup=geometric_mean(mean_of) if mean_of else None,
         no_schedule_because=obstacle,
-        memory_bound_up_to_tokens=rates.free_tokens,
-        rests_on=_basis(s, pair, ranks=ranks),
+        memory_bound_up_to_tokens=roofline.free_tokens,
+        rests_on=_basis(s, roofline, ranks=ranks),
     )  # fmt: skip
-    given = [point.recommended.speedup.value for point in found.served if point.recommended]
-    return replace(found, recommended_mean_speedup=geometric_mean(given) if given else None)
 
 
-def estimate_load(
-    pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rates: Rates
-) -> EstimatedPoint:
+def estimate_load(roofline: Roofline, acceptance: float, batch: int, most_tokens: int) -> EstimatedPoint:
     """The best K of 0 to `most_tokens` at one load."""
-
-    def gain(tokens: int) -> Interval:
-        return speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, rates=rates)
-
-    best = max(range(most_tokens + 1), key=lambda tokens: gain(tokens).value)
+    gains = [roofline.speedup(acceptance, batch, tokens) for tokens in range(most_tokens + 1)]
+    best = max(range(most_tokens + 1), key=lambda tokens: gains[tokens].value)
     shown, length = best or 1, geometric(acceptance, tokens=best)
-    plain_s, taken_s, shown_s = (
-        step_s(pair, batch=batch, tokens=tokens, rates=rates) for tokens in (0, best, shown)
-    )
+    plain_s, taken_s, shown_s = (roofline.step_s(batch, tokens) for tokens in (0, best, shown))
     return EstimatedPoint(
         concurrency=batch,
         num_speculative_tokens=best,
-        speedup=gain(shown),
+        speedup=gains[shown],
         output_tokens_per_s=batch * length / taken_s,
         tpot_ms=taken_s / length * 1000,
         step_ms=taken_s * 1000,
         plain_step_ms=plain_s * 1000,
         break_even_mean_acceptance_length=shown_s / plain_s,
         assumed_mean_acceptance_length=geometric(acceptance, tokens=shown),
-        draft_share_of_step=draft_s(pair, batch=batch, tokens=shown, rates=rates) / shown_s,
+        draft_share_of_step=roofline.draft_s(batch, shown) / shown_s,
     )
 
 
@@ -238,17 +219,16 @@ def _reason(memory: MemoryEstimate) -> str:
     return capacity(memory)
 
 
-def _basis(s: MemorySituation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
+def _basis(s: MemorySituation, pair: Roofline, *, ranks: int) -> tuple[str, ...]:
     known, there, engines = (
         s.machine.accelerator,
         s.machine.count * s.machine.nodes,
         s.settings.data_parallel_size,
     )
-    source = next((each.rates for each in entries() if each.accelerator == known), None)
     gbs, tflops = (known.bandwidth_bytes_per_s or 0) / 1e9, (known.flops or 0) / 1e12
     draft = f", draft {pair.draft.bytes_read(1) / 1e9:,.2f} GB" if pair.draft else ", no draft model"
     lines = [
-        f"{known.name}: {gbs:,.0f} GB/s, {tflops:,.0f} TFLOPS in 16 bits{f' ({source})' if source else ''}",
+        f"{known.name}: {gbs:,.0f} GB/s, {tflops:,.0f} TFLOPS in 16 bits{f' ({known.rates})' if known.rates else ''}",
         f"weights read in each step: target {pair.target.bytes_read(1) / 1e9:,.2f} GB on each accelerator{draft}",
         f"the share of the peaks that an engine reaches is taken from one published fit: {FIT}",
         "tokens/s, TPOT and speedup are for decoding only: prefill is left out, and speculation does not shorten it",

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
-from specserve.measure.bench.result import Interval
+from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.statistics import library
 
@@ -25,12 +23,6 @@ class Steps:
     """Steps that had nothing drafted and made one token each (an ngram that found no match)."""
     prompt: str = ""
     """The prompt that it answered; several requests may send the same one."""
-
-    def __post_init__(self) -> None:
-        if len(self.accepted) != len(self.drafted):
-            raise ValueError("accepted and drafted tokens must cover the same number of steps")
-        if any(not 0 <= took <= offered for took, offered in zip(self.accepted, self.drafted, strict=True)):
-            raise ValueError("a step must accept between 0 tokens and the number that was drafted")
 
     @property
     def tokens(self) -> int:
@@ -92,6 +84,7 @@ def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000
             sums[name] = made + each.tokens, steps + each.steps_with(tokens)
     if not sums:
         return None
+    np = library("numpy")
     counts = np.array(list(sums.values()), dtype=float)
     value = float(counts[:, 0].sum() / counts[:, 1].sum())
     if len(counts) < 2:
@@ -115,9 +108,7 @@ _MEDIAN_ERROR = 1.2533
 class Observed:
     """All passes of one launch at one load."""
 
-    workload: str
-    temperature: float
-    concurrency: int
+    point: Point
     tokens: int
     """Drafted each step at this load; 0: none."""
     step_s: float | None
@@ -138,9 +129,14 @@ class Observed:
     """Step by step; those that had nothing drafted too. Empty if the server does not report them."""
 
     @property
+    def load(self) -> int:
+        """Requests that run at the same time."""
+        return self.point.concurrency or 1
+
+    @property
     def tokens_per_s(self) -> float:
         """Output tokens over the time that they take at full load."""
-        return self.output_tokens * len(self.first_s) * self.concurrency / self.busy_s
+        return self.output_tokens * len(self.first_s) * self.load / self.busy_s
 
     @property
     def held_up_s(self) -> float:
@@ -155,9 +151,12 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     at full load. How many they are is known if the server reports steps, else from the chunks that came.
     """
     good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
-    if not good or (load := passes[0].point.concurrency) is None:
+    if not good:
         return None
-    timed = [_timed([each for each in done.requests if each.ok], load=load) for done in passes]
+    point = passes[0].point
+    timed = [
+        _timed([each for each in done.requests if each.ok], load=point.concurrency or 1) for done in passes
+    ]
     each_s = [step_s for times, _, _ in timed for step_s in times]
     steps = _steps_by_request(good, passes) if tokens else ()
     step_s, error = None, 0.0
@@ -177,7 +176,7 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     were_s = sum(each.latency_s - each.ttft_s for each in good)
     scale = later_s / were_s if were_s > 0 and later_s > 0 else 1.0
     return Observed(
-        passes[0].point.workload, passes[0].point.temperature, load, tokens, step_s, error, chunks, busy_s,
+        point, tokens, step_s, error, chunks, busy_s,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
         tpot_s=tuple(value * scale for each in good if (value := each.tpot_s) is not None),
         first_s=tuple(each.ttft_s for each in good),
@@ -190,6 +189,7 @@ def _timed(requests: Sequence[Request], *, load: int) -> tuple[list[float], int,
 
     A step counts if as many requests as should run at its begin and end, and none of them is in its prefill.
     """
+    np = library("numpy")
     starts = np.array([request.start_s for request in requests])
     firsts, ends = (
         np.sort(starts + [getattr(request, name) for request in requests]) for name in ("ttft_s", "latency_s")
@@ -297,9 +297,7 @@ class StepModel:
 
 def _between(curve: Curve, at: float) -> float:
     """Linear between the two nearest points, flat beyond the outer ones; 1 without points."""
-    return (
-        float(np.interp(at, [place for place, _ in curve], [value for _, value in curve])) if curve else 1.0
-    )
+    return float(library("numpy").interp(at, *zip(*curve, strict=True))) if curve else 1.0
 
 
 def fit(points: Iterable[Timed]) -> StepModel:
@@ -343,7 +341,7 @@ def _form(timed: Sequence[Timed], kernels: Curve = ()) -> StepModel:
         draft = [several and each.tokens > 0, each.tokens, each.tokens * each.batch]
         part = _between(kernels, each.verified)
         rows.append([value / each.step_s for value in (*(part * value for value in line), *draft)])
-    found, _ = library("scipy.optimize").nnls(np.array(rows, dtype=float), np.ones(len(rows)))
+    found, _ = library("scipy.optimize").nnls(rows, [1.0] * len(rows))
     fixed, per_token, *slopes = map(float, found)
     *slopes, speculating, draft_s, request_s = slopes
     form = StepModel(

@@ -120,11 +120,6 @@ class Candidate:
     """Why a launch has one K at every load; None: it follows a schedule by batch size."""
 
     @property
-    def follows_schedule(self) -> bool:
-        """Whether it drafts as many tokens as a schedule by batch size says."""
-        return self.ladder_obstacle is None
-
-    @property
     def most_tokens(self) -> int:
         """K_max."""
         return self.launches[0].most_tokens
@@ -154,11 +149,6 @@ class Budget:
     seconds: float
     exceeded: str | None = None
     """The budget as it was given, with the least there is, if even what is needed takes longer."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether what is needed fits the budget."""
-        return self.exceeded is None
 
 
 def fit_budget(wanted: Sequence[LaunchCost], *, budget_s: float | None) -> Budget:
@@ -227,15 +217,11 @@ class TunePlan:
     @property
     def other_hardware(self) -> str | None:
         """The same in words, if it is of another platform than this machine."""
-        there = self.hardware
-        if (
-            there is None
-            or there.accelerator is None
-            or (there.accelerator == "cpu") == (self.platform == "cpu")
-        ):
+        name = self.hardware.accelerator if self.hardware else None
+        if self.hardware is None or name is None or (name == "cpu") == (self.platform == "cpu"):
             return None
-        count = there.count * there.nodes
-        return f"{count}x{there.accelerator}" if count > 1 else str(there.accelerator)
+        count = self.hardware.count * self.hardware.nodes
+        return f"{count}x{name}" if count > 1 else name
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -278,11 +264,8 @@ class TunePlan:
 
     def _seconds(self, requests: Callable[[int], int]) -> float:
         """Seconds of a pass at every point, if a request makes one token per second at every load."""
-        return sum(requests(load) / load for load in self._point_loads) * self.max_tokens
-
-    @property
-    def _point_loads(self) -> list[int]:
-        return [point.concurrency or 1 for point in self.points]
+        repeated = len(self.workloads) * len(self.temperatures)
+        return sum(requests(load) / load for load in self.loads) * self.max_tokens * repeated
 
     def _choosing_requests(self, load: int) -> int:
         return max(self.prompts, PER_SLOT * load)

@@ -11,7 +11,7 @@ from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, length_interval, observed
-from specserve.measure.tune.plan import AGAIN, EXTRA, Candidate, CandidateInfo, Launch, TunePlan
+from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, Launch, TunePlan
 from specserve.profile.schema import Expectation
 
 _DRAWS = 300
@@ -101,7 +101,7 @@ class Prediction:
             draft_sample_method=str(sampled) if sampled else None,
             runner=own.runner,
             measured_with=own.most_tokens,
-            follows_schedule=own.follows_schedule,
+            follows_schedule=own.ladder_obstacle is None,
             zero_cost=self.zero_cost,
             has_ladder=bool(own.launches[0].tokens_by_load),
             step_model_error=statistics.median_low(errors) if errors else None,
@@ -148,15 +148,16 @@ def share_within(
 
 def plain_rows(plan: TunePlan, passes: Sequence[Pass]) -> tuple[Row, ...]:
     """K = 0 at every point: the server without speculation, all of it measured."""
-    found = []
-    for point, seen in _points_of(plan, passes, plan.baseline).items():
-        tpot_ms = _mean_ms(seen.tpot_s)
-        if seen.step_s is not None and tpot_ms is not None:
+    found, seen_at = [], _observed(plan, passes, plan.baseline)
+    for point in plan.points:
+        seen = seen_at.get(point)
+        tpot_ms = _mean_ms(seen.tpot_s) if seen else None
+        if seen is not None and seen.step_s is not None and tpot_ms is not None:
             limits, rate = limits_at(plan.expect, point), seen.tokens_per_s
             within = share_within(limits, tpots_s=seen.tpot_s, ttfts_s=seen.first_s)
             found.append(
                 Row(
-                    "", point.workload, point.temperature, seen.concurrency, 0, ZERO, "measured", 1.0,
+                    "", point.workload, point.temperature, seen.load, 0, ZERO, "measured", 1.0,
                     seen.step_s * 1000, "measured", Predicted(tpot_ms, tpot_ms, rate, ZERO, within, within),
                     MeasuredRates(rate, tpot_ms),
                 )
@@ -166,124 +167,94 @@ def plain_rows(plan: TunePlan, passes: Sequence[Pass]) -> tuple[Row, ...]:
 
 def predict(plan: TunePlan, passes: Sequence[Pass], candidate: Candidate) -> Prediction:
     """Every K of a candidate at every load."""
-    plain = _points_of(plan, passes, plan.baseline)
-    drafted = [
-        (point, seen)
-        for launch in candidate.launches
-        for point, seen in _points_of(plan, passes, launch).items()
-        if point in plain
-    ]
-    first = candidate.launches[0]
-    others = [  # a K = 0 range is left out: it is not a server without speculation
-        Timed(load, launch.tokens_at(load), step_s)
-        for launch in (plan.baseline, first)
-        for load in plan.extra_loads(launch)
-        if (launch is plan.baseline or launch.tokens_at(load))
-        and (step_s := _between_s(plan, passes, launch, load))
-    ]
+    baseline = _observed(plan, passes, plan.baseline)
+    every = [seen for launch in candidate.launches for seen in _observed(plan, passes, launch).values()]
+    plain = {point: baseline[point] for point in plan.points if point in baseline}
+    drafted = [seen for seen in every if seen.point in plain]
+    # a K = 0 range is not a server without speculation
+    between = [*baseline.values(), *(seen for seen in every if seen.tokens)]
+    others = [seen for seen in between if seen.point not in plan.points]
     ratios = [
-        seen.held_up_s / plain[point].held_up_s for point, seen in drafted if plain[point].held_up_s > 0
+        seen.held_up_s / plain[seen.point].held_up_s for seen in drafted if plain[seen.point].held_up_s > 0
     ]
-    prefills = max(1.0, statistics.median(ratios)) if ratios else 1.0
+    measured = Measured(plan, candidate, plain, drafted, max(1.0, statistics.median(ratios or [1.0])))
     rows: list[Row] = []
     models: dict[str, StepModel] = {}
     positions: dict[str, tuple[float, ...]] = {}
     for place in dict.fromkeys(map(place_of, plain)):
-        here = Measured(
-            candidate,
-            {seen.concurrency: seen for point, seen in plain.items() if place_of(point) == place},
-            [seen for point, seen in drafted if place_of(point) == place],
-            {
-                point.concurrency or 1: limits_at(plan.expect, point)
-                for point in plain
-                if place_of(point) == place
-            },
-            prefills,
-        )
-        points = [
-            Timed(each.concurrency, each.tokens, each.step_s)
-            for each in (*here.plain.values(), *here.drafted)
-            if each.step_s
-        ]
-        if {bool(each.tokens) for each in points} == {True, False}:
-            models[place] = fit([*points, *others])
-            rows += here.rows(models[place])
-            if rates := here.per_position():
+        here = [seen for seen in (*plain.values(), *drafted) if place_of(seen.point) == place and seen.step_s]
+        if {bool(seen.tokens) for seen in here} == {True, False}:
+            timed = [Timed(seen.load, seen.tokens, seen.step_s) for seen in (*here, *others) if seen.step_s]
+            models[place] = fit(timed)
+            rows += measured.rows(place, models[place])
+            if rates := measured.per_position(place):
                 positions[f"{candidate.name}/{place}"] = rates
-    zero_cost = None
-    load = next((load for load in plan.extra_loads(first) if not first.tokens_at(load)), None)
-    if load is not None and models and (step_s := _between_s(plan, passes, first, load)):
-        zero_cost = min(1.0, next(iter(models.values())).at(load, 0) / step_s)
+    zero_cost, zero = None, next((seen for seen in every if not seen.tokens and seen.step_s), None)
+    if models and zero is not None and zero.step_s:
+        zero_cost = min(1.0, next(iter(models.values())).at(zero.load, 0) / zero.step_s)
     return Prediction(candidate, tuple(rows), models, positions, zero_cost)
 
 
-def _points_of(plan: TunePlan, passes: Sequence[Pass], launch: Launch) -> dict[Point, Observed]:
-    """What a launch did at each point, by the passes to choose by."""
-    number = plan.launches.index(launch)
-    found = {}
-    for point in plan.points:
-        mine = [
-            each for each in passes if (each.launch, each.point) == (number, point) and each.block < EXTRA
-        ]
+def _observed(plan: TunePlan, passes: Sequence[Pass], launch: Launch) -> dict[Point, Observed]:
+    """What a launch did at each of its points and loads between, without the confirmation."""
+    number, found = plan.launches.index(launch), {}
+    for point in dict.fromkeys(point for _, point in plan.passes(launch)):
+        here = [each for each in passes if (each.launch, each.point) == (number, point)]
+        mine = [each for each in here if each.block < CONFIRMING]
         seen = observed(mine, tokens=launch.tokens_at(point.concurrency or 1))
         if seen is not None:
             found[point] = seen
     return found
 
 
-def _between_s(plan: TunePlan, passes: Sequence[Pass], launch: Launch, load: int) -> float | None:
-    """Seconds of a step at a load between; None if it was not measured."""
-    number = plan.launches.index(launch)
-    mine = [each for each in passes if each.launch == number and each.block in (EXTRA + load, AGAIN + load)]
-    seen = observed(mine, tokens=launch.tokens_at(load))
-    return seen.step_s if seen is not None else None
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that was measured of one candidate and of the server without speculation, for one workload."""
+    """All that was measured of one candidate and of the server without speculation."""
 
+    plan: TunePlan
     candidate: Candidate
-    plain: Mapping[int, Observed]
-    """Without speculation, by concurrency."""
+    plain: Mapping[Point, Observed]
+    """Without speculation."""
     drafted: Sequence[Observed]
-    limits: Mapping[int, Expectation | None]
-    """Of the profile, by concurrency."""
     prefills: float
     """What prefills take with a draft that has its own, over what they take without; at least 1."""
 
-    @property
-    def requests(self) -> list[Steps]:
-        """Those that drafted the most: what was offered less says nothing of more."""
-        most = max((seen.tokens for seen in self.drafted), default=0)
-        return [each for seen in self.drafted if seen.tokens == most for each in seen.requests]
+    def requests(self, place: str) -> list[Steps]:
+        """Those of a workload that drafted the most: what was offered less says nothing of more."""
+        here = [seen for seen in self.drafted if place_of(seen.point) == place]
+        most = max((seen.tokens for seen in here), default=0)
+        return [each for seen in here if seen.tokens == most for each in seen.requests]
 
-    def rows(self, steps: StepModel) -> Iterator[Row]:
+    def rows(self, place: str, steps: StepModel) -> Iterator[Row]:
         """Every K up to what was measured, at every load that was measured without speculation."""
+        requests = self.requests(place)
         lengths = {
-            tokens: length_interval(self.requests, tokens=tokens, draws=_DRAWS)
+            tokens: length_interval(requests, tokens=tokens, draws=_DRAWS)
             for tokens in range(1, self.candidate.most_tokens + 1)
         }
-        for load in sorted(self.plain):
+        for point in self.plain:
             for tokens, length in lengths.items():
-                if length is not None:
-                    yield self._row(load, tokens, length, steps)
+                if place_of(point) == place and length is not None:
+                    yield self._row(point, tokens, length, steps, requests)
 
-    def per_position(self) -> tuple[float, ...]:
+    def per_position(self, place: str) -> tuple[float, ...]:
         """The share of steps with K_max drafts that accepted 1, 2, … tokens or more."""
         most = self.candidate.most_tokens
         took = [
             accepted
-            for each in self.requests
+            for each in self.requests(place)
             for accepted, offered in zip(each.accepted, each.drafted, strict=True)
             if offered == most
         ]
         places = range(1, most + 1) if took else ()
-        return tuple(sum(each >= place for each in took) / len(took) for place in places)
+        return tuple(sum(each >= at for each in took) / len(took) for at in places)
 
-    def _row(self, load: int, tokens: int, length: Interval, steps: StepModel) -> Row:
-        plain, limits = self.plain[load], self.limits[load]
-        same = [each for each in self.drafted if (each.concurrency, each.tokens) == (load, tokens)]
+    def _row(
+        self, point: Point, tokens: int, length: Interval, steps: StepModel, requests: Sequence[Steps]
+    ) -> Row:
+        plain, limits = self.plain[point], limits_at(self.plan.expect, point)
+        load = plain.load
+        same = [each for each in self.drafted if (each.point, each.tokens) == (point, tokens)]
         seen = same[0] if same else None
         step_s, plain_s = steps.at(load, tokens), steps.at(load, 0)
         held_up_s, later_tokens = plain.held_up_s * self.prefills, plain.output_tokens - 1
@@ -291,21 +262,21 @@ class Measured:
         plain_request_s = plain.held_up_s + later_tokens * plain_s
         speedup = plain_request_s / (held_up_s + later_tokens / length.value * step_s)
         for_steps_s, spread = plain_request_s - held_up_s, math.exp(self._spread(plain, seen, length))
-        waiting_s = self._waiting_s(load, tokens)
+        waiting_s = self._waiting_s(point, tokens)
         within = share_within(
             limits,
             # times per token by each request's own acceptance; first tokens wait for longer steps
             tpots_s=[
                 step_s * each.steps_with(tokens) / each.tokens + waiting_s
-                for each in (self.requests if limits else ())
+                for each in (requests if limits else ())
                 if each.tokens
             ],
             ttfts_s=[at_s + ((step_s - plain_s) / 2 if load > 1 else 0.0) for at_s in plain.first_s],
         )
         return Row(
             candidate=self.candidate.name,
-            workload=plain.workload,
-            temperature=plain.temperature,
+            workload=point.workload,
+            temperature=point.temperature,
             concurrency=load,
             num_speculative_tokens=tokens,
             mean_acceptance_length=length,
@@ -317,7 +288,7 @@ class Measured:
             step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
             predicted=Predicted(
                 tpot_ms=(step_s / length.value + waiting_s) * 1000,
-                plain_tpot_ms=(plain_s + self._waiting_s(load, 0)) * 1000,
+                plain_tpot_ms=(plain_s + self._waiting_s(point, 0)) * 1000,
                 output_tokens_per_s=plain.tokens_per_s * speedup,
                 speedup=Interval(speedup, speedup / spread, speedup * spread),
                 within_limits=within,
@@ -326,14 +297,14 @@ class Measured:
             measured=MeasuredRates(seen.tokens_per_s, _mean_ms(seen.tpot_s)) if seen else MeasuredRates(),
         )
 
-    def _waiting_s(self, load: int, tokens: int) -> float:
+    def _waiting_s(self, point: Point, tokens: int) -> float:
         """Seconds of each token after the first that a request waits for the prefills of others.
 
         Of what holds a request up, the share that comes after its first token: without speculation requests that began
         together end together, so that the next ones mostly wait for each other; with it they do not.
         """
-        plain = self.plain[load]
-        seen = [each for each in self.drafted if tokens and each.concurrency == load] or [plain]
+        plain = self.plain[point]
+        seen = [each for each in self.drafted if tokens and each.point == point] or [plain]
         held_up_s = math.fsum(each.held_up_s for each in seen)
         if plain.output_tokens <= 1 or held_up_s <= 0:
             return 0.0
@@ -345,7 +316,7 @@ class Measured:
         """Half the width of the logarithm of a speedup: of the length by prompts, and of both step times."""
         known = length.low > 0 and math.isfinite(length.high)
         by_length = math.log(length.high / length.low) / 2 if known else math.log(2.0)
-        between = STEP_ERROR if self.candidate.follows_schedule else STEP_ERROR_ALONE
+        between = STEP_ERROR if self.candidate.ladder_obstacle is None else STEP_ERROR_ALONE
         by_step = between if seen is None else max(TIMED_ERROR, 2 * seen.step_error)
         return math.hypot(by_length, by_step, 2 * plain.step_error)
 

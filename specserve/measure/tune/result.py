@@ -11,7 +11,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.arms import host, versions
 from specserve.measure.bench.result import Point, Verdict
 from specserve.measure.run import Measurement
-from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed, load_words
+from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, TUNED, CandidateInfo, TunePlan
 from specserve.measure.tune.predict import STEP_ERROR_ALONE, Prediction, Row, place_of, plain_rows
@@ -43,17 +43,6 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineRate:
-    """The server without speculation at one point, measured."""
-
-    point: str
-    """`workload/temperature`."""
-    concurrency: int
-    output_tokens_per_s: float
-    basis: str = "measured"
-
-
-@dataclass(frozen=True, slots=True)
 class TuneResult:
     """A whole tune; its fields are the keys of result.json."""
 
@@ -71,7 +60,6 @@ class TuneResult:
     launches: int
     choice: Choice
     candidates: tuple[CandidateInfo, ...]
-    baseline: tuple[BaselineRate, ...]
     points: tuple[Row, ...]
     plain_points: tuple[Row, ...] = ()
     """K = 0: the server without speculation at every point."""
@@ -89,10 +77,10 @@ class TuneResult:
         chosen = self.choice.num_speculative_tokens_by_concurrency.get(row.concurrency)
         return self.choice.candidate == row.candidate and chosen == row.num_speculative_tokens
 
-    def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
+    def place(self, of: Row | Point) -> str:
         """A workload, and its temperature if there are several."""
         several = len({row.temperature for row in self.points}) > 1
-        return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload
+        return f"{of.workload}, T = {of.temperature:g}" if several else of.workload
 
 
 def tune_result(
@@ -109,12 +97,10 @@ def tune_result(
     chosen = next((each for each in predictions if each.candidate.name == choice.candidate), predictions[0])
     row = explained(choice, chosen.rows)
     model = chosen.models.get(place_of(row.point)) if row is not None else None
-    kv = [
-        size for name in (chosen.candidate.name, BASELINE) if (size := tune.kv_tokens.get(name)) is not None
-    ]
+    kv = [tune.kv_tokens.get(name, 0) for name in (chosen.candidate.name, BASELINE)]
     found: tuple[Cause, ...] = ()
     if row is not None and model is not None:
-        found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if len(kv) == 2 else None)
+        found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if all(kv) else None)
         gains = max(each.predicted.speedup.value for each in chosen.rows) >= LEAST_SPEEDUP
         if not (choice.speculates or confirmed or gains):
             mine = [each for each in chosen.rows if place_of(each.point) == place_of(row.point)]
@@ -136,10 +122,6 @@ def tune_result(
         launches=tune.launches,
         choice=choice,
         candidates=(*(each.info for each in predictions), *_left_out(plan, failed)),
-        baseline=tuple(
-            BaselineRate(place_of(each.point), each.concurrency, each.predicted.output_tokens_per_s)
-            for each in plain
-        ),
         points=tuple(row for each in predictions for row in each.rows),
         plain_points=plain,
         confirmed=tuple(confirmed),
@@ -156,14 +138,8 @@ def tune_result(
 def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
     """The row whose causes are given: the choice at the lowest load, else the best there is."""
     chosen = choice.num_speculative_tokens_by_concurrency
-    kept = [
-        row
-        for row in rows
-        if row.num_speculative_tokens == (chosen.get(row.concurrency) or row.num_speculative_tokens)
-    ]
-    lowest = min((row.concurrency for row in kept), default=None)
-    at_lowest = [row for row in kept if row.concurrency == lowest]
-    return max(at_lowest, key=lambda row: row.predicted.speedup.value, default=None)
+    kept = [row for row in rows if chosen.get(row.concurrency) in (None, 0, row.num_speculative_tokens)]
+    return min(kept, key=lambda row: (row.concurrency, -row.predicted.speedup.value), default=None)
 
 
 def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
@@ -197,7 +173,7 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
         Cause(name, max(0.0, logs[name]) / total, lost[name][1], MOVES[name])
         for name in sorted(logs, key=lambda name: -logs[name])
     ]
-    if kv_tokens is not None and kv_tokens[1]:
+    if kv_tokens is not None:
         # what the draft takes costs if requests wait for room, and nothing below that
         drafting, plain = kv_tokens
         words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
@@ -249,20 +225,20 @@ def _losses(choice: Choice, prediction: Prediction, confirmed: Sequence[Confirme
     for item in (each.comparison for each in confirmed):
         if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
             yield (
-                f"at {load_words(item.point.concurrency)}, {item.point.workload}: speculation costs, "
+                f"at concurrency {item.point.concurrency}, {item.point.workload}: speculation costs, "
                 f"{item.speedup.value:.2f}x measured; send such load to a server without it"
             )
     measured, cost = {each.comparison.point for each in confirmed}, prediction.zero_cost
     for load, tokens in choice.num_speculative_tokens_by_concurrency.items():
         if not tokens and cost is not None and cost < _COSTS_BELOW:
             yield (
-                f"at {load_words(load)} even K = 0 runs at {cost:.2f}x of a server without speculation "
+                f"at concurrency {load} even K = 0 runs at {cost:.2f}x of a server without speculation "
                 "(its step measured): send such load to one"
             )
     for row in _chosen_rows(choice, prediction):
         gain = row.predicted.speedup.value
         if gain < _COSTS_BELOW and row.point not in measured:
-            yield f"at {load_words(row.concurrency)}, {row.workload}: speculation costs, {gain:.2f}x predicted"
+            yield f"at concurrency {row.concurrency}, {row.workload}: speculation costs, {gain:.2f}x predicted"
 
 
 def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -> Iterator[str]:
@@ -282,7 +258,7 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
                 "one K serves several loads or workloads if that costs little, or if vLLM follows no schedule"
             )
         yield (
-            f"at {load_words(chosen.concurrency)}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
+            f"at concurrency {chosen.concurrency}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
             f"more than the {rate:.1f} predicted for the chosen K = {chosen.num_speculative_tokens}: {why}"
         )
 
@@ -327,7 +303,7 @@ def remark(result: TuneResult) -> str:
         return f"{head}: {result.choice.reason}"
     measured = [
         f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
-        f" ({result.place(each.comparison.point, lead='T = ')})"
+        f" ({result.place(each.comparison.point)})"
         for each in result.confirmed
         if each.comparison.speedup is not None
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import Machine
@@ -14,10 +15,9 @@ from specserve.memory.pool import PipelineStage
 from specserve.memory.reckoning import sizes_of
 from specserve.memory.situation import HEADS, MemorySituation, Settings
 from specserve.memory.weights import tallied, weigh
-from specserve.models.architecture import read_shape
 from specserve.models.config import language_part
 from specserve.models.facts import ModelFacts
-from specserve.models.shape import Shape
+from specserve.models.shape import Shape, read_shape
 from specserve.models.tensors import expected_tensors
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
@@ -49,48 +49,6 @@ class Work:
         return self.dense_bytes + self.expert_bytes * (1 - missed)
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What an accelerator does, and how much of that an engine reaches."""
-
-    bandwidth_bytes_per_s: float
-    operations_per_s: float
-    bandwidth_share: float = 0.76
-    operations_share: float = 0.72
-    host_s: float = 1.2e-3
-    """Of a step, outside of the models."""
-    draft_layer_s: float = 25e-6
-    """Of a draft step, for each layer: starting its kernels."""
-    all_reduce_s: float = 12e-6
-    """For each of two in a layer that is divided over several accelerators."""
-
-    def worse(self) -> Rates:
-        """Where an engine reaches less."""
-        return Rates(self.bandwidth_bytes_per_s, self.operations_per_s, 0.55, 0.5, 2.5e-3, 60e-6, 25e-6)
-
-    def better(self) -> Rates:
-        """Where an engine reaches more."""
-        return Rates(self.bandwidth_bytes_per_s, self.operations_per_s, 0.9, 0.85, 0.5e-3, 10e-6, 8e-6)
-
-    @property
-    def free_tokens(self) -> float:
-        """Tokens in a step from which computing takes longer than reading 16-bit weights: the roofline's ridge."""
-        return self.operations_per_s / self.bandwidth_bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Target and draft as they run."""
-
-    target: Work
-    draft: Work | None
-    method: str
-    context_tokens: float
-    """Of each request, on average."""
-    is_parallel: bool = False
-    """Whether one step of the draft makes all draft tokens."""
-
-
 def geometric(alpha: float, *, tokens: int) -> float:
     """Tokens a step if each draft token is accepted with the same probability (Leviathan et al. 2023)."""
     return float(tokens + 1) if alpha >= 1 else (1 - alpha ** (tokens + 1)) / (1 - alpha)
@@ -108,54 +66,70 @@ def geometric_rate(mean_length: float, *, tokens: int) -> float:
     return (low + high) / 2
 
 
-def rates_of(machine: Machine) -> Rates:
-    """What the machine's accelerators do. Raises UsageError if nobody knows."""
-    known = machine.accelerator
-    if known.bandwidth_bytes_per_s is None or known.flops is None:
-        raise UsageError(
-            f"nothing can be estimated: the bandwidth and FLOP/s of `{known.name}` are not known",
-            hint=(
-                "`specserve gpus` shows which are known; if you have this accelerator, leave `--estimate` out "
-                "and measure"
-            ),
+class Reach(NamedTuple):
+    """How much of an accelerator's peaks an engine reaches, and what a step takes beside the models."""
+
+    bandwidth_share: float = 0.76
+    operations_share: float = 0.72
+    host_s: float = 1.2e-3
+    """Of a step, outside of the models."""
+    draft_layer_s: float = 25e-6
+    """Of a draft step, for each layer: starting its kernels."""
+    all_reduce_s: float = 12e-6
+    """For each of two in a layer that is divided over several accelerators."""
+
+
+USUAL = Reach()
+WORSE, BETTER = Reach(0.55, 0.5, 2.5e-3, 60e-6, 25e-6), Reach(0.9, 0.85, 0.5e-3, 10e-6, 8e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Target and draft as they run on an accelerator."""
+
+    target: Work
+    draft: Work | None
+    method: str
+    context_tokens: float
+    """Of each request, on average."""
+    bandwidth_bytes_per_s: float
+    operations_per_s: float
+    is_parallel: bool = False
+    """Whether one step of the draft makes all draft tokens."""
+
+    @property
+    def free_tokens(self) -> float:
+        """Tokens in a step from which computing takes longer than reading 16-bit weights: the roofline's ridge."""
+        return self.operations_per_s / self.bandwidth_bytes_per_s
+
+    def model_s(self, work: Work, *, tokens: float, batch: int, reach: Reach = USUAL) -> float:
+        """Seconds of one pass of a model over so many tokens, for so many requests."""
+        memory = work.bytes_read(tokens) + work.kv_bytes_per_token * self.context_tokens * batch
+        seconds = memory / (self.bandwidth_bytes_per_s * reach.bandwidth_share)
+        seconds += work.operations_per_token * tokens / (self.operations_per_s * reach.operations_share)
+        return seconds + (2 * work.layers * reach.all_reduce_s if work.gpus > 1 else 0.0)
+
+    def draft_s(self, batch: int, tokens: int, reach: Reach = USUAL) -> float:
+        """Seconds of a step that drafting takes."""
+        if not tokens or self.draft is None or self.method in WITHOUT_MODEL:
+            return 0.0
+        passes, width = (1, tokens + 1) if self.is_parallel else (tokens, 1)
+        each = self.model_s(self.draft, tokens=batch * width, batch=batch, reach=reach)
+        return passes * (each + self.draft.layers * reach.draft_layer_s)
+
+    def step_s(self, batch: int, tokens: int, reach: Reach = USUAL) -> float:
+        """Seconds of a whole step: so many requests, each with so many draft tokens; 0: without speculation."""
+        verify = self.model_s(self.target, tokens=batch * (tokens + 1), batch=batch, reach=reach)
+        return reach.host_s + verify + self.draft_s(batch, tokens, reach)
+
+    def speedup(self, acceptance: float, batch: int, tokens: int) -> Interval:
+        """Of decoding with so many draft tokens, by the range of what engines reach; no interval of a measurement."""
+        length = geometric(acceptance, tokens=tokens)
+        worse, value, better = (
+            length * self.step_s(batch, 0, reach) / self.step_s(batch, tokens, reach)
+            for reach in (WORSE, USUAL, BETTER)
         )
-    return Rates(known.bandwidth_bytes_per_s, known.flops)
-
-
-def model_s(work: Work, *, tokens: float, context: float, rates: Rates) -> float:
-    """One pass of a model over so many tokens, with so many tokens of context over all requests."""
-    memory = work.bytes_read(tokens) + work.kv_bytes_per_token * context
-    seconds = memory / (rates.bandwidth_bytes_per_s * rates.bandwidth_share)
-    seconds += work.operations_per_token * tokens / (rates.operations_per_s * rates.operations_share)
-    return seconds + (2 * work.layers * rates.all_reduce_s if work.gpus > 1 else 0.0)
-
-
-def step_s(pair: Pair, *, batch: int, tokens: int, rates: Rates) -> float:
-    """A whole step: so many requests, each with so many draft tokens; 0: without speculation."""
-    context = pair.context_tokens * batch
-    verify = model_s(pair.target, tokens=batch * (tokens + 1), context=context, rates=rates)
-    return rates.host_s + verify + draft_s(pair, batch=batch, tokens=tokens, rates=rates)
-
-
-def draft_s(pair: Pair, *, batch: int, tokens: int, rates: Rates) -> float:
-    """Of a step, what drafting takes."""
-    if not tokens or pair.draft is None or pair.method in WITHOUT_MODEL:
-        return 0.0
-    passes, width = (1, tokens + 1) if pair.is_parallel else (tokens, 1)
-    context = pair.context_tokens * batch
-    each = model_s(pair.draft, tokens=batch * width, context=context, rates=rates)
-    return passes * (each + pair.draft.layers * rates.draft_layer_s)
-
-
-def speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, rates: Rates) -> Interval:
-    """Of decoding with so many draft tokens, by the range of what engines reach; no interval of a measurement."""
-    worse, value, better = (
-        geometric(acceptance, tokens=tokens)
-        * step_s(pair, batch=batch, tokens=0, rates=by)
-        / step_s(pair, batch=batch, tokens=tokens, rates=by)
-        for by in (rates.worse(), rates, rates.better())
-    )
-    return Interval(value, min(worse, value, better), max(worse, value, better))
+        return Interval(value, min(worse, value, better), max(worse, value, better))
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -165,18 +139,41 @@ _LOOKUPS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
 """Names of tables of which a step reads a few rows."""
 
 
-def pair_of(s: MemorySituation, *, context_tokens: float) -> Pair:
-    """Target and draft of one arm on its machine. Raises FactError if a model's facts do not say enough."""
+def rates_of(machine: Machine) -> tuple[float, float]:
+    """Bytes/s and operations/s of the machine's accelerators. Raises UsageError if nobody knows."""
+    known = machine.accelerator
+    if known.bandwidth_bytes_per_s is None or known.flops is None:
+        raise UsageError(
+            f"nothing can be estimated: the bandwidth and FLOP/s of `{known.name}` are not known",
+            hint=(
+                "`specserve gpus` shows which are known; if you have this accelerator, leave `--estimate` out "
+                "and measure"
+            ),
+        )
+    return known.bandwidth_bytes_per_s, known.flops
+
+
+def roofline_of(s: MemorySituation, *, context_tokens: float) -> Roofline:
+    """Target and draft of one arm on its machine.
+
+    Raises UsageError if the machine's rates are not known, FactError if a model's facts do not say enough.
+    """
     method = s.speculative.method
+    bandwidth, operations = rates_of(s.machine)
     if method is None:
         raise FactError("the profile does not speculate", hint="add a `speculation` section to it")
     made = demand(s.target, s.speculative, settings=s.settings)
     if not made.is_kv_known:
         raise FactError(made.notes[0])
-    draft = None if method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=method)
-    target = _target(s.target, made.stages, settings=s.settings)
-    is_parallel = s.speculative.is_parallel or method in BLOCK_DRAFTS
-    return Pair(target, draft, method, context_tokens, is_parallel=is_parallel)
+    return Roofline(
+        _target(s.target, made.stages, settings=s.settings),
+        None if method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=method),
+        method,
+        context_tokens,
+        bandwidth,
+        operations,
+        is_parallel=s.speculative.is_parallel or method in BLOCK_DRAFTS,
+    )
 
 
 def _target(facts: ModelFacts, stages: tuple[PipelineStage, ...], *, settings: Settings) -> Work:

@@ -17,6 +17,7 @@ from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, co
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Client
+from specserve.serve.requests import endpoint
 from tests.measure.bench.making import request
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -59,7 +60,9 @@ def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: p
     assert not set(salts("a")) & set(earlier)
 
 
-def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() -> None:
+def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each finished request has one draft of four tokens; the counters hold the last one a moment after its end."""
     finished, late = 5, 0
 
@@ -78,7 +81,8 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() 
         finished, late = finished + len(traffic["requests"]) - 1, 1
         return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic["requests"]))
 
-    client = cast(Client, SimpleNamespace(metrics=metrics))
+    client = Client(endpoint(URL))
+    monkeypatch.setattr(client, "metrics", metrics)
     abilities = Abilities("m", None, has_chat=False, takes_salt=True)
     running = Running(Arm("a", url=URL), URL, abilities, lambda: None, _client=client)
     generator = cast(Driver, SimpleNamespace(send=send))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from specserve.measure.tune.schedule import Range
+from specserve.measure.tune.choose import Range
 
 
 def problems(found: Sequence[Range], *, loads: Collection[int]) -> list[str]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.tune.choose import ladder
 from specserve.measure.tune.observe import Observed, StepModel, observed
 from specserve.measure.tune.predict import predict
-from specserve.measure.tune.schedule import ladder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import Machine, measured, prompts, texts, tune_plan

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.bench.plan import Block
+from specserve.measure.tune.choose import between, ladder
 from specserve.measure.tune.plan import TUNED, TunePlan, items, split
-from specserve.measure.tune.schedule import between, ladder
 from specserve.measure.workloads.workload import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -93,7 +93,7 @@ def test_another_candidate_or_question_is_another_run_and_another_budget_is_not(
 def test_three_launches_are_planned_and_the_confirmation_goes_before_what_is_needed() -> None:
     wanted = tune_plan(rungs=RUNGS)
     assert wanted.budget.kept == ("baseline", "draft_model", TUNED)
-    assert not replace(wanted, budget_s=1.0).budget.fits
+    assert replace(wanted, budget_s=1.0).budget.exceeded is not None
 
 
 def test_what_does_not_fit_says_the_limit_and_the_least() -> None:
@@ -104,8 +104,8 @@ def test_what_does_not_fit_says_the_limit_and_the_least() -> None:
     least = re.fullmatch(r"`--budget 1m`: (\d+)m(\d+)s is the least \(a guess\)", told)
     assert least is not None
     seconds = 60.0 * int(least[1]) + int(least[2])
-    assert replace(wanted, budget_s=seconds).budget.fits
-    assert not replace(wanted, budget_s=seconds - 1).budget.fits
+    assert replace(wanted, budget_s=seconds).budget.exceeded is None
+    assert replace(wanted, budget_s=seconds - 1).budget.exceeded is not None
 
 
 def test_the_time_of_a_tune_on_a_cpu_is_guessed_as_one_was_measured() -> None:

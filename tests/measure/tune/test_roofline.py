@@ -10,40 +10,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.hardware.accelerators import accelerator, catalogue, entries
+from specserve.hardware.accelerators import accelerator, catalogue
 from specserve.measure.tune.estimate import estimate_load
-from specserve.measure.tune.roofline import Pair, Rates, Work, draft_s, model_s, pair_of, speedup, step_s
+from specserve.measure.tune.roofline import USUAL, Roofline, Work, roofline_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_pair import LLAMA_8B, arm
 
 
-def rates(name: str) -> Rates:
+def rates(name: str) -> tuple[float, float]:
     known = accelerator(name)
     assert known.bandwidth_bytes_per_s is not None and known.flops is not None
-    return Rates(known.bandwidth_bytes_per_s, known.flops)
+    return known.bandwidth_bytes_per_s, known.flops
+
+
+def free_tokens(name: str) -> float:
+    return Roofline(Work(1.0), None, "ngram", 0.0, *rates(name)).free_tokens
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 128, 512])
 def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Path, tokens: int) -> None:
-    found = pair_of(arm(tmp_path), context_tokens=0)
+    found = roofline_of(arm(tmp_path), context_tokens=0)
     published_s = 5.886e-3 + 21.0e-6 * tokens
-    assert model_s(found.target, tokens=tokens, context=0, rates=rates("H100-80GB")) == pytest.approx(
-        published_s, rel=0.02
-    )
+    assert found.model_s(found.target, tokens=tokens, batch=1) == pytest.approx(published_s, rel=0.02)
 
 
 def test_each_layer_on_several_gpus_waits_for_two_reductions(tmp_path: Path) -> None:
-    work, by = pair_of(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
-    alone, shared = (model_s(replace(work, gpus=gpus), tokens=1, context=0, rates=by) for gpus in (1, 4))
-    assert shared - alone == pytest.approx(2 * work.layers * by.all_reduce_s)
+    found = roofline_of(arm(tmp_path), context_tokens=0)
+    work = found.target
+    alone, shared = (found.model_s(replace(work, gpus=gpus), tokens=1, batch=1) for gpus in (1, 4))
+    assert shared - alone == pytest.approx(2 * work.layers * USUAL.all_reduce_s)
 
 
 def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:
-    found, by = pair_of(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
-    more = model_s(found, tokens=1, context=1_000_000, rates=by) - model_s(
-        found, tokens=1, context=0, rates=by
-    )
+    none, much = (roofline_of(arm(tmp_path), context_tokens=tokens) for tokens in (0, 1_000_000))
+    more = much.model_s(much.target, tokens=1, batch=1) - none.model_s(none.target, tokens=1, batch=1)
     assert more / 1e6 == pytest.approx(0.0393e-6, rel=0.35)
 
 
@@ -55,20 +56,19 @@ def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_ridges_of_the_roofline_are_those_that_were_published(name: str, ridge: float) -> None:
-    assert rates(name).free_tokens == pytest.approx(ridge, abs=1)
+    assert free_tokens(name) == pytest.approx(ridge, abs=1)
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(32, 5), (64, 2), (128, 0.6)])
 def test_tokens_that_are_free_fall_with_the_batch(batch: int, tokens: float) -> None:
     # H200 in 16 bits: 5 at 32 requests, 2 at 64, 0 to 1 at 128
-    assert rates("H200-141GB").free_tokens / batch - 1 == pytest.approx(tokens, abs=0.5)
+    assert free_tokens("H200-141GB") / batch - 1 == pytest.approx(tokens, abs=0.5)
 
 
 def test_every_accelerator_with_rates_names_where_they_were_read() -> None:
-    for entry in entries():
-        known = entry.accelerator
+    for known in catalogue():
         has_rates = known.bandwidth_bytes_per_s is not None and known.flops is not None
-        assert has_rates == (entry.rates is not None)
+        assert has_rates == (known.rates is not None)
     assert sum(known.flops is not None for known in catalogue()) >= 25
 
 
@@ -83,8 +83,14 @@ works = st.builds(
     layers=st.integers(1, 120),
     gpus=st.sampled_from([1, 8]),
 )
+
+
+def roofline(target: Work, draft: Work | None, method: str, context: float) -> Roofline:
+    return Roofline(target, draft, method, context, *rates("H100-80GB"))
+
+
 pairs = st.builds(
-    Pair,
+    roofline,
     works,
     st.none() | works,
     st.sampled_from(["draft_model", "eagle3", "dflash", "ngram"]),
@@ -94,18 +100,17 @@ pairs = st.builds(
 
 @given(pairs, st.integers(1, 256), st.integers(0, 15))
 def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
-    found: Pair, batch: int, tokens: int
+    found: Roofline, batch: int, tokens: int
 ) -> None:
-    by = rates("H100-80GB")
-    here = step_s(found, batch=batch, tokens=tokens, rates=by)
-    assert here < step_s(found, batch=batch + 1, tokens=tokens, rates=by)
-    assert here < step_s(found, batch=batch, tokens=tokens + 1, rates=by)
-    assert 0 <= draft_s(found, batch=batch, tokens=tokens, rates=by) < here
+    here = found.step_s(batch, tokens)
+    assert here < found.step_s(batch + 1, tokens)
+    assert here < found.step_s(batch, tokens + 1)
+    assert 0 <= found.draft_s(batch, tokens) < here
 
 
 @given(pairs, st.integers(1, 256), st.floats(0.0, 0.99))
-def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Pair, batch: int, alpha: float) -> None:
-    got = estimate_load(found, acceptance=alpha, batch=batch, most_tokens=8, rates=rates("H100-80GB"))
+def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Roofline, batch: int, alpha: float) -> None:
+    got = estimate_load(found, alpha, batch, 8)
     assert got.speedup.low <= got.speedup.value <= got.speedup.high
     if got.num_speculative_tokens:
         assert got.speedup.value >= 1.0
@@ -117,21 +122,17 @@ def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Pair, batch: i
 
 @given(pairs, st.integers(1, 256), st.floats(0.0, 0.99), st.integers(0, 8))
 def test_no_other_k_gives_more_than_that_of_an_estimate(
-    found: Pair, batch: int, alpha: float, tokens: int
+    found: Roofline, batch: int, alpha: float, tokens: int
 ) -> None:
-    by = rates("H100-80GB")
-    got = estimate_load(found, acceptance=alpha, batch=batch, most_tokens=8, rates=by)
-    other = speedup(found, acceptance=alpha, batch=batch, tokens=tokens, rates=by)
+    got = estimate_load(found, alpha, batch, 8)
+    other = found.speedup(alpha, batch, tokens)
     assert other.low <= other.value <= other.high
     assert other.value <= max(1.0, got.speedup.value) * (1 + 1e-9)
 
 
 def test_the_best_k_falls_with_the_load_of_a_dense_model(tmp_path: Path) -> None:
-    found, by = pair_of(arm(tmp_path), context_tokens=1000), rates("H100-80GB")
-    best = [
-        estimate_load(found, acceptance=0.7, batch=batch, most_tokens=8, rates=by).num_speculative_tokens
-        for batch in (1, 8, 64, 256)
-    ]
+    found = roofline_of(arm(tmp_path), context_tokens=1000)
+    best = [estimate_load(found, 0.7, batch, 8).num_speculative_tokens for batch in (1, 8, 64, 256)]
     assert best == sorted(best, reverse=True)
     assert best[0] >= 2
 
@@ -144,7 +145,7 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
 
 def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Path) -> None:
     one, four = (
-        pair_of(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
+        roofline_of(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
         for count in (1, 4)
     )
     assert four == pytest.approx(one / 4, rel=0.01)
@@ -153,6 +154,6 @@ def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Pa
 def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Path) -> None:
     target = {**LLAMA_8B, "num_nextn_predict_layers": 1}
     head = "{method: mtp, num_speculative_tokens: 4}"
-    draft = pair_of(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
+    draft = roofline_of(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
     assert draft is not None
     assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specserve.measure.tune.choose import Choice, choose, speedups
+from specserve.measure.tune.choose import Choice, choose, ladder, speedups
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import Launch, TunePlan
 from specserve.measure.tune.predict import Prediction, predict
 from specserve.measure.tune.result import better_rates, causes, why_none
 from specserve.measure.tune.roofline import geometric
-from specserve.measure.tune.schedule import ladder
 from specserve.metrics.counters import Acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

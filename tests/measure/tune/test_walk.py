@@ -133,11 +133,3 @@ def test_what_was_accepted_behind_the_end_of_an_answer_is_not_in_its_steps(
     assert (found.tokens, found.plain) == (delivered, 0)
     assert found.steps_with(8) <= len(pairs)
     assert found.accepted[:-1] == tuple(took for took, _ in pairs[:-1])
-
-
-@pytest.mark.parametrize(("accepted", "drafted"), [((1,), (1, 2)), ((3,), (2,)), ((-1,), (2,))])
-def test_what_vllm_cannot_have_counted_is_refused(
-    accepted: tuple[int, ...], drafted: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match="step"):
-        Steps(accepted, drafted)
