@@ -5,7 +5,7 @@ from __future__ import annotations
 from specserve.checks.config import model_type, section, stretches, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import FactError
-from specserve.models.architecture import read_shape
+from specserve.models.shape import read_shape
 from specserve.vllm.context import context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.speculation import BLOCK_DRAFTS
