@@ -199,7 +199,8 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
         (path / "logs").mkdir(mode=0o700)
     except OSError as error:
         raise _unwritable(path, error) from error
-    run = RunDirectory(path, {"version": VERSION, **content})
+    # as a resumed run reads it: JSON has no tuples
+    run = RunDirectory(path, json.loads(json.dumps({"version": VERSION, **content})))
     run.update()
     return run
 

@@ -13,6 +13,7 @@ from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import Interrupted
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, blocks, plan_bench
+from specserve.measure.bench.result import read_result
 from specserve.measure.bench.run import Bench, keep, new_directory
 from specserve.measure.bench.rundir import Pass, RunDirectory, resume
 from specserve.measure.run import Outlet
@@ -108,6 +109,13 @@ def test_a_result_of_a_part_or_one_that_was_cut_off_is_made_again(
 def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
     """As it is when somebody interrupts it."""
     return Bench(plan, directory, lambda _: None, StopRequest())
+
+
+def test_a_run_that_was_never_resumed_has_a_result(plan: BenchPlan, tmp_path: Path) -> None:
+    with new_directory(plan, str(tmp_path / "new")) as directory:
+        found = bench(plan, directory).write(is_complete=False, outlet=OUTLET)
+    assert [arm.name for arm in found.arms] == ["127.0.0.1:9", "b"]
+    assert read_result(tmp_path / "new") == found
 
 
 def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
