@@ -165,7 +165,7 @@ def trace() -> None:
         file = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
         if frame.f_code.co_name != "<module>":
             files.add(file)
-        static += frame.f_code.co_name == "_run" and file == "checks/run.py"
+        static += frame.f_code.co_name == "examined_in" and file == "checks/run.py"
 
     sys.setprofile(note)
     try:
