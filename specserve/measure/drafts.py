@@ -11,8 +11,8 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, gather
-from specserve.checks.rules.heads import method_of, trained
-from specserve.checks.run import examined_in
+from specserve.checks.rules.heads import method_of, predicts, trained
+from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.measure.bench.result import Interval
@@ -120,7 +120,7 @@ def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -
             notes.append(error.message)
     ways = {_key(block): (_asked_for(block, base, path), block) for path, block in blocks(base)}
     own = len(ways)
-    for draft in _ways(target, facts, read, wanted):
+    for draft in _ways(base, facts, read, wanted):
         ways.setdefault((draft.method, draft.model), (draft, _block(draft, target=target)))
     judged = [
         _judge(draft, base, block, facts=facts, read=read, wanted=wanted) for draft, block in ways.values()
@@ -130,11 +130,13 @@ def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -
     return FoundDrafts(target, tuple(ranked), machine, tuple(notes))
 
 
-def _ways(target: str, facts: ModelFacts | None, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
+def _ways(base: Profile, facts: ModelFacts | None, read: Read, wanted: DraftOptions) -> Iterator[Draft]:
     """Every way to speculate for the target; one of them can come from two places."""
+    target = base.target.model
     yield from drafts_for(target)
     layers = trained(facts.config) if facts else None
-    if layers:
+    # a model may have such layers though vLLM does not build them
+    if facts and layers and context_of(base).where(predicts, facts.config):
         source = Source(f"config.json of {target}")
         note = f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens"
         yield Draft(target, "mtp", (source,), num_speculative_tokens=layers, note=note)

@@ -66,7 +66,7 @@ def trained(config: Config) -> int | None:
     return None
 
 
-def _predicts(known: Registry, config: Config) -> bool:
+def predicts(known: Registry, config: Config) -> bool:
     """Whether this version would build further layers for this model."""
     kind, names = model_type(config), architectures(config)
     if kind in ("nemotron_h", "nemotron_h_puzzle") and not trained(config):
@@ -110,7 +110,7 @@ def plain_mtp_target(arm: Arm) -> Hits:
     config = _mtp_config(arm)
     if config is None:
         return
-    rest = arm.ctx.where(_predicts, config)
+    rest = arm.ctx.where(predicts, config)
     found = [version for version in arm.ctx.judged if version not in rest]
     if found or trained(config) == 0:
         text = f"`{(*architectures(config), 'this model')[0]}` has no layers that predict further tokens"
@@ -254,7 +254,7 @@ def head_as_draft(arm: Arm) -> Hits:
         return
     own, name = _own_method(config), (*architectures(config), model_type(config))[0]
     heads = arm.ctx.where(has_kind, config, "draft")
-    layered = arm.ctx.where(_predicts, config)
+    layered = arm.ctx.where(predicts, config)
     if own:
         text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
         yield arm.hit("method", text, help=f"write `method: {own}`", severity=INFO)
