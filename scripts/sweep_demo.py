@@ -31,7 +31,7 @@ from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 
 from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
-from specserve.measure.bench.arms import BASELINE, Arm, Session, host, memory_bytes, sessions, versions
+from specserve.measure.bench.arms import BASELINE, Session, Variant, host, memory_bytes, sessions, versions
 from specserve.measure.bench.plan import BenchPlan, Block, blocks, numbered, seeded
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
@@ -217,7 +217,7 @@ def _directory(asked: argparse.Namespace) -> RunDirectory:
     return create(path, {"name": "sweep", "spent_s": 0.0, **about})
 
 
-def _arm(profile: Path, tokens: int | None) -> Arm:
+def _arm(profile: Path, tokens: int | None) -> Variant:
     """A server with so many draft tokens, None: without speculation."""
     settings = ["server.host=127.0.0.1", f"engine.kv_cache_memory_bytes={KV_CACHE}"]
     if tokens is not None:
@@ -229,7 +229,7 @@ def _arm(profile: Path, tokens: int | None) -> Arm:
     )
     name = BASELINE if tokens is None else arm_name(tokens)
     loaded = loaded if tokens is not None else load_profile(str(profile))
-    return Arm(
+    return Variant(
         name=name,
         plan=plan,
         is_baseline=tokens is None,

@@ -49,14 +49,14 @@ _TABLES = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm:
+class VllmJudge:
     """The vLLM that is asked. `source`: a folder that holds its package; None for the installed one."""
 
     version: str
     source: Path | None = None
 
 
-def vllm_to_ask(source: Path | None) -> Vllm:
+def vllm_to_ask(source: Path | None) -> VllmJudge:
     """The installed vLLM, or the one in a wheel or in a folder that holds its package. Raises FactError."""
     if source is None:
         from specserve.vllm.versions import installed
@@ -66,13 +66,13 @@ def vllm_to_ask(source: Path | None) -> Vllm:
             hint = "`--vllm-source` takes a wheel of vLLM, or a folder with its files; nothing is installed"
             text = "vLLM is not installed in specserve's environment, so it cannot be asked"
             raise FactError(text, hint=hint)
-        return Vllm(found.version)
+        return VllmJudge(found.version)
     folder = _unpacked(source) if source.is_file() else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
         hint = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
         raise FactError(f"{source} does not contain vLLM", hint=hint)
-    return Vllm(Distribution.at(metadata[0].parent).version, folder.resolve())
+    return VllmJudge(Distribution.at(metadata[0].parent).version, folder.resolve())
 
 
 def _unpacked(wheel: Path) -> Path:
@@ -109,7 +109,7 @@ class VllmQuestion:
 
 
 def judgements(
-    context: Context, shapes: Mapping[str, ModelFacts], *, vllm: Vllm, kept_only: bool = False
+    context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmJudge, kept_only: bool = False
 ) -> tuple[Judged, ...]:
     """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by path of their block.
 
@@ -148,7 +148,7 @@ def ask(
     questions: Sequence[VllmQuestion],
     *,
     machine: Machine,
-    vllm: Vllm,
+    vllm: VllmJudge,
     kept_only: bool = False,
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
@@ -219,7 +219,7 @@ def _config(facts: ModelFacts) -> dict[str, Any]:
     return {key: value for key, value in facts.config.items() if key != "auto_map"}
 
 
-def _setting(machine: Machine, vllm: Vllm) -> list[str]:
+def _setting(machine: Machine, vllm: VllmJudge) -> list[str]:
     """The options of the child: what it pretends to have (on the CPU, nothing), and the vLLM that it asks."""
     kind, words = machine.accelerator, ["--count", str(machine.count * machine.nodes)]
     if not machine.is_cpu:

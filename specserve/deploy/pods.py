@@ -33,8 +33,9 @@ def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str
         arguments[rank_at(plan) - 2] = index
     arguments = [leader if leader is not None and word == LEADER else word for word in arguments]
     container = {
-        **_container("vllm", made, plan.argv[:2], volumes=("cache", "home", "tmp", "shm", "models")),
-        "args": arguments,
+        **_container(
+            "vllm", made, plan.argv[:2], arguments, volumes=("cache", "home", "tmp", "shm", "models")
+        ),
         "env": _environment(made, plan),
         "resources": _resources(made),
     }
@@ -49,7 +50,14 @@ def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str
     return container
 
 
-def _container(name: str, made: Deployment, command: Sequence[str], *, volumes: Sequence[str]) -> Object:
+def _container(
+    name: str,
+    made: Deployment,
+    command: Sequence[str],
+    arguments: Sequence[str] = (),
+    *,
+    volumes: Sequence[str],
+) -> Object:
     """What every container has: no privilege, and nothing to write but the volumes."""
     paths = {"cache": CACHE, "home": made.image.home, "tmp": "/tmp", "shm": "/dev/shm"}  # noqa: S108  # in a container
     mounts: list[Object] = [{"name": one, "mountPath": path} for one, path in paths.items() if one in volumes]
@@ -65,6 +73,7 @@ def _container(name: str, made: Deployment, command: Sequence[str], *, volumes: 
         "image": made.image.commented,
         "imagePullPolicy": "IfNotPresent",
         "command": list(command),
+        **({"args": list(arguments)} if arguments else {}),
         "securityContext": confined,
         "volumeMounts": mounts,
     }

@@ -14,7 +14,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import Interrupted
 from specserve.hardware.host import free_port
 from specserve.measure.bench import rundir
-from specserve.measure.bench.arms import Arm, host_load
+from specserve.measure.bench.arms import Variant, host_load
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, RunDirectory
@@ -106,7 +106,7 @@ class Measurement:
     @contextmanager
     def session(
         self,
-        arms: Sequence[Arm],
+        arms: Sequence[Variant],
         *,
         label: str,
         devices: Mapping[str, tuple[str, ...]] | None = None,
@@ -140,7 +140,9 @@ class Measurement:
             yield servers, driver
 
     @contextmanager
-    def server(self, arm: Arm, *, label: str, devices: tuple[str, ...] | None = None) -> Iterator[Running]:
+    def server(
+        self, arm: Variant, *, label: str, devices: tuple[str, ...] | None = None
+    ) -> Iterator[Running]:
         """The variant's server: started here, or the one at its URL."""
         self._begin()
         if arm.plan is None:
@@ -210,7 +212,7 @@ class Measurement:
             if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
                 self.note(f"the host was busy before the first server started: {load.text}")
 
-    def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
+    def _connected(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check)
         if self.models.get(arm.name) != server.arm.model:
             self.models[arm.name] = server.arm.model

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
+from specserve.checks.oracle import VllmJudge, VllmQuestion, as_far_as_known, ask, vllm_to_ask
 from specserve.checks.oraclechild import VllmAnswer, child_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
@@ -25,7 +25,7 @@ from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 DEMO = Path(__file__).parents[2] / "demo"
-INSTALLED = Vllm("0.33.0")
+INSTALLED = VllmJudge("0.33.0")
 MACHINE = assume("2xH100-80GB")
 ECHO = """
 import json, os, sys
@@ -103,7 +103,7 @@ def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged
     for _ in range(2):
         ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
     assert len((tmp_path / "asked").read_text().splitlines()) == 1
-    ask([question], machine=MACHINE, vllm=Vllm("0.32.0"), command=command)
+    ask([question], machine=MACHINE, vllm=VllmJudge("0.32.0"), command=command)
     assert len((tmp_path / "asked").read_text().splitlines()) == 2
     for file in (tmp_path / "cache" / "oracle").iterdir():
         file.write_text("{")
@@ -144,7 +144,7 @@ def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_versi
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm-0.34.1.dist-info").mkdir()
     (tmp_path / "vllm-0.34.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.34.1\n")
-    assert vllm_to_ask(tmp_path) == Vllm("0.34.1", tmp_path)
+    assert vllm_to_ask(tmp_path) == VllmJudge("0.34.1", tmp_path)
 
 
 def wheel(path: Path, *, version: str = "0.34.1", package: bool = True) -> Path:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.tune.observe import observed
-from specserve.measure.tune.plan import BASELINE, Candidate, Launch, TunePlan, TuneRequest
+from specserve.measure.tune.plan import BASELINE, Candidate, TuneLaunch, TunePlan, TuneRequest
 from specserve.measure.workloads.workload import Prompt
 
 _BEHIND = 16
@@ -120,9 +120,9 @@ def tune_plan(
     **changes: Any,
 ) -> TunePlan:
     """A tune of one candidate."""
-    launch = Launch(Arm("draft_model"), most_tokens, rungs)
+    launch = TuneLaunch(Variant("draft_model"), most_tokens, rungs)
     own = Candidate("draft_model", KEYS, is_own=True, launches=(launch,))
-    baseline = Launch(Arm(BASELINE, is_baseline=True), 0, dict.fromkeys(between, 0))
+    baseline = TuneLaunch(Variant(BASELINE, is_baseline=True), 0, dict.fromkeys(between, 0))
     return TunePlan(
         TuneRequest("p.yaml"), "p", "f" * 64, baseline, (own,), tuple(workloads), (0.0,), tuple(loads),
         "throughput", "v1", "cpu", **changes,
@@ -130,7 +130,7 @@ def tune_plan(
 
 
 def blocks(
-    plan: TunePlan, launch: Launch, chosen: Mapping[str, Sequence[Prompt]], *, share: float = 1.0
+    plan: TunePlan, launch: TuneLaunch, chosen: Mapping[str, Sequence[Prompt]], *, share: float = 1.0
 ) -> list[Block]:
     """What a launch is sent."""
     is_plain = launch is plan.baseline

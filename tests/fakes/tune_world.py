@@ -14,7 +14,7 @@ from tune_machine import Machine, prompts, texts, tune_plan
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import run as subject
-from specserve.measure.bench.arms import Arm, Fit, HostLoad
+from specserve.measure.bench.arms import Fit, HostLoad, Variant
 from specserve.measure.bench.traffic import Abilities
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, Candidate, TunePlan
@@ -47,9 +47,9 @@ class World:
     stop: StopRequest = field(default_factory=StopRequest)
 
 
-def arm(name: str) -> Arm:
+def arm(name: str) -> Variant:
     """A planned server."""
-    return Arm(name, PLAN, is_baseline=name == BASELINE)
+    return Variant(name, PLAN, is_baseline=name == BASELINE)
 
 
 def plan_of(*names: str, between: Sequence[int] = (), at_once: int = 2, **changes: Any) -> TunePlan:
@@ -109,7 +109,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def _connecting(here: World) -> Callable[..., Any]:
-    def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
+    def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
         del url, check
         tokens_at = (lambda _: 0) if arm.is_baseline else (lambda load: RUNGS.get(load, 4))
 

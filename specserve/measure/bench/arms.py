@@ -26,7 +26,7 @@ PROFILE = "profile"
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class Variant:
     """One variant. Either `plan`, to be launched, or `url`."""
 
     name: str
@@ -74,7 +74,7 @@ class Arm:
         return self.devices
 
 
-def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+def checked(arms: Sequence[Variant]) -> tuple[Variant, ...]:
     """Returns them, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
@@ -100,7 +100,7 @@ def plan_arm(
     notices: Notices,
     baseline: bool = False,
     alternative: str | None = None,
-) -> Arm:
+) -> Variant:
     """Returns a server that is to be launched, with what it takes of this host. Raises ProfileError, CheckFailed.
 
     `starts`: by the vLLM that is here; with `check`, models, memory and machine were judged too.
@@ -121,7 +121,7 @@ def plan_arm(
     )
     profile, plan = cleared(path, options, notices=notices)
     devices = profile.hardware.devices if profile.hardware else None
-    return Arm(
+    return Variant(
         name=name or profile.name,
         plan=plan,
         is_baseline=baseline,
@@ -153,7 +153,7 @@ class Session:
 
 
 def sessions(
-    arms: Sequence[Arm], *, launches: int, at_once: int, slots: Sequence[tuple[str, ...]] = ()
+    arms: Sequence[Variant], *, launches: int, at_once: int, slots: Sequence[tuple[str, ...]] = ()
 ) -> tuple[Session, ...]:
     """Returns the launches in order. `slots`: groups of accelerators, one for each variant that runs at once.
 
@@ -174,7 +174,7 @@ def sessions(
 
 
 def _placed(
-    group: Sequence[str], arms: Sequence[Arm], slots: Sequence[tuple[str, ...]], launch: int
+    group: Sequence[str], arms: Sequence[Variant], slots: Sequence[tuple[str, ...]], launch: int
 ) -> dict[str, tuple[str, ...]]:
     """Returns the accelerators of each server that is started on some; servers change places between launches."""
     started = [arm.name for arm in arms if arm.name in group and arm.plan and arm.plan.platform != "cpu"]
@@ -203,7 +203,7 @@ class Fit(NamedTuple):
     slots: tuple[tuple[str, ...], ...] = ()
 
 
-def fit(arms: Sequence[Arm]) -> Fit:
+def fit(arms: Sequence[Variant]) -> Fit:
     """Returns how many variants run at the same time; those at a URL run already and take no room."""
     planned = [arm for arm in arms if arm.plan is not None]
     if len(planned) < 2:
@@ -213,7 +213,7 @@ def fit(arms: Sequence[Arm]) -> Fit:
     return found._replace(at_once=len(arms)) if found.at_once >= len(planned) else found
 
 
-def _fit_cpu(planned: Sequence[Arm]) -> Fit:
+def _fit_cpu(planned: Sequence[Variant]) -> Fit:
     from specserve.hardware.host import host_memory
 
     free = host_memory().free_bytes * _USABLE
@@ -226,7 +226,7 @@ def _fit_cpu(planned: Sequence[Arm]) -> Fit:
     )
 
 
-def _fit_gpus(planned: Sequence[Arm]) -> Fit:
+def _fit_gpus(planned: Sequence[Variant]) -> Fit:
     from specserve.hardware.accelerators import gpus, selected
 
     if len({arm.visible for arm in planned}) > 1:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import median_high
 from typing import Any
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import (
     Cell,
@@ -348,7 +348,7 @@ def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result
     )
 
 
-def _equal_texts(arms: Sequence[Arm], passes: Sequence[Pass]) -> Iterable[str]:
+def _equal_texts(arms: Sequence[Variant], passes: Sequence[Pass]) -> Iterable[str]:
     """Yields how many greedy answers of each variant are those of the first: speculation must not change them."""
     texts: dict[str, dict[tuple[str, Point], str]] = defaultdict(dict)
     for each in passes:
@@ -381,7 +381,7 @@ def cut_answers(passes: Sequence[Pass]) -> list[str]:
     ]
 
 
-def _remembering(arms: Sequence[Arm]) -> list[str]:
+def _remembering(arms: Sequence[Variant]) -> list[str]:
     """Returns a note for each variant whose answers depend on what it was asked before."""
     return [
         f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "

@@ -17,9 +17,9 @@ from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.arms import (
     BASELINE,
     PROFILE,
-    Arm,
     Fit,
     Session,
+    Variant,
     checked,
     fit,
     plan_arm,
@@ -67,7 +67,7 @@ class BenchRequest:
 class BenchPlan:
     """What a benchmark measures."""
 
-    arms: tuple[Arm, ...]
+    arms: tuple[Variant, ...]
     """The one that the others are compared with first."""
     sessions: tuple[Session, ...]
     points: tuple[Point, ...]
@@ -263,7 +263,9 @@ def is_url(text: str) -> bool:
     return "://" in text or bool(re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?", text))
 
 
-def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Profile | None, tuple[Arm, ...]]:
+def _arms(
+    request: BenchRequest, *, starts: bool, notices: Notices
+) -> tuple[Profile | None, tuple[Variant, ...]]:
     """Returns the main profile, None if it is a URL, and all variants, the one to compare with first."""
     from specserve.serve.requests import endpoint
 
@@ -274,15 +276,15 @@ def _arms(request: BenchRequest, *, starts: bool, notices: Notices) -> tuple[Pro
         check: bool = request.check,
         baseline: bool = False,
         alternative: str | None = None,
-    ) -> Arm:
+    ) -> Variant:
         return plan_arm(
             path, name, settings, check=check, starts=starts, notices=notices, baseline=baseline,
             alternative=alternative,
         )  # fmt: skip
 
-    def at_url(url: str, name: str | None) -> Arm:
+    def at_url(url: str, name: str | None) -> Variant:
         root = endpoint(url, api_key_env=request.api_key_env).root
-        return Arm(name or root.partition("://")[2], url=root, api_key_env=request.api_key_env)
+        return Variant(name or root.partition("://")[2], url=root, api_key_env=request.api_key_env)
 
     assert request.profile is not None
     profile, found = None, []

@@ -12,7 +12,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
-from specserve.measure.bench.arms import Arm, Session, environment, host, versions
+from specserve.measure.bench.arms import Session, Variant, environment, host, versions
 from specserve.measure.bench.figures import outcome
 from specserve.measure.bench.plan import (
     BUDGET,
@@ -80,7 +80,7 @@ class Bench(Measurement):
         is_there = all(self.has(session.launch, block, name) for name in session.arms)
         return () if is_there else session.arms
 
-    def _session(self, session: Session, arms: Sequence[Arm]) -> None:
+    def _session(self, session: Session, arms: Sequence[Variant]) -> None:
         """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
         budget_s = self.plan.budget_s
         share_s = math.inf if budget_s is None else budget_s / len(self.plan.sessions)
@@ -170,7 +170,7 @@ def run_benchmark(
         return _run(plan, directory, outlet=outlet), directory.path
 
 
-def _refuse_silent(arms: Sequence[Arm]) -> None:
+def _refuse_silent(arms: Sequence[Variant]) -> None:
     """Raises TrafficError if a server at a URL does not answer: before a directory is made, or a server started."""
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
@@ -203,7 +203,7 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
     return directory
 
 
-def _arm_json(arm: Arm) -> dict[str, Any]:
+def _arm_json(arm: Variant) -> dict[str, Any]:
     """Returns what a result says of a variant, with its exact launch; a key is the name of its variable."""
     from specserve.plan.launchplan import as_json
 

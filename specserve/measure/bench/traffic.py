@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import LaunchError, TrafficError
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
@@ -195,7 +195,7 @@ class Abilities:
 class Running:
     """A variant's server, ready for passes; a context manager. `check` raises if it is gone."""
 
-    arm: Arm
+    arm: Variant
     url: str
     abilities: Abilities
     check: Callable[[], None]
@@ -284,7 +284,7 @@ def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]
     return {**about, **item.prompt.body}
 
 
-def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
+def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
     """Returns a server that answers, once it was asked what it can. Raises TrafficError, UsageError."""
     place = endpoint(url, api_key_env=arm.api_key_env)
     client = Client(place)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.bench.arms import Arm, fit, plan_arm
+from specserve.measure.bench.arms import Variant, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
 from specserve.measure.tune.choose import between, ladder, ranges, schedule_obstacle
 from specserve.measure.tune.plan import (
@@ -20,8 +20,8 @@ from specserve.measure.tune.plan import (
     TUNED,
     Candidate,
     CandidateInfo,
-    Launch,
     Objective,
+    TuneLaunch,
     TunePlan,
     TuneRequest,
     too_many_requests,
@@ -68,7 +68,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     candidates, left_out = planner.candidates(ideas(profile, request, temperatures=temperatures), loads)
     most = max(each.most_tokens for each in candidates)
     plain = dict.fromkeys(between(loads, most_tokens=most, most_requests=most_requests(profile)), 0)
-    baseline = Launch(planner.arm(BASELINE), 0, plain)
+    baseline = TuneLaunch(planner.arm(BASELINE), 0, plain)
     hashed = {name: Path(text) for name, text in files.items() if Path(text).is_file()}
     rooms = [
         fit([baseline.arm, each.launches[0].arm]) for each in candidates
@@ -229,7 +229,7 @@ class Planner:
     """Whether the servers are started, by the vLLM that is here."""
     notices: Notices
 
-    def arm(self, name: str, keys: Mapping[str, Any] | None = None, *more: str) -> Arm:
+    def arm(self, name: str, keys: Mapping[str, Any] | None = None, *more: str) -> Variant:
         """One planned server, at its lock. `keys`: its `speculation`; None: without. `more`: settings."""
         block = [] if keys is None else [_as_setting(keys)]
         return plan_arm(
@@ -280,12 +280,12 @@ class Planner:
         if obstacle is None:
             rungs = ladder(loads, most_tokens=most, most_requests=most_requests(self.profile))
             block = {**keys, "num_speculative_tokens_per_batch_size": ranges(rungs)}
-            launches = [Launch(self.arm(idea.name, block, _DETAILED), most, rungs)]
+            launches = [TuneLaunch(self.arm(idea.name, block, _DETAILED), most, rungs)]
         else:
-            launches = [Launch(self.arm(idea.name, keys, _DETAILED), most)]
+            launches = [TuneLaunch(self.arm(idea.name, keys, _DETAILED), most)]
             if most > 2:  # far enough from K_max to tell cost by K
                 few = self.arm(f"{idea.name}-k2", {**keys, "num_speculative_tokens": 2}, _DETAILED)
-                launches.append(Launch(few, 2))
+                launches.append(TuneLaunch(few, 2))
         return replace(idea, keys=keys, launches=tuple(launches), runner=served, ladder_obstacle=obstacle)
 
     def _objection(self, idea: Candidate) -> str | None:
@@ -319,7 +319,7 @@ class Planner:
         return f"{errors[0].code}: {errors[0].message}" if errors else None
 
 
-def chosen_arm(request: TuneRequest, speculation: Mapping[str, Any], *, notices: Notices) -> Arm:
+def chosen_arm(request: TuneRequest, speculation: Mapping[str, Any], *, notices: Notices) -> Variant:
     """The chosen server, as the profile would serve it."""
     settings = (*request.settings, _as_setting(speculation))
     return plan_arm(request.profile, TUNED, settings, check=False, starts=True, notices=notices)

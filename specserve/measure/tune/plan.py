@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specserve.errors import UsageError
-from specserve.measure.bench.arms import Arm, Fit
+from specserve.measure.bench.arms import Fit, Variant
 from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
 from specserve.measure.bench.result import Point
 from specserve.measure.workloads.workload import Prompt
@@ -85,10 +85,10 @@ class CandidateInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class TuneLaunch:
     """One server that is measured, and how many tokens it drafts at each load."""
 
-    arm: Arm
+    arm: Variant
     most_tokens: int = 0
     """0: without speculation."""
     tokens_by_load: Mapping[int, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Candidate:
     keys: Mapping[str, Any]
     """The `speculation` block that it stands for, without what only the measurement adds."""
     is_own: bool = False
-    launches: tuple[Launch, ...] = ()
+    launches: tuple[TuneLaunch, ...] = ()
     """One with K_max; a second one with a small K if a launch has one K at every load."""
     runner: str = "v1"
     """vLLM's model runner."""
@@ -188,7 +188,7 @@ class TunePlan:
     request: TuneRequest
     name: str
     fingerprint: str
-    baseline: Launch
+    baseline: TuneLaunch
     candidates: tuple[Candidate, ...]
     workloads: tuple[str, ...]
     temperatures: tuple[float, ...]
@@ -229,7 +229,7 @@ class TunePlan:
         return points(self.workloads, concurrency=self.loads, rates=(), temperatures=self.temperatures)
 
     @property
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[TuneLaunch]:
         """Every launch but the confirmation; a pass has the place of its launch in this list."""
         return [self.baseline, *(launch for each in self.candidates for launch in each.launches)]
 
@@ -278,7 +278,7 @@ class TunePlan:
     def digest(self) -> str:
         """What tells runs apart whose passes must not be mixed."""
 
-        def launch(each: Launch) -> list[Any]:
+        def launch(each: TuneLaunch) -> list[Any]:
             fingerprint = each.arm.plan.fingerprint if each.arm.plan else ""
             return [each.name, fingerprint, dict(each.tokens_by_load), each.most_tokens]
 
@@ -289,11 +289,11 @@ class TunePlan:
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def extra_loads(self, launch: Launch) -> list[int]:
+    def extra_loads(self, launch: TuneLaunch) -> list[int]:
         """Loads at which only a step is timed."""
         return [load for load in launch.tokens_by_load if load not in self.loads]
 
-    def passes(self, launch: Launch) -> list[tuple[int, Point]]:
+    def passes(self, launch: TuneLaunch) -> list[tuple[int, Point]]:
         """The block numbers and points of a launch, in order; a resumed tune finds its passes by these numbers.
 
         Loads between come first and last, so that a bad minute of the machine is not all that is known of them.

@@ -11,7 +11,7 @@ from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, length_interval, observed
-from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, Launch, TunePlan
+from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, TuneLaunch, TunePlan
 from specserve.profile.schema import Expectation
 
 _DRAWS = 300
@@ -195,7 +195,7 @@ def predict(plan: TunePlan, passes: Sequence[Pass], candidate: Candidate) -> Pre
     return Prediction(candidate, tuple(rows), models, positions, zero_cost)
 
 
-def _observed(plan: TunePlan, passes: Sequence[Pass], launch: Launch) -> dict[Point, Observed]:
+def _observed(plan: TunePlan, passes: Sequence[Pass], launch: TuneLaunch) -> dict[Point, Observed]:
     """What a launch did at each of its points and loads between, without the confirmation."""
     number, found = plan.launches.index(launch), {}
     for point in dict.fromkeys(point for _, point in plan.passes(launch)):

@@ -30,7 +30,7 @@ _COSTS_BELOW = 0.97
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class SpeedupLimit:
     """One thing that holds the speedup down, with its number, and what would change it."""
 
     name: str
@@ -67,7 +67,7 @@ class TuneResult:
     confirmed_turn_by_turn: bool = False
     """Whether the confirmation took turns with the server without speculation."""
     causes_of: Row | None = None
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[SpeedupLimit, ...] = ()
     per_position_acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def tune_result(
     row = explained(choice, chosen.rows)
     model = chosen.models.get(place_of(row.point)) if row is not None else None
     kv = [tune.kv_tokens.get(name, 0) for name in (chosen.candidate.name, BASELINE)]
-    found: tuple[Cause, ...] = ()
+    found: tuple[SpeedupLimit, ...] = ()
     if row is not None and model is not None:
         found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if all(kv) else None)
         gains = max(each.predicted.speedup.value for each in chosen.rows) >= LEAST_SPEEDUP
@@ -142,7 +142,9 @@ def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
     return min(kept, key=lambda row: (row.concurrency, -row.predicted.speedup.value), default=None)
 
 
-def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
+def causes(
+    row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None
+) -> tuple[SpeedupLimit, ...]:
     """What limits one K at one load, the largest first. `kv_tokens`: of the cache with and without speculation."""
     length, speedup = row.mean_acceptance_length.value, row.predicted.speedup.value
     load, tokens = row.concurrency, row.num_speculative_tokens
@@ -170,14 +172,14 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
     logs = {name: math.log(factor) for name, (factor, _) in lost.items()}
     total = math.fsum(max(0.0, log) for log in logs.values()) or 1.0
     found = [
-        Cause(name, max(0.0, logs[name]) / total, lost[name][1], MOVES[name])
+        SpeedupLimit(name, max(0.0, logs[name]) / total, lost[name][1], MOVES[name])
         for name in sorted(logs, key=lambda name: -logs[name])
     ]
     if kv_tokens is not None:
         # what the draft takes costs if requests wait for room, and nothing below that
         drafting, plain = kv_tokens
         words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
-        found.append(Cause("memory", None, words, MOVES["memory"]))
+        found.append(SpeedupLimit("memory", None, words, MOVES["memory"]))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import arm_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Noted, OnNews, Pass, RunDirectory
@@ -93,7 +93,7 @@ class Tune(Measurement):
         if errors and all(each.name in self.failed or each.name not in kept for each in plan.candidates):
             raise errors[0]
 
-    def confirm(self, arm: Arm, *, number: int) -> None:
+    def confirm(self, arm: Variant, *, number: int) -> None:
         """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
         arms = [arm, self.plan.baseline.arm] if self._takes_turns else [arm]
         passes, there = self.plan.confirmation(), self._sent()
@@ -116,7 +116,12 @@ class Tune(Measurement):
         return {(each.launch, each.block, each.arm) for each in self.passes}
 
     def _measure(
-        self, launch: int, arms: Sequence[Arm], passes: Sequence[tuple[int, Point]], *, stays: bool = False
+        self,
+        launch: int,
+        arms: Sequence[Variant],
+        passes: Sequence[tuple[int, Point]],
+        *,
+        stays: bool = False,
     ) -> None:
         """Start the servers and send the passes that are not there yet. `stays`: the server runs on afterwards."""
         there, label, slots = self._sent(), str(launch), self.plan.room.slots

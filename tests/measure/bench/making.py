@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Self
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.metrics.counters import Acceptance
@@ -79,7 +79,7 @@ def planned(
     memory: int | None = None,
     env: Mapping[str, str] | None = None,
     is_baseline: bool = False,
-) -> Arm:
+) -> Variant:
     """A server that would be started."""
     plan = LaunchPlan(
         name=name,
@@ -95,7 +95,7 @@ def planned(
         stall_timeout_s=1,
         shutdown_timeout_s=1,
     )
-    return Arm(name, plan, is_baseline=is_baseline, model="m", ranks=ranks, memory_bytes=memory)
+    return Variant(name, plan, is_baseline=is_baseline, model="m", ranks=ranks, memory_bytes=memory)
 
 
 class Connected(SimpleNamespace):

@@ -9,7 +9,7 @@ import pytest
 
 from specserve.hardware.accelerators import Gpu
 from specserve.hardware.host import host_memory
-from specserve.measure.bench.arms import Arm, fit, memory_bytes
+from specserve.measure.bench.arms import Variant, fit, memory_bytes
 from specserve.plan.host import default_kv_bytes, localize, this_host
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
@@ -83,7 +83,7 @@ def test_on_the_cpu_memory_decides() -> None:
 
 
 def test_servers_that_run_already_take_no_room() -> None:
-    arms = [Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2")]
+    arms = [Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2")]
     assert fit(arms).at_once == 2
     assert fit([*arms, planned("c", "cpu")]).at_once == 3
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.figures import (
     cut_answers,
     kept,
@@ -29,8 +29,8 @@ from specserve.report.bench import rendered
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
 
 ARMS = (
-    Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
-    Arm("profile", url="http://127.0.0.1:9002", model="m"),
+    Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
+    Variant("profile", url="http://127.0.0.1:9002", model="m"),
 )
 SLOW = [2.0, 2.1, 1.9, 2.05, 1.95, 2.0]
 FAST = [1.0, 1.05, 0.95, 1.02, 0.98, 1.0]
@@ -48,7 +48,7 @@ def result(
     *,
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
-    arms: tuple[Arm, ...] = ARMS,
+    arms: tuple[Variant, ...] = ARMS,
 ) -> Result:
     at = tuple(
         Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)

@@ -16,7 +16,7 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure import run as subject
-from specserve.measure.bench.arms import Arm, HostLoad, Session, sessions
+from specserve.measure.bench.arms import HostLoad, Session, Variant, sessions
 from specserve.measure.bench.plan import BenchPlan, Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
@@ -26,7 +26,7 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
 
-ARMS = (Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2"))
+ARMS = (Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2"))
 POINT = Point("mine", 0.0, 1)
 
 
@@ -47,7 +47,7 @@ class World:
     lengths: dict[str, int] = field(default_factory=dict)
     """By arm, how many times as many tokens its server makes of a prompt."""
 
-    def connect(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
+    def connect(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
         """In the place of a server's first questions."""
         del url, check
 
@@ -152,7 +152,7 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
 def test_sessions_that_share_an_arm_are_each_measured_once(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
-    arms = (*ARMS, Arm("c", url="http://127.0.0.1:3"))
+    arms = (*ARMS, Variant("c", url="http://127.0.0.1:3"))
     three = replace(plan, arms=arms, sessions=sessions(arms, launches=1, at_once=2))
     with create(tmp_path / "run", {}) as directory:
         bench(three, directory).run()
@@ -282,7 +282,7 @@ def test_the_time_left_follows_the_passes_at_the_same_point(
     heavy = replace(POINT, concurrency=4)
     connect = world.connect
 
-    def connecting(arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
+    def connecting(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
         made = connect(arm, url, check=check)
         send = made.run
 

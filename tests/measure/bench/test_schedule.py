@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.arms import Arm, checked, sessions
+from specserve.measure.bench.arms import Variant, checked, sessions
 from specserve.measure.bench.plan import Item, arm_order, blocks, deal, points
 from specserve.measure.bench.result import Point
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -85,7 +85,9 @@ def test_points_are_every_combination() -> None:
     assert Point("code", 0.0, None, 2.5) in found
 
 
-ARMS = tuple(Arm(name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(("base", "a", "b"), 9001))
+ARMS = tuple(
+    Variant(name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(("base", "a", "b"), 9001)
+)
 
 
 def test_arms_that_fit_run_together_in_every_launch() -> None:
@@ -127,7 +129,7 @@ def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str
 
 
 def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:
-    base = Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True)
+    base = Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True)
     assert [arm.name for arm in checked([ARMS[1], base])] == ["baseline", "a"]
     with pytest.raises(UsageError, match="nothing to compare"):
         checked([base])

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from specserve.measure.bench import traffic
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, connect
@@ -37,7 +37,7 @@ def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
 
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
-    running = Running(Arm(name, url=URL), URL, abilities, lambda: None, _client=client)
+    running = Running(Variant(name, url=URL), URL, abilities, lambda: None, _client=client)
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
     running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
     return [item["extra_body"].get("cache_salt") for item in sent]
@@ -84,7 +84,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
     client = Client(endpoint(URL))
     monkeypatch.setattr(client, "metrics", metrics)
     abilities = Abilities("m", None, has_chat=False, takes_salt=True)
-    running = Running(Arm("a", url=URL), URL, abilities, lambda: None, _client=client)
+    running = Running(Variant("a", url=URL), URL, abilities, lambda: None, _client=client)
     generator = cast(Driver, SimpleNamespace(send=send))
     running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
@@ -103,7 +103,7 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
     script = Script(counts=counts, key="k")
     with (
         serving(script) as url,
-        connect(Arm("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None) as running,
+        connect(Variant("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None) as running,
     ):
         assert running.abilities.can_count == counts
         told = [running.count(CHAT), running.count(PROMPTS[0])]
@@ -115,12 +115,15 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
 
 @pytest.mark.parametrize(("owner", "expected"), [("sglang", True), ("vllm", False)])
 def test_a_server_of_sglang_is_known_by_its_list_of_models(owner: str, expected: bool) -> None:
-    with serving(Script(owner=owner)) as url, connect(Arm("a", url=url), url, check=lambda: None) as running:
+    with (
+        serving(Script(owner=owner)) as url,
+        connect(Variant("a", url=url), url, check=lambda: None) as running,
+    ):
         assert running.abilities.is_sglang is expected
 
 
 def test_a_server_that_stops_to_tell_is_not_believed() -> None:
     script = Script(counts=True)
-    with serving(script) as url, connect(Arm("a", url=url), url, check=lambda: None) as running:
+    with serving(script) as url, connect(Variant("a", url=url), url, check=lambda: None) as running:
         script.counts = False
         assert running.abilities.can_count and running.count(CHAT) is None

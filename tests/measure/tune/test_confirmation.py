@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
 from specserve.measure.tune.choose import Choice, Confirmed, after, choose
-from specserve.measure.tune.plan import Candidate, Launch
+from specserve.measure.tune.plan import Candidate, TuneLaunch
 from specserve.measure.tune.predict import Predicted, Prediction, Row
 
 CHOICE = Choice(True, "1.05x at best", "draft_model", {"num_speculative_tokens": 3}, {1: 3, 8: 3})
@@ -88,7 +88,7 @@ def row(load: int, tokens: int, speedup: float) -> Row:
 
 def constant(*rows: Row) -> Prediction:
     """A candidate that follows no schedule."""
-    launch = Launch(Arm("draft_model"), 5)
+    launch = TuneLaunch(Variant("draft_model"), 5)
     own = Candidate(
         "draft_model",
         {"method": "draft_model"},

@@ -16,7 +16,7 @@ import pytest
 
 from specserve.measure.tune.choose import Choice, choose, ladder, speedups
 from specserve.measure.tune.observe import StepModel
-from specserve.measure.tune.plan import Launch, TunePlan
+from specserve.measure.tune.plan import TuneLaunch, TunePlan
 from specserve.measure.tune.predict import Prediction, predict
 from specserve.measure.tune.result import better_rates, causes, why_none
 from specserve.measure.tune.roofline import geometric
@@ -50,7 +50,7 @@ def known_of_two_launches(
     """Where a launch has one K: K_max and 2."""
     plan = tune_plan(rungs={})
     own = plan.candidates[0]
-    few = Launch(replace(own.launches[0].arm, name="few"), 2)
+    few = TuneLaunch(replace(own.launches[0].arm, name="few"), 2)
     own = replace(own, launches=(*own.launches, few), ladder_obstacle="it has none")
     plan, chosen = replace(plan, candidates=(own,)), {"code": prompts(12)}
     machine = Machine(truth, texts(prompts=chosen["code"], chance=chance))
