@@ -28,8 +28,8 @@ from memory_points import (
 )
 from memory_scores import Score, score, table_lines, unscored_lines
 
+from specserve.memory.breakdown import NVLINK, Footprint, captures, sizes_of
 from specserve.memory.constants import Bounds, Regime, regime, regimes
-from specserve.memory.reckoning import NVLINK, Footprint, captures, sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "vllm" / "memory.toml"

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
+from specserve.memory.breakdown import Footprint, sizes_of
 from specserve.memory.constants import Regime, Runner, regime
 from specserve.memory.demand import demand
 from specserve.memory.pool import BlockTable, Demand, PipelineStage
-from specserve.memory.reckoning import Footprint, sizes_of
 from specserve.memory.situation import (
     GPU_MEMORY_UTILIZATION,
     MemorySituation,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from memory_points import GIB, Row, logged_kv, row
 
+from specserve.memory.breakdown import Breakdown, break_down
 from specserve.memory.constants import Regime
-from specserve.memory.reckoning import Reckoning, reckon
 from specserve.memory.verdict import MemoryVerdict, verdict_of, verdict_without_states
 from specserve.vllm.fact import minor
 
@@ -40,7 +40,7 @@ class Score(NamedTuple):
 def score(launch: Row, rules: Regime | None = None) -> Score:
     """One launch, with the constants that ship or with others."""
     s = launch.situation
-    r = reckon(s, needed=launch.demand, rules=rules)
+    r = break_down(s, needed=launch.demand, rules=rules)
     kv, logged, total = r.kv_cache[r.poorest], logged_kv(launch), s.machine.accelerator.total_bytes
     version = minor(s.settings.version)
     group = next(name for name, (first, end) in GROUPS.items() if first <= version < end)
@@ -54,7 +54,7 @@ def score(launch: Row, rules: Regime | None = None) -> Score:
     return Score(group, found, serves, error, is_inside, (kv.high - kv.low) / total, launch.point)
 
 
-def _verdict(launch: Row, r: Reckoning) -> MemoryVerdict:
+def _verdict(launch: Row, r: Breakdown) -> MemoryVerdict:
     """The verdict, as far as the log tells the launch: without a number of requests states are not compared, and
     without a length what is too long may still be shorter."""
     judge = verdict_of if launch.point.get("max_num_seqs") else verdict_without_states

@@ -70,8 +70,8 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     if profile:
         profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
-    told = [*found, *map(_explained, more)]
-    return profile, ordered(replace(item, message=hushed(item.message)) for item in told)
+    findings = [*found, *map(_explained, more)]
+    return profile, ordered(replace(item, message=hushed(item.message)) for item in findings)
 
 
 def _started(argv: Sequence[Word]) -> EngineStart:
@@ -102,13 +102,13 @@ def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Sett
     return {name: setting for name, setting in given.items() if name in names}
 
 
-def _explained(told: Finding) -> Finding:
+def _explained(item: Finding) -> Finding:
     """The finding about a key of the block, with what took the key's place."""
-    head, _, key = told.span.path.rpartition(".")
+    head, _, key = item.span.path.rpartition(".")
     old = KEYS.get(key.replace("-", "_"))
-    if told.code != "SD005" or head != "speculation" or old is None:
-        return told
-    return replace(told, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
+    if item.code != "SD005" or head != "speculation" or old is None:
+        return item
+    return replace(item, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
 def _for_versions(profile: Profile) -> Profile:

@@ -112,10 +112,10 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
-    told: list[Finding] = []
+    refused: list[Finding] = []
     env = _kept_environment(given.env, notes)
-    sections, block = profile_sections(settings, table=known, env=env, found=told)
-    notes += [Note("", finding.message, finding.span.line) for finding in told]
+    sections, block = profile_sections(settings, table=known, env=env, found=refused)
+    notes += [Note("", finding.message, finding.span.line) for finding in refused]
     server = sections.setdefault("server", {})
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))

@@ -167,7 +167,7 @@ def _server(made: Deployment, folder: str, *, stage: str = "stage") -> Service:
     home: Any = Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")
     variables = environment(made, cache=_cache(made))
     values = {name: literal(value) for name, value in variables.items()}
-    for name, value in made.plan.env.items():  # by reference to variables of whoever starts it
+    for name, value in made.plan.env.items():  # by reference to variables of the shell that starts it
         if isinstance(value, FromEnv):
             values[name] = f"${{{value.name}:?the server's API key}}"
     if not made.may_be_offline:

@@ -42,7 +42,7 @@ def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str
     if made.mounts:
         container["workingDir"] = Commented("paths in the arguments are seen from here", MODELS)
     if plan.answers:
-        pause = "until no new request comes in: the Service forgets a pod a moment after it is told to stop"
+        pause = "until no new request comes in: the Service forgets a pod a moment after it is asked to stop"
         container["ports"] = [{"name": "http", "containerPort": plan.port}]
         container |= _probes(made)
         sleep = {"exec": {"command": ["sleep", _PRE_STOP_S]}}

@@ -264,8 +264,8 @@ def _judge(
     known = gather(profile, wanted=options, read=read)
     broken = filter(None, (item.finding(profile) for item in known.unread))
     findings = examined_in(known.context, problems=broken).findings
-    told = tuple(each for each in findings if each.severity is not Severity.INFO)
-    judged = JudgedDraft(draft, told, has_models=known.context.target is not None and not known.unread)
+    shown = tuple(each for each in findings if each.severity is not Severity.INFO)
+    judged = JudgedDraft(draft, shown, has_models=known.context.target is not None and not known.unread)
     if wanted.machine is None or facts is None:
         return judged
     return _weighed(judged, known, block, facts=facts, machine=wanted.machine)

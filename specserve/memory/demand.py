@@ -244,12 +244,12 @@ def demand_by_vllm(
     """The demand by vLLM's own figures.
 
     The probe builds on the CPU, so that no GPU is touched: bytes of a token are the same there, block sizes are
-    set anew for the platform of `settings`, and so are states, which the CPU keeps in float32. Raises FactError for
+    set again for the platform of `settings`, and so are states, which the CPU keeps in float32. Raises FactError for
     an answer with a kind of layer that is not known.
     """
     elements = _state_elements(target, settings=settings)
     placed = {
-        f"{stage}.{layer['layer']}": Placed(_told_layer(layer, elements), stage, bool(layer["draft"]))
+        f"{stage}.{layer['layer']}": Placed(_reported_layer(layer, elements), stage, bool(layer["draft"]))
         for stage, figures in enumerate(answer["stages"])
         for layer in figures["kv"]
     }
@@ -275,19 +275,24 @@ def _state_elements(target: ModelFacts, *, settings: Settings) -> tuple[int, int
     return element_bytes(settings, recurrent=own, weight_bytes=given)
 
 
-def _told_layer(told: Mapping[str, Any], elements: tuple[int, int] | None) -> LayerKv:
-    kind, size = _KINDS.get(told["kind"]), int(told["block_size"])
+def _reported_layer(reported: Mapping[str, Any], elements: tuple[int, int] | None) -> LayerKv:
+    kind, size = _KINDS.get(reported["kind"]), int(reported["block_size"])
     if kind is None:
-        raise FactError(f"vLLM reported KV cache layers of an unknown kind, `{told['kind']}`")
+        raise FactError(f"vLLM reported KV cache layers of an unknown kind, `{reported['kind']}`")
     if kind == "state":
-        held, shapes = int(told["state_bytes"]), told.get("state_shapes")
+        held, shapes = int(reported["state_bytes"]), reported.get("state_shapes")
         if elements is not None and shapes:
             held = sum(math.prod(shape) * elements[min(place, 1)] for place, shape in enumerate(shapes))
-        return LayerKv(kind, size, state_bytes=held, state_blocks=int(told["state_blocks"]))
-    per_token = int(told["page_bytes"]) // size
-    cell = (int(told["num_kv_heads"]), int(told["head_size"]), int(told.get("head_size_v", 0)), per_token)
+        return LayerKv(kind, size, state_bytes=held, state_blocks=int(reported["state_blocks"]))
+    per_token = int(reported["page_bytes"]) // size
+    cell = (
+        int(reported["num_kv_heads"]),
+        int(reported["head_size"]),
+        int(reported.get("head_size_v", 0)),
+        per_token,
+    )
     return LayerKv(
-        kind, size, per_token, cell, told.get("sliding_window") or told.get("attention_chunk_size")
+        kind, size, per_token, cell, reported.get("sliding_window") or reported.get("attention_chunk_size")
     )
 
 

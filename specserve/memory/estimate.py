@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from specserve.errors import FactError
+from specserve.memory.breakdown import Breakdown, break_down, without_speculation
 from specserve.memory.constants import Bounds
 from specserve.memory.pool import Demand
-from specserve.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.memory.situation import MemorySituation
 from specserve.memory.verdict import (
     Knob,
@@ -88,7 +88,7 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
     `path`: where the block that speculates stands in the profile, for the knobs; `needed`: weights and KV cache, if
     vLLM itself was asked for them. Raises FactError if a model's facts do not say enough.
     """
-    r, notes = _at_fitting_length(reckon(s, needed=needed))
+    r, notes = _at_fitting_length(break_down(s, needed=needed))
     s, demand, at, unknown = r.situation, r.demand, r.poorest, r.situation.speculative.unknown
     found, stage = verdict_of(r), demand.stages[at]
     is_in_doubt = is_only_in_doubt(r, found)
@@ -128,7 +128,7 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
     )
 
 
-def _at_fitting_length(r: Reckoning) -> tuple[Reckoning, list[str]]:
+def _at_fitting_length(r: Breakdown) -> tuple[Breakdown, list[str]]:
     """With `max_model_len: auto`, the length that vLLM will surely come down to."""
     s, limit = r.situation, r.situation.settings.max_model_len
     if not s.is_auto_length:
@@ -141,7 +141,7 @@ def _at_fitting_length(r: Reckoning) -> tuple[Reckoning, list[str]]:
     return r, [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
 
 
-def _per_gpu(r: Reckoning, at: int) -> PerGpu:
+def _per_gpu(r: Breakdown, at: int) -> PerGpu:
     stage, kv = r.demand.stages[at], r.kv_cache[at]
     return PerGpu(
         total=r.situation.machine.accelerator.total_bytes,
@@ -154,28 +154,28 @@ def _per_gpu(r: Reckoning, at: int) -> PerGpu:
     )
 
 
-def _tokens(r: Reckoning) -> Bounds:
+def _tokens(r: Breakdown) -> Bounds:
     return Bounds(r.demand.tokens(r.low), r.demand.tokens(r.high), r.logs)
 
 
-def _concurrency(r: Reckoning, kv_bytes: list[int]) -> float:
+def _concurrency(r: Breakdown, kv_bytes: list[int]) -> float:
     if not r.demand.is_kv_known:
         return 0.0
     return r.demand.concurrency(kv_bytes) if r.demand.groups else float(r.situation.settings.max_num_seqs)
 
 
-def _baseline(r: Reckoning) -> Bounds | None:
+def _baseline(r: Breakdown) -> Bounds | None:
     """KV cache tokens without speculation; None if nothing speculates, or if only vLLM knows the model's shape."""
     s = r.situation
     if not s.speculative.method or s.speculative.unknown or not r.demand.is_kv_known:
         return None
     try:
-        return _tokens(reckon(without_speculation(s)))
+        return _tokens(break_down(without_speculation(s)))
     except FactError:
         return None
 
 
-def _calibration(r: Reckoning, at: int) -> str:
+def _calibration(r: Breakdown, at: int) -> str:
     rules = r.regime
     name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
     parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))

@@ -20,7 +20,7 @@ from specserve.vllm.runner import which_runner
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 GPU_MEMORY_UTILIZATION = 0.92
-"""The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""
+"""The share of the memory that vLLM takes by default. Source: vllm/config/cache.py."""
 HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
 """Methods whose second model is not a model of its own."""
 WITHOUT_CACHE = frozenset({"medusa", "ngram", "ngram_gpu", "suffix", "custom_class"})
@@ -172,8 +172,8 @@ def situation(
         own = _integer(keys.get("max_model_len")) or length_of(draft, version=version).default
         length = min(length, own)
     settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
-    told = kv_cache_bytes(engine, profile.env if machine.is_cpu else {})
-    is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
+    fixed = kv_cache_bytes(engine, profile.env if machine.is_cpu else {})
+    is_default = fixed is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
     utilization = _share(engine.get("gpu_memory_utilization")) or GPU_MEMORY_UTILIZATION
     promises = (_promise(item, engines=settings.data_parallel_size) for item in profile.expect)
     return MemorySituation(
@@ -192,7 +192,7 @@ def situation(
             is_parallel=keys.get("parallel_drafting") is True,
             tiers=_tiers(keys.get(SCHEDULE)),
         ),
-        kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else told,
+        kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else fixed,
         is_kv_cache_default=is_default,
         enforce_eager=_is_eager(engine),
         has_full_graphs=_has_full_graphs(engine, runner=runner, keys=keys),
@@ -269,18 +269,18 @@ def _settings(
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
     tokens, seqs = batch_of(machine, version, ranks=ranks)
     seqs = _integer(engine.get("max_num_seqs")) or seqs
-    told = _integer(engine.get("max_num_batched_tokens"))
-    if told is None:
+    step_tokens = _integer(engine.get("max_num_batched_tokens"))
+    if step_tokens is None:
         is_chunked = engine.get("enable_chunked_prefill") is not False
-        told = min(tokens if is_chunked else max(tokens, length), seqs * length)
+        step_tokens = min(tokens if is_chunked else max(tokens, length), seqs * length)
     given = {name: read(engine.get(name)) for name, read in _AS_GIVEN.items()}
     is_serial = keys.get("method") in ("ngram", "suffix", "custom_class") and runner != "v2"
     kernels = engine.get("kernel_config")
     inner = kernels.get("moe_backend") if isinstance(kernels, Mapping) else None
     return Settings(
         max_model_len=length,
-        max_num_seqs=min(seqs, told),
-        max_num_batched_tokens=told,
+        max_num_seqs=min(seqs, step_tokens),
+        max_num_batched_tokens=step_tokens,
         tensor_parallel_size=target.tensor_parallel_size,
         pipeline_parallel_size=target.pipeline_parallel_size,
         dtype=target.dtype,

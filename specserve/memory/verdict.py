@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specserve.errors import FactError
+from specserve.memory.breakdown import FRAGMENTATION, Breakdown, break_down, without_speculation
 from specserve.memory.constants import GIB, Bounds
-from specserve.memory.reckoning import FRAGMENTATION, Reckoning, reckon, without_speculation
 from specserve.memory.situation import MemorySituation, PromisedLoad
 
 MemoryVerdict = Literal["fit", "tight", "does_not_fit"]
@@ -33,14 +33,14 @@ class StateBlocks:
     """What surely boots."""
 
 
-def judge_states(r: Reckoning) -> MemoryVerdict:
+def judge_states(r: Breakdown) -> MemoryVerdict:
     """FIT if every request that may run has a block at the lower bound, or if vLLM does not ask for one."""
     if not _asks_for_blocks(r) or _has_blocks(r, r.low):
         return "fit"
     return "tight" if _has_blocks(r, r.high) else "does_not_fit"
 
 
-def state_blocks(r: Reckoning) -> StateBlocks | None:
+def state_blocks(r: Breakdown) -> StateBlocks | None:
     """The blocks that there are for states; None if vLLM does not compare them with `max_num_seqs`."""
     if not _asks_for_blocks(r):
         return None
@@ -48,7 +48,7 @@ def state_blocks(r: Reckoning) -> StateBlocks | None:
     return StateBlocks(blocks, r.situation.settings.max_num_seqs, largest_max_num_seqs(r))
 
 
-def largest_max_num_seqs(r: Reckoning) -> int:
+def largest_max_num_seqs(r: Breakdown) -> int:
     """The largest `max_num_seqs` up to the present one that surely boots; 0 if none does.
 
     Fewer requests also need less memory beside the KV cache, so this may be more than the blocks there are now.
@@ -58,27 +58,27 @@ def largest_max_num_seqs(r: Reckoning) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         try:
-            found = reckon(_with(r.situation, max_num_seqs=middle))
+            found = break_down(_with(r.situation, max_num_seqs=middle))
         except FactError:  # vLLM itself was asked for the demand, which has no formula
             return low
         low, high = (middle, high) if _has_blocks(found, found.low) else (low, middle - 1)
     return low
 
 
-def _asks_for_blocks(r: Reckoning) -> bool:
+def _asks_for_blocks(r: Breakdown) -> bool:
     return r.situation.has_full_graphs and any(group.fixed_blocks for group in r.demand.groups)
 
 
-def _has_blocks(r: Reckoning, kv_bytes: Sequence[int]) -> bool:
+def _has_blocks(r: Breakdown, kv_bytes: Sequence[int]) -> bool:
     return r.demand.blocks(kv_bytes) >= r.situation.settings.max_num_seqs
 
 
-def verdict_of(r: Reckoning) -> MemoryVerdict:
+def verdict_of(r: Breakdown) -> MemoryVerdict:
     """FIT: starts and serves what is promised at the lower bound; DOES NOT FIT: does not start at the upper one."""
     return max(verdict_without_states(r), judge_states(r), key=VERDICTS.index)
 
 
-def verdict_without_states(r: Reckoning) -> MemoryVerdict:
+def verdict_without_states(r: Breakdown) -> MemoryVerdict:
     """The same without vLLM's comparison of recurrent states with the blocks of the KV cache."""
     if not _starts(r, r.high) or _is_overfull(r):
         return "does_not_fit"
@@ -86,7 +86,7 @@ def verdict_without_states(r: Reckoning) -> MemoryVerdict:
     return "fit" if is_all_known and not _shortage(r) else "tight"
 
 
-def is_only_in_doubt(r: Reckoning, found: MemoryVerdict) -> bool:
+def is_only_in_doubt(r: Breakdown, found: MemoryVerdict) -> bool:
     """Whether nothing is short of what is known, and the launch is tight because a model is not."""
     if found != "tight" or not r.demand.is_kv_known:
         return found == "tight"
@@ -94,7 +94,7 @@ def is_only_in_doubt(r: Reckoning, found: MemoryVerdict) -> bool:
     return is_unknown and not _shortage(r) and judge_states(r) == "fit"
 
 
-def reason(r: Reckoning) -> str:
+def reason(r: Breakdown) -> str:
     """Why a launch that may start is not sure to, in a few words: the first of what is short."""
     if not r.demand.is_kv_known:
         return "the KV cache of an unknown architecture is not computed"
@@ -102,7 +102,7 @@ def reason(r: Reckoning) -> str:
     return _shortage(r) or (f"`{unknown}` is not known, and not counted" if unknown else "")
 
 
-def _shortage(r: Reckoning) -> str:
+def _shortage(r: Breakdown) -> str:
     """The first thing that may be short at the lower bound, in a few words; empty if nothing is."""
     s = r.situation
     if not _starts(r, r.low):
@@ -127,7 +127,7 @@ def _shortage(r: Reckoning) -> str:
     return ""
 
 
-def is_certain(r: Reckoning) -> bool:
+def is_certain(r: Breakdown) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
     s = r.situation
     is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
@@ -143,7 +143,7 @@ def is_certain(r: Reckoning) -> bool:
     return not _starts(r, most) or lacks_blocks or _is_overfull(r)
 
 
-def _keeps(r: Reckoning, promise: PromisedLoad) -> bool:
+def _keeps(r: Breakdown, promise: PromisedLoad) -> bool:
     """Whether so many requests of these lengths surely run concurrently, with a margin."""
     if not r.demand.groups:
         return True
@@ -151,7 +151,7 @@ def _keeps(r: Reckoning, promise: PromisedLoad) -> bool:
     return r.demand.blocks(r.low) - 1 >= _SAFE * promise.concurrency * per_request
 
 
-def _starts(r: Reckoning, kv_bytes: list[int]) -> bool:
+def _starts(r: Breakdown, kv_bytes: list[int]) -> bool:
     """Whether one request of max_model_len fits; with `auto`, one of any length."""
     if not r.demand.groups:
         return all(left >= 0 for left in kv_bytes)
@@ -161,14 +161,14 @@ def _starts(r: Reckoning, kv_bytes: list[int]) -> bool:
     return r.demand.is_enough(kv_bytes)
 
 
-def _is_overfull(r: Reckoning) -> bool:
-    """Whether weights and a KV cache that is told outright are more than the memory."""
-    told, total = r.situation.kv_cache_memory_bytes, r.situation.machine.accelerator.total_bytes
+def _is_overfull(r: Breakdown) -> bool:
+    """Whether weights and a KV cache that is set explicitly are more than the memory."""
+    fixed, total = r.situation.kv_cache_memory_bytes, r.situation.machine.accelerator.total_bytes
     weights = max(stage.weights_bytes for stage in r.demand.stages)
-    return told is not None and weights * (1 - r.weights_margin) + told > total
+    return fixed is not None and weights * (1 - r.weights_margin) + fixed > total
 
 
-def _is_free(r: Reckoning) -> bool:
+def _is_free(r: Breakdown) -> bool:
     """Whether every GPU that was found has the share free that vLLM asks for.
 
     A host's memory is judged by its capacity: what is free of it at the moment has a rule of its own.
@@ -203,7 +203,7 @@ Positions = tuple[str, Sequence[Any], Callable[[Any], MemorySituation]]
 """A knob's path, its values from the least change on, and the situation that each gives."""
 
 
-def knobs(r: Reckoning, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
+def knobs(r: Breakdown, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
     """What would help, best first: by the verdict it gives, then by how little it costs the server's users.
 
     Of each knob the first position that fits; else the one that frees the most.
@@ -214,12 +214,12 @@ def knobs(r: Reckoning, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...
     return tuple(sorted(chosen, key=lambda knob: VERDICTS.index(knob.verdict))[:_MOST])
 
 
-def _best(positions: Positions, before: Reckoning, verdict: MemoryVerdict) -> Knob | None:
+def _best(positions: Positions, before: Breakdown, verdict: MemoryVerdict) -> Knob | None:
     path, values, turned = positions
     helpful = []
     for value in values:
         try:
-            after = reckon(turned(value))
+            after = break_down(turned(value))
         except FactError:
             continue
         knob = Knob(path, value, _freed(before, after), verdict_of(after))
@@ -231,7 +231,7 @@ def _best(positions: Positions, before: Reckoning, verdict: MemoryVerdict) -> Kn
     return min(helpful, key=lambda knob: (VERDICTS.index(knob.verdict), -knob.frees_bytes), default=None)
 
 
-def _freed(before: Reckoning, after: Reckoning) -> int:
+def _freed(before: Breakdown, after: Breakdown) -> int:
     """More for the KV cache on the poorest stage, and less that one request needs of it."""
     more = after.kv_cache[after.poorest].low - before.kv_cache[before.poorest].low
     need = [r.demand.bytes_for(1, r.demand.max_model_len) for r in (before, after)]
@@ -246,7 +246,7 @@ def _smaller(value: int, *steps: int) -> list[int]:
     return [step for step in steps if step < value]
 
 
-def _positions(r: Reckoning, path: str) -> tuple[Positions, ...]:
+def _positions(r: Breakdown, path: str) -> tuple[Positions, ...]:
     """Every knob. `path`: where the block that speculates stands in the profile."""
     s, settings, speculative = r.situation, r.situation.settings, r.situation.speculative
     promised = max((promise.concurrency for promise in s.promises), default=1)
@@ -294,7 +294,7 @@ def _positions(r: Reckoning, path: str) -> tuple[Positions, ...]:
     )
 
 
-def _lengths(r: Reckoning) -> list[int]:
+def _lengths(r: Breakdown) -> list[int]:
     """The largest length that surely fits, rounded down; a promise must still have room in it."""
     s, now = r.situation, r.situation.settings.max_model_len
     limit = min(now, s.longest or now)  # vLLM refuses more
@@ -314,13 +314,13 @@ def _shares(s: MemorySituation) -> list[float]:
     return [value for value in (0.94, 0.95, 0.96, 0.97) if now < value <= most] + [most] * (0.1 < most < now)
 
 
-def _pools(r: Reckoning) -> list[int]:
-    """A smaller KV cache if it is told outright and there is too little memory for it; one that is enough."""
-    told = r.situation.kv_cache_memory_bytes
-    if told is None or r.slack >= r.excess:
+def _pools(r: Breakdown) -> list[int]:
+    """A smaller KV cache if it is set explicitly and there is too little memory for it; one that is enough."""
+    fixed = r.situation.kv_cache_memory_bytes
+    if fixed is None or r.slack >= r.excess:
         return []
-    value = int((told + r.slack - r.excess) // _STEP * _STEP)
-    return [value] if 0 < value < told else []
+    value = int((fixed + r.slack - r.excess) // _STEP * _STEP)
+    return [value] if 0 < value < fixed else []
 
 
 def _parallel_sizes(s: MemorySituation) -> list[int]:

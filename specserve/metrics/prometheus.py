@@ -113,7 +113,7 @@ _CREATED = "vllm:generation_tokens_created"
 _COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _POSITIONS, _FINISHED, *_NUMBERS)
 _BUCKETS = {f"{name}_bucket" for name in _HISTOGRAMS}
 _KEYS = {_FINISHED: "finished_reason", _POSITIONS: "position", **dict.fromkeys(_BUCKETS, "le")}
-"""The label by which the samples of one name are told apart."""
+"""The label by which the samples of one name are distinguished."""
 NAMES = frozenset(
     (
         *(_STARTED, _CREATED, _RUNNING, _WAITING, *_USAGE, *_COUNTERS, *_BUCKETS),

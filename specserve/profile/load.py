@@ -166,7 +166,7 @@ def _tree_root(folder: Path) -> Path:
 
 
 def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Finding]]:
-    """The parent's tree. What is not a profile is told at `extends`, without a word of its text."""
+    """The parent's tree. What is not a profile is reported at `extends`; its text is never quoted."""
     written = quoted(str(node.value))
     try:
         if path.exists() and not path.is_file():

@@ -1,4 +1,4 @@
-"""A profile without its bad values: whoever needs one of them learns that it cannot be read."""
+"""A profile without its bad values: reading one of them raises an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UnreadableValue(ProfileError):
 
 
 class _Unreadable:
-    """Stands in the place of a value of the profile; whoever looks at it raises UnreadableValue."""
+    """Stands in the place of a value of the profile; reading it raises UnreadableValue."""
 
     def __init__(self, path: str) -> None:
         self._path = path

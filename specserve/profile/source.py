@@ -235,7 +235,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     if _WANTS_MORE.match(error.problem or "") and _is_open(opened):
         return _unclosed(opened, start, mark, file=file)
     if start and (at_end or error.problem == "could not find expected ':'"):
-        mark = start  # what is open at the end is told where it begins
+        mark = start  # what is open at the end is reported where it begins
     line = lines[mark.line] if mark.line < len(lines) else ""
     indent = line[: len(line) - len(line.lstrip(" \t"))]
     column = indent.find("\t") if "\t" in indent and mark.column <= len(indent) else mark.column

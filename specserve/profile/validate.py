@@ -105,7 +105,7 @@ class _Reader:
         target = self.target(tree, meant)
         server = self.section(top.get("server"), Server, "server")
         if server and server.api_key_env and not ENV_NAME.fullmatch(server.api_key_env):
-            node = (top["server"].mapping or {})["api_key_env"]  # a key itself: told without a word of it
+            node = (top["server"].mapping or {})["api_key_env"]  # a key itself: the message never quotes it
             text = "`server.api_key_env` must be the name of an environment variable"
             hint = "never write the key itself into a profile"
             self.wrong("SD006", text, node.span, "server.api_key_env", help=hint)
@@ -172,7 +172,7 @@ class _Reader:
         )
 
     def target(self, tree: Node, meant: set[str]) -> Target | None:
-        """The target; a missing one is one problem, told only if no misspelt key was meant to be it."""
+        """The target; a missing one is one problem, reported only if no misspelt key was meant to be it."""
         node = (tree.mapping or {}).get("target")
         if node is None or node.value is None:
             self.unread.add("target")

@@ -116,7 +116,7 @@ _PERCENTILE = Key("float", "", nullable=False, minimum=0)
 
 
 def convert(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
-    """The value as Python. What cannot be converted is told to `wrong`, and the key's default takes its place."""
+    """The value as Python. What cannot be converted is reported to `wrong`, and the key's default takes its place."""
     if node.value is None:
         if not key.nullable:
             wrong(node, path, Unfit(f"is empty, and must be {WORDS[key.kind]}"))

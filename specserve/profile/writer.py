@@ -225,8 +225,8 @@ def with_section(
     above = re.search(r"(#.*\n)*\Z", before)
     assert above is not None
     kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
-    told = comment(f"- {remark}").replace("# - ", "# ", 1)  # its further lines are indented: they go with it
-    return f"{before[: above.start()]}{kept}{told}{new}{after}"
+    noted = comment(f"- {remark}").replace("# - ", "# ", 1)  # its further lines are indented: they go with it
+    return f"{before[: above.start()]}{kept}{noted}{new}{after}"
 
 
 # a key at the margin with all that is indented below it; comments and empty lines behind that are not part of it

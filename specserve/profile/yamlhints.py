@@ -50,9 +50,9 @@ def _about_line_before(lines: Sequence[str], line: int) -> str | None:
     if above is None:
         return None
     before, here = lines[above], lines[line]
-    told = _about_key(before, line=above + 1)
-    if told:
-        return told
+    hint = _about_key(before, line=above + 1)
+    if hint:
+        return hint
     if re.match(r"\s*-\w", before):
         return f"write a space after the dash of a list item, see line {above + 1}"
     if (

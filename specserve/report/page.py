@@ -120,8 +120,8 @@ def _text(block: Block, stream: TextIO) -> Iterator[str]:
             yield from (f"  {in_one_line(line)}" for line in block.text.splitlines())
         case Cards():
             for card in block.cards:
-                told = in_one_line(f"{card.title}: {card.figure}; {'; '.join(card.lines)}")
-                yield filled(told, lead="", stream=stream)
+                sentence = in_one_line(f"{card.title}: {card.figure}; {'; '.join(card.lines)}")
+                yield filled(sentence, lead="", stream=stream)
         case Table():
             if block.rows:
                 yield from (
@@ -161,8 +161,8 @@ def _markdown(block: Block) -> Iterator[str]:
             yield "  \n".join(map(code, block.text.splitlines()))
         case Cards():
             for card in block.cards:
-                told = "; ".join([card.figure, *card.lines])
-                yield f"- **{markdown(card.title)}**: {markdown_sentence(told)}"
+                sentence = "; ".join([card.figure, *card.lines])
+                yield f"- **{markdown(card.title)}**: {markdown_sentence(sentence)}"
         case Table():
             if block.rows:
                 yield from [f"{markdown_sentence(block.caption)}", ""] if block.caption else []

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from specserve.memory.breakdown import Footprint, ModelSizes
 from specserve.memory.constants import Runner, regime
-from specserve.memory.reckoning import Footprint, ModelSizes
 from specserve.memory.situation import Settings, Speculative
 from specserve.vllm.batch import captured_graphs
 

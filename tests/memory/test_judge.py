@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
+from specserve.memory.breakdown import break_down
 from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.pool import BlockTable, Demand, PipelineStage
-from specserve.memory.reckoning import reckon
 from specserve.memory.situation import MemorySituation, Settings, situation
 from specserve.memory.verdict import MemoryVerdict, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
@@ -296,7 +296,7 @@ def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) 
 
 
 def rank(s: MemorySituation) -> int:
-    return ORDER.index(verdict_of(reckon(s)))
+    return ORDER.index(verdict_of(break_down(s)))
 
 
 @given(MACHINES, LAUNCHES, st.booleans())
@@ -348,5 +348,5 @@ def test_more_gpus_never_make_a_launch_impossible(
         replace(s, settings=replace(settings, tensor_parallel_size=parts)) for parts in (size, 2 * size)
     )
     assert rank(many) <= max(rank(few), ORDER.index("tight"))
-    fewer, more = reckon(few), reckon(many)
+    fewer, more = break_down(few), break_down(many)
     assert more.demand.tokens(more.low) >= fewer.demand.tokens(fewer.low)

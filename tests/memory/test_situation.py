@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.memory.reckoning import sizes_of
+from specserve.memory.breakdown import sizes_of
 from specserve.memory.situation import (
     MemorySituation,
     PromisedLoad,

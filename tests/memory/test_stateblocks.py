@@ -9,9 +9,9 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import Machine, assume
+from specserve.memory.breakdown import break_down
 from specserve.memory.demand import demand
 from specserve.memory.estimate import MemoryEstimate
-from specserve.memory.reckoning import reckon
 from specserve.memory.situation import Settings, situation
 from specserve.memory.verdict import VERDICTS, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
@@ -133,7 +133,7 @@ def test_no_fit_and_no_knob_has_fewer_blocks_than_requests(gib: int, share: floa
                 continue
             turned = replace(asked, engine={**asked.engine, name: knob.value})
             s = situation(turned, target=FACTS, machine=machine, version="0.33")
-            r = reckon(s)
+            r = break_down(s)
             assert VERDICTS.index(verdict_of(r)) <= VERDICTS.index(knob.verdict)
             if knob.verdict == "fit" and s.has_full_graphs:
                 assert r.demand.blocks(r.low) >= s.settings.max_num_seqs

@@ -1,4 +1,4 @@
-"""Quantiles of Prometheus histograms, as PromQL reckons them."""
+"""Quantiles of Prometheus histograms, as PromQL computes them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import CheckFailed, SpecserveError, UsageError
@@ -277,10 +277,8 @@ def _arms(
         baseline: bool = False,
         alternative: str | None = None,
     ) -> Variant:
-        return plan_arm(
-            path, name, settings, check=check, starts=starts, notices=notices, baseline=baseline,
-            alternative=alternative,
-        )  # fmt: skip
+        which: Any = {"baseline": baseline, "alternative": alternative}
+        return plan_arm(path, name, settings, check=check, starts=starts, notices=notices, **which)
 
     def at_url(url: str, name: str | None) -> Variant:
         root = endpoint(url, api_key_env=request.api_key_env).root
@@ -307,8 +305,7 @@ def _arms(
 
             room_beside(profile, found[0].plan, name=None, notices=notices)
     for text in request.others:
-        match = _NAMED.fullmatch(text)
-        own_name, place = (match[1], match[2]) if match else (None, text)
+        own_name, place = match.groups() if (match := _NAMED.fullmatch(text)) else (None, text)
         found.append((at_url if is_url(place) else planned)(place, own_name))
     return profile, checked(found)
 

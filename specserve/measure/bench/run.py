@@ -265,7 +265,7 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
 
 
 def keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) -> None:
-    """Keep what was measured until the error, which is told how to resume."""
+    """Keep what was measured until the error, and add to the error how to resume."""
     path = bench.directory.path
     bench.directory.spend(began)
     # a complete result of fewer blocks says more than one of some points

@@ -16,9 +16,9 @@ from specserve.measure.tune.choose import Range, build, ranges, schedule_obstacl
 from specserve.measure.tune.plan import TuneRequest, too_many_requests
 from specserve.measure.tune.roofline import WITHOUT_MODEL, Roofline, geometric, geometric_rate, roofline_of
 from specserve.measure.values import whole_numbers
+from specserve.memory.breakdown import break_down
 from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate, assess
-from specserve.memory.reckoning import reckon
 from specserve.memory.situation import MemorySituation, situation
 from specserve.profile.schema import Profile, world_size
 
@@ -196,7 +196,7 @@ def estimate_load(roofline: Roofline, acceptance: float, batch: int, most_tokens
 
 
 def _memory(s: MemorySituation, context_tokens: float) -> EstimatedMemory:
-    memory, r = assess(s), reckon(s)
+    memory, r = assess(s), break_down(s)
     needed = r.demand.blocks_per_request(math.ceil(context_tokens) + r.demand.lookahead_tokens)
     at_once = [max(0, r.demand.blocks(kv) - 1) // needed for kv in (r.low, r.high)] if needed else []
     return EstimatedMemory(

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import Machine
 from specserve.measure.bench.result import Interval
+from specserve.memory.breakdown import sizes_of
 from specserve.memory.demand import demand
 from specserve.memory.kv import served_bytes
 from specserve.memory.pool import PipelineStage
-from specserve.memory.reckoning import sizes_of
 from specserve.memory.situation import HEADS, MemorySituation, Settings
 from specserve.memory.weights import tallied, weigh
 from specserve.models.config import language_part

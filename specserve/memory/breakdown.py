@@ -76,8 +76,8 @@ def sizes_of(facts: ModelFacts, *, dtype: str = "auto") -> ModelSizes:
     )
     hidden = config.integer("hidden_size", "n_embd", "d_model")
     if dtype == "auto":  # vLLM loads float32 checkpoints as 16 bits unless it is told otherwise
-        told = (part.values.get(key) for part in (top, config) for key in ("torch_dtype", "dtype"))
-        dtype = next((value for value in told if isinstance(value, str)), "auto")
+        named = (part.values.get(key) for part in (top, config) for key in ("torch_dtype", "dtype"))
+        dtype = next((value for value in named if isinstance(value, str)), "auto")
         dtype = "auto" if dtype == "float32" else dtype
     return ModelSizes(
         hidden=hidden,
@@ -257,14 +257,14 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoning:
+class Breakdown:
     """The memory of one arm on one machine, in bytes per GPU; the intervals stand in the order of the stages."""
 
     situation: MemorySituation
     demand: Demand
     regime: Regime
     budget: int
-    """What vLLM may take: its share of the memory, or all of it if the KV cache is told outright."""
+    """What vLLM may take: its share of the memory, or all of it if the KV cache is set explicitly."""
     activation: tuple[Bounds, ...]
     other: tuple[Bounds, ...]
     kv_cache: tuple[Bounds, ...]
@@ -299,7 +299,7 @@ class Reckoning:
         return min(range(len(pairs)), key=lambda at: pairs[at][0].low / max(1, pairs[at][1].bytes_per_block))
 
 
-def reckon(s: MemorySituation, *, needed: Demand | None = None, rules: Regime | None = None) -> Reckoning:
+def break_down(s: MemorySituation, *, needed: Demand | None = None, rules: Regime | None = None) -> Breakdown:
     """What is needed, what there is, and what is left.
 
     `needed`: the demand, if vLLM itself was asked; `rules`: other constants than those that ship. Raises FactError
@@ -316,7 +316,7 @@ def reckon(s: MemorySituation, *, needed: Demand | None = None, rules: Regime | 
         is_hybrid=any(group.fixed_blocks for group in needed.groups),
     )
     captured = footprint.graphs(captures(s))
-    last, total, told = len(needed.stages) - 1, s.machine.accelerator.total_bytes, s.kv_cache_memory_bytes
+    last, total, fixed = len(needed.stages) - 1, s.machine.accelerator.total_bytes, s.kv_cache_memory_bytes
     everywhere = footprint.outside(s.capability) + (captured if rules.graphs_deducted else NOTHING)
     peaks = tuple(footprint.activation(samples=at == last) for at in range(last + 1))
     others = tuple(everywhere + footprint.buffers if at == last else everywhere for at in range(last + 1))
@@ -325,11 +325,11 @@ def reckon(s: MemorySituation, *, needed: Demand | None = None, rules: Regime | 
         Bounds(1 - margin, 1 + margin) * stage.weights_bytes + peak + other
         for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
     ]
-    budget = math.ceil(total * s.gpu_memory_utilization) if told is None else total
-    left = (part.left_of(budget) if told is None else Bounds(told, told) for part in taken)
-    counted = None if told is None else max(part.high for part in taken) + told
+    budget = math.ceil(total * s.gpu_memory_utilization) if fixed is None else total
+    left = (part.left_of(budget) if fixed is None else Bounds(fixed, fixed) for part in taken)
+    counted = None if fixed is None else max(part.high for part in taken) + fixed
     not_deducted = 0.0 if rules.graphs_deducted else captured.high
-    return Reckoning(
+    return Breakdown(
         s,
         needed,
         rules,
@@ -378,7 +378,7 @@ def captures(s: MemorySituation) -> Captured:
 
 
 def _slack(s: MemorySituation, *, counted: float | None) -> float:
-    """Memory that nobody has a claim on. `counted`: what is used, if the KV cache is told outright."""
+    """Memory that nobody has a claim on. `counted`: what is used, if the KV cache is set explicitly."""
     total, share = s.machine.accelerator.total_bytes, s.gpu_memory_utilization
     if s.runner == "cpu":
         return total * (1 - share) if counted is None else total - s.ranks * counted - _SERVER
