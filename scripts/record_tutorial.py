@@ -96,8 +96,8 @@ The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench
 draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run takes
 few and short answers (32 tokens). More of their time is prefill, so the speedups are smaller than those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-`tune` chooses K = 0 only for the highest load, and only if it was measured and won there. If no K above 0 is faster than
-no speculation at another load, a note says so. `--write` puts the choice into the profile; its comments stay.
+`tune` chooses K = 0 only for the highest load, and only if it was measured and won there. If no K above 0 is faster
+than no speculation at another load, a note says so. `--write` puts the choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it
