@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Severity(StrEnum):
@@ -134,14 +134,7 @@ class Notices(Protocol):
 class NoNotices:
     """Notices that nobody reads."""
 
-    def say(self, text: str) -> None:
-        """Drop a line."""
+    def _drop(self, *_: Any, **__: Any) -> None:
+        """Drop whatever it is."""
 
-    def warn(self, text: str) -> None:
-        """Drop a warning."""
-
-    def show(self, findings: Sequence[Finding]) -> None:
-        """Drop findings."""
-
-    def progress(self, text: str) -> None:
-        """Drop what is being done."""
+    say = warn = show = progress = _drop

@@ -62,10 +62,7 @@ def _arguments(profile: Profile, table: VllmTable) -> Iterator[_Judged]:
         for name, value in profile.frontend.items():
             yield _given("frontend", name, value, given, table)
     with suppress(UnreadableValue):
-        blocks = {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
-        if profile.speculation:
-            blocks = {"speculation": profile.speculation, **blocks}
-        for path, block in blocks.items():
+        for path, block in profile.blocks.items():
             yield from _of_block(path, block, table)
 
 

@@ -251,9 +251,8 @@ def _comparisons(
     target, own = _key(model_uses(profile)[0]), _key(tokenizer_use(profile))
     apart = read[own] if own != target else None
     found = {(own, target): compare(apart, read[target])} if apart else {}
-    for path, block in {"speculation": profile.speculation, **profile.alternatives}.items():
-        draft = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
-        if draft:
+    for path, block in profile.blocks.items():
+        if block.method == "draft_model" and (draft := draft_use(profile, block, path=path)):
             found[own, _key(draft)] = compare(read[target], read[_key(draft)], tokenizer=apart)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,9 +37,9 @@ def model_uses(profile: Profile, *, alternatives: bool = True) -> tuple[ModelUse
     tokenizer = tokenizer_use(profile)
     if (tokenizer.model, tokenizer.revision) != (target.model, target.revision):
         uses.append(tokenizer)
-    for path, block in _blocks(profile, alternatives=alternatives):
+    for path, block in profile.blocks.items():
         use = draft_use(profile, block, path=path)
-        if use:
+        if use and (alternatives or path == "speculation"):
             uses.append(use)
     return tuple(uses)
 
@@ -64,13 +64,6 @@ def draft_use(profile: Profile, block: Speculation, *, path: str) -> ModelUse | 
     return None
 
 
-def _blocks(profile: Profile, *, alternatives: bool) -> Iterator[tuple[str, Speculation]]:
-    if profile.speculation:
-        yield "speculation", profile.speculation
-    for name, block in profile.alternatives.items() if alternatives else ():
-        yield f"alternatives.{name}", block
-
-
 def downloads(
     profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[ModelDownload, ...]:
@@ -79,7 +72,10 @@ def downloads(
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
     found: dict[tuple[str, str], ModelDownload] = {}
-    by_branch = set(_asked_by_branch(profile))
+    # vLLM asks for the tokenizer of such a draft without a revision: offline, the cache must know a commit of `main`
+    # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
+    key = "use_heterogeneous_vocab"
+    by_branch = {f"{path}.model" for path, block in profile.blocks.items() if block.keys.get(key)}
     for use in model_uses(profile, alternatives=alternatives):
         place = local_path(use.model)
         if place is not None:
@@ -96,18 +92,6 @@ def downloads(
             download = replace(download, revision=None)
         found.setdefault((download.model, download.commit), download)
     return tuple(found.values())
-
-
-def _asked_by_branch(profile: Profile) -> Iterator[str]:
-    """Drafts whose tokenizer vLLM asks for without a revision: offline, the cache must know a commit of `main`.
-
-    Source: vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32.
-    """
-    blocks = {"speculation": profile.speculation}
-    blocks |= {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
-    for path, block in blocks.items():
-        if block and block.keys.get("use_heterogeneous_vocab"):
-            yield f"{path}.model"
 
 
 def cache_of(profile: Profile) -> Path:

@@ -143,6 +143,12 @@ class Profile:
     identities: Mapping[tuple[str, str | None], str] = field(default_factory=dict, repr=False, compare=False)
     """What each model at a revision is, by its lock: commits and hashes, for the fingerprint."""
 
+    @property
+    def blocks(self) -> dict[str, Speculation]:
+        """Every block of speculation by its dotted path."""
+        own = {"speculation": self.speculation} if self.speculation else {}
+        return own | {f"alternatives.{name}": block for name, block in self.alternatives.items()}
+
     def span(self, path: str) -> Span:
         """Where a value was written; else the nearest section around it; else the file."""
         while path:

@@ -130,45 +130,44 @@ def _argument(name: str, data: dict[str, Any], *, flags: bool) -> Argument:
     return Argument(name=name, **values)
 
 
-def dumps(table: VllmTable) -> str:
-    """The table as JSON: sorted, an argument a line, defaults left out, so that `diff` compares versions."""
-    head: dict[str, Any] = {
-        "version": table.version,
-        "distribution": table.distribution,
-        "files": list(table.files),
-        "inverse_flags": table.inverse_flags,
-        "methods": list(table.methods),
-        "method_aliases": list(table.method_aliases),
-    }
-    blocks = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    for key in ("engine", "frontend", "speculation"):
-        arguments = sorted(getattr(table, key).items())
-        flags = key != "speculation"
-        lines = [f"  {json.dumps(n)}: {json.dumps(_argument_json(a, flags=flags))}" for n, a in arguments]
-        blocks.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
-    blocks.append(' "env": [\n' + ",\n".join(f"  {json.dumps(name)}" for name in sorted(table.env)) + "\n ]")
+def json_lines(data: Mapping[str, Any], *, whole: Sequence[str]) -> str:
+    """A mapping as JSON, sorted and an item a line but for the `whole` keys, so that `diff` compares versions."""
+    blocks = []
+    for key, value in data.items():
+        if key in whole:
+            blocks.append(f" {json.dumps(key)}: {json.dumps(value)}")
+        elif isinstance(value, Mapping):
+            lines = (f"  {json.dumps(name)}: {json.dumps(item)}" for name, item in sorted(value.items()))
+            blocks.append(f" {json.dumps(key)}: {{\n" + ",\n".join(lines) + "\n }")
+        else:
+            lines = (f"  {json.dumps(item)}" for item in sorted(value))
+            blocks.append(f" {json.dumps(key)}: [\n" + ",\n".join(lines) + "\n ]")
     return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+_HEAD = ("version", "distribution", "files", "inverse_flags", "methods", "method_aliases")
+_SECTIONS = ("engine", "frontend", "speculation")
+
+
+def dumps(table: VllmTable) -> str:
+    """The table as JSON, defaults left out."""
+    data: dict[str, Any] = {name: getattr(table, name) for name in _HEAD}
+    for name in _SECTIONS:
+        flags = name != "speculation"
+        arguments = getattr(table, name).items()
+        data[name] = {key: _argument_json(argument, flags=flags) for key, argument in arguments}
+    return json_lines({**data, "env": table.env}, whole=_HEAD)
 
 
 def loads(text: str) -> VllmTable:
     """The table that `dumps` wrote. Raises ValueError, KeyError or TypeError on anything else."""
     data = json.loads(text)
-
-    def arguments(key: str) -> dict[str, Argument]:
-        return {name: _argument(name, value, flags=key != "speculation") for name, value in data[key].items()}
-
-    return VllmTable(
-        version=data["version"],
-        distribution=data["distribution"],
-        files=tuple(data["files"]),
-        inverse_flags=data["inverse_flags"],
-        methods=tuple(data["methods"]),
-        method_aliases=tuple(data["method_aliases"]),
-        engine=arguments("engine"),
-        frontend=arguments("frontend"),
-        speculation=arguments("speculation"),
-        env=frozenset(data["env"]),
-    )
+    values: dict[str, Any] = {name: data[name] for name in _HEAD}
+    values |= {name: tuple(values[name]) for name in ("files", "methods", "method_aliases")}
+    for section in _SECTIONS:
+        flags = section != "speculation"
+        values[section] = {name: _argument(name, item, flags=flags) for name, item in data[section].items()}
+    return VllmTable(**values, env=frozenset(data["env"]))
 
 
 def jsonable(value: Any, scalar: Callable[[Any], Any] = lambda item: item) -> Any:

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from specserve.vllm.arguments import json_lines
+
 Kind = Literal["text", "pooling", "multimodal", "draft", "transformers"]
 Trait = Literal["pp", "eagle3", "aux_pp", "lora"]
 _DATA = Path(__file__).parent / "registries"
@@ -63,20 +65,18 @@ def transformers_names() -> frozenset[str]:
 
 def dumps(known: Registry) -> str:
     """The registry as JSON: sorted, a class a line, so that `diff` compares versions."""
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps([item.kind, *sorted(item.traits), *([] if item.complete else ['?'])])}"
-        for name, item in sorted(known.classes.items())
-    ]
-    gone = [f"  {json.dumps(name)}: {json.dumps(last)}" for name, last in sorted(known.removed.items())]
-    blocks = [
-        f' "version": {json.dumps(known.version)}',
-        f' "quantizations": {json.dumps(list(known.quantizations))}',
-        f' "mtp": {json.dumps(sorted(known.mtp))}',
-        f' "speculators": {json.dumps(sorted(known.speculators))}',
-        ' "classes": {\n' + ",\n".join(lines) + "\n }",
-        ' "removed": {\n' + ",\n".join(gone) + "\n }",
-    ]
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
+    data = {
+        "version": known.version,
+        "quantizations": known.quantizations,
+        "mtp": sorted(known.mtp),
+        "speculators": sorted(known.speculators),
+        "classes": {
+            name: [item.kind, *sorted(item.traits), *([] if item.complete else ["?"])]
+            for name, item in known.classes.items()
+        },
+        "removed": known.removed,
+    }
+    return json_lines(data, whole=("version", "quantizations", "mtp", "speculators"))
 
 
 def loads(text: str) -> Registry:
