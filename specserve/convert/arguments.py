@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.convert.words import UNKNOWN, NotJson, Word, json_node, readable
+from specserve.convert.words import UNKNOWN, NotJson, Word, finding, json_node, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
 from specserve.profile.schema import Profile
@@ -177,7 +177,8 @@ def command_settings(
             node = replace(setting.node, value=answer is not before.negative)
             settings[before.name] = replace(setting, node=node)
             text = f"`{before.flag} {word.text}`: a switch no longer takes a value"
-            found.append(_left_over(text, word, f"write `{before.flag}`, or leave it out"))
+            hint = f"write `{before.flag}`, or leave it out"
+            found.append(finding("SD102", text, word.span, help=hint))
         elif positional and not (before and "model" in settings):
             positional = False
             settings["model"] = Setting("model", word.node(), word.text)
@@ -185,25 +186,21 @@ def command_settings(
             unresolved.append(left_open(word))
         else:
             help = f"`{before.flag}` is a switch and takes no value" if switch and before else None
-            found.append(_left_over(f"{quoted(word.text)} {LEFT_OVER}", word, help))
+            found.append(finding("SD102", f"{quoted(word.text)} {LEFT_OVER}", word.span, help=help))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
     if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
         text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
-        found.append(_about_file(config, text, help="write it as two words"))
+        found.append(finding("SD103", text, config.node.span, help="write it as two words"))
         return settings
     return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
-
-
-def _left_over(message: str, word: Word, help: str | None) -> Finding:
-    return Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help)
 
 
 def left_open(word: Word) -> Finding:
     """An error about a word that the source does not say."""
     name = quoted(readable(word.text))
-    return wrong_value(f"the source does not say what {name} is", word.span, help="write its value")
+    return finding("SD105", f"the source does not say what {name} is", word.span, help="write its value")
 
 
 def settings_of(parsed: Iterable[Option], found: list[Finding]) -> dict[str, Setting]:
@@ -229,17 +226,11 @@ def settings_of(parsed: Iterable[Option], found: list[Finding]) -> dict[str, Set
 
 def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
     """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
-    code, name, severity = "SD144", "shadowed-setting", Severity.WARNING
-    message, label = f"`{later.written}` occurs twice, and the later one wins", "this one has no effect"
-    if refused:
-        code, name, severity = "SD143", "argument-refused-twice", Severity.ERROR
-        message, label = f"`{later.written}` is said twice, which vLLM refuses", "and here"
-    related = (Related(earlier, label),)
-    return Finding(code, name, severity, message, later.place, related=related, help="leave one of them out")
-
-
-def _about_file(config: Setting, message: str, *, help: str) -> Finding:
-    return Finding("SD103", "misplaced-argument", Severity.ERROR, message, config.node.span, help=help)
+    related = Related(earlier, "and here" if refused else "this one has no effect")
+    code, severity = ("SD143", Severity.ERROR) if refused else ("SD144", Severity.WARNING)
+    what = "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
+    text, hint = f"`{later.written}` {what}", "leave one of them out"
+    return finding(code, text, later.place, severity=severity, related=(related,), help=hint)
 
 
 def _file_settings(
@@ -254,7 +245,8 @@ def _file_settings(
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
-        unresolved.append(_about_file(config, text, help="put the arguments on the command line"))
+        hint = "put the arguments on the command line"
+        unresolved.append(finding("SD103", text, config.node.span, help=hint))
         return {}
     tree, problems = parse(data, file=name)
     unresolved += problems
@@ -266,22 +258,17 @@ def _file_settings(
             try:
                 held = replace(json_node(Word(node.value, node.span)), key=node.key)
             except NotJson as error:
-                found.append(wrong_value(f"the value of `{key}` is not JSON: {error}", node.span))
+                found.append(finding("SD105", f"the value of `{key}` is not JSON: {error}", node.span))
         called = argument.name if argument else key.replace("-", "_")
         settings[called] = Setting(called, held, key, argument)
     return settings
-
-
-def wrong_value(message: str, span: Span, *, help: str | None = None) -> Finding:
-    """An error about what follows an option."""
-    return Finding("SD105", "wrong-argument-value", Severity.ERROR, message, span, help=help)
 
 
 def node_of(option: Option, found: list[Finding]) -> Node | None:
     """The value of an option, its key the option's own word; None and a finding if it has no usable one."""
     form, place = option.argument.form if option.argument else None, option.word.span
     if not option.values and (option.keys or form not in (None, "flag", "optional_value")):
-        found.append(wrong_value(f"`{option.flag}` needs a value", place))
+        found.append(finding("SD105", f"`{option.flag}` needs a value", place))
         return None
     try:
         node = _dotted(option) if option.keys else _whole(option)
@@ -295,13 +282,15 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
             pairs = json.dumps({name: int(number) for name, number in items})
             message = f"the value of `{option.flag}` must be JSON now: `{word.text}` becomes `{pairs}`"
             help = f"write `'{pairs}'`"
-        found.append(wrong_value(message, word.part(at, at + 1).span, help=help))
+        found.append(finding("SD105", message, word.part(at, at + 1).span, help=help))
         if pairs is None:
             return None
         node = json_node(Word(pairs, word.span))
     if form == "flag" and option.inline and not option.keys:
         text = f"`{option.flag}` is a switch and takes no value"
-        found.append(wrong_value(text, option.values[0].span, help=f"write `{option.flag}`, or leave it out"))
+        found.append(
+            finding("SD105", text, option.values[0].span, help=f"write `{option.flag}`, or leave it out")
+        )
     return replace(node, key=place)
 
 

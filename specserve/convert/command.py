@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specserve.convert.arguments import Setting, command_settings, left_open, refused_spellings, said_twice
 from specserve.convert.invocation import STARTS, EngineStart, invocation
-from specserve.convert.words import UNKNOWN, Word, argv_words, starred
+from specserve.convert.words import UNKNOWN, Word, argv_words, finding, starred
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import ELSEWHERE, REFUSED, problems
@@ -59,14 +59,19 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
     env = {name: word.node() for name, word in start.env.items()}
-    tree = profile_tree(given, place=start.start.span, table=newest(), env=env, found=found)
+    sections, block = profile_sections(given, table=newest(), env=env, found=found)
+    tree = as_tree(sections, block, start.start.span)
+    model = sections["target"].get("model")
+    if model and isinstance(model.value, str):
+        last = model.value.rstrip("/").rpartition("/")[2]
+        tree = replace(tree, value={**(tree.mapping or {}), "name": Node(name_of(f"{last}.x"), model.span)})
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = read_profile(tree, file=COMMAND)
     if profile:
         profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
-    told = [*found, *(_explained(finding) for finding in more)]
-    return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
+    told = [*found, *map(_explained, more)]
+    return profile, ordered(replace(item, message=hushed(item.message)) for item in told)
 
 
 def _started(argv: Sequence[Word]) -> EngineStart:
@@ -93,19 +98,17 @@ def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Sett
     for name, setting in given.items():
         if name not in names:
             text, help_text = f"vLLM has no option {quoted(setting.written)}", _advice(name, names)
-            found.append(
-                Finding("SD102", "unknown-argument", Severity.ERROR, text, setting.place, help=help_text)
-            )
+            found.append(finding("SD102", text, setting.place, help=help_text))
     return {name: setting for name, setting in given.items() if name in names}
 
 
-def _explained(finding: Finding) -> Finding:
+def _explained(told: Finding) -> Finding:
     """The finding about a key of the block, with what took the key's place."""
-    head, _, key = finding.span.path.rpartition(".")
+    head, _, key = told.span.path.rpartition(".")
     old = KEYS.get(key.replace("-", "_"))
-    if finding.code != "SD005" or head != "speculation" or old is None:
-        return finding
-    return replace(finding, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
+    if told.code != "SD005" or head != "speculation" or old is None:
+        return told
+    return replace(told, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
 def _for_versions(profile: Profile) -> Profile:
@@ -124,13 +127,9 @@ def _open_to_all(profile: Profile, start: EngineStart) -> list[Finding]:
     """vLLM listens on every interface where no host is said."""
     if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
         return []
-    return [
-        Finding(
-            "SD108", "open-bind", Severity.WARNING,
-            "without `--host` vLLM listens on every interface, here without an API key",
-            start.start.span, help="add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY",
-        )
-    ]  # fmt: skip
+    text = "without `--host` vLLM listens on every interface, here without an API key"
+    hint = "add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY"
+    return [finding("SD108", text, start.start.span, severity=Severity.WARNING, help=hint)]
 
 
 def _advice(name: str, known: Collection[str]) -> str | None:
@@ -182,23 +181,22 @@ _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
 _EVERY = frozenset(key for keys in METHODS.values() for key in keys)
 
 
-def profile_tree(
-    settings: Mapping[str, Setting],
-    *,
-    place: Span,
-    table: VllmTable,
-    env: Mapping[str, Node],
-    found: list[Finding],
-) -> Node:
-    """The tree that `validate` reads. `place` stands for what is written nowhere.
+Sections = dict[str, dict[str, Node]]
+
+
+def profile_sections(
+    settings: Mapping[str, Setting], *, table: VllmTable, env: Mapping[str, Node], found: list[Finding]
+) -> tuple[Sections, Node | None]:
+    """The keys that each section of a profile gets, and its block of speculation.
 
     Unknown arguments go to `engine`, where the rules report them; what has no place is reported to `found`.
     """
-    model = settings["model"].node if "model" in settings else None
-    sections: dict[str, dict[str, Node]] = {"target": {"model": model} if model else {}, "env": dict(env)}
+    sections: Sections = {"target": {}, "env": dict(env)}
+    if "model" in settings:
+        sections["target"]["model"] = settings["model"].node
     config = settings.get("speculative_config")
-    block = dict(config.node.mapping or {}) if config else {}
     at = config.node if config else None
+    block = dict(at.mapping or {}) if at else {}
     for name, setting in settings.items():
         if name in SECRETS or (name in REFUSED and setting.node.value):
             found.append(_without_place(setting))
@@ -213,19 +211,19 @@ def profile_tree(
             block[key], at = node, at or replace(node, value={})
         elif section != "speculation" and (node.value is not None or section != "server"):
             sections.setdefault(section, {})[key] = node
+    if at and block:
+        return sections, _speculation(replace(at, value=block), found)
+    return sections, at if at and at.value is not None else None
+
+
+def as_tree(sections: Sections, block: Node | None, place: Span) -> Node:
+    """The tree that `validate` reads. `place` stands for what is written nowhere."""
     tree = {
         name: Node(values, place, key=place)
         for name, values in sections.items()
         if values or name == "target"
     }
-    if at and block:
-        tree["speculation"] = _speculation(replace(at, value=block), found)
-    elif at and at.value is not None:
-        tree["speculation"] = at
-    if model and isinstance(model.value, str):
-        last = model.value.rstrip("/").rpartition("/")[2]
-        tree["name"] = Node(name_of(f"{last}.x"), model.span)
-    return Node(tree, place)
+    return Node({**tree, "speculation": block} if block else tree, place)
 
 
 def _node(setting: Setting, found: list[Finding]) -> Node:
@@ -239,7 +237,7 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
         return node
     for other in value[1:]:
         message = f"specserve serves under one name: {quoted(str(other.value))} is left out"
-        found.append(Finding("SD103", "misplaced-argument", Severity.INFO, message, other.span))
+        found.append(finding("SD103", message, other.span, severity=Severity.INFO))
     return replace(value[0], key=node.key, value=str(value[0].value))
 
 
@@ -254,16 +252,14 @@ def _without_place(setting: Setting) -> Finding:
     """About an argument that vLLM takes, and that a profile never holds."""
     if setting.name in SECRETS:
         variable = _key_variable(setting.node) if setting.name == API_KEY else "HF_TOKEN"
-        return Finding(
-            "SD107", "secret-in-profile", Severity.WARNING,
-            f"`{setting.written}` shows a secret to every user of the machine: export it as `{variable}`",
-            setting.node.span, help="leave the option out",
-        )  # fmt: skip
+        text = f"`{setting.written}` shows a secret to every user of the machine: export it as `{variable}`"
+        span, hint = setting.node.span, "leave the option out"
+        return finding("SD107", text, span, severity=Severity.WARNING, help=hint)
     message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
     if setting.name == "headless":
         message = "this worker answers no requests; everything else is judged as on the first node"
         severity = Severity.INFO
-    return Finding("SD103", "misplaced-argument", severity, message, setting.place)
+    return finding("SD103", message, setting.place, severity=severity)
 
 
 def _speculation(config: Node, found: list[Finding]) -> Node:
@@ -279,20 +275,19 @@ def _speculation(config: Node, found: list[Finding]) -> Node:
         name = "ngram" if written == "[ngram]" else "mtp"
         keys["method"] = replace(keys["method"], value=name, raw=name)
         message = f"{quoted(f'method: {written}')} is an old name of `{name}`"
-        found.append(_ignored(message, keys["method"].span, help=f"write `{name}`"))
+        found.append(
+            finding("SD006", message, keys["method"].span, severity=Severity.WARNING, help=f"write `{name}`")
+        )
     if name in ("ngram", "ngram_gpu", "suffix") and model in _NGRAM:
         keys.pop("model")  # another name of the method
     takes = METHODS.get(name or "", {})
     for key in [key for key in keys if takes and key not in takes and key in _EVERY]:
         node = keys.pop(key)
         message = f"`{key}` has no effect with `{name}`"
-        found.append(_ignored(message, node.key or node.span, help="leave it out"))
+        found.append(
+            finding("SD006", message, node.key or node.span, severity=Severity.WARNING, help="leave it out")
+        )
     return replace(config, value={key: _typed(takes.get(key), node) for key, node in keys.items()})
-
-
-def _ignored(message: str, span: Span, *, help: str) -> Finding:
-    """A warning about a block that vLLM reads differently from what a person expects."""
-    return Finding("SD006", "wrong-value", Severity.WARNING, message, span, help=help)
 
 
 def inferred_method(model: str | None) -> str | None:

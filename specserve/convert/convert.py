@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.convert.arguments import Setting, wrong_value
-from specserve.convert.command import profile_tree
+from specserve.convert.arguments import Setting
+from specserve.convert.command import Sections, as_tree, profile_sections
 from specserve.convert.invocation import EngineStart
 from specserve.convert.translate import translated
-from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
+from specserve.convert.words import Note, Word, finding, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
@@ -114,19 +114,14 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     headless = settings.pop("headless", None)
     told: list[Finding] = []
     env = _kept_environment(given.env, notes)
-    tree = profile_tree(settings, place=given.place, table=known, env=env, found=told)
+    sections, block = profile_sections(settings, table=known, env=env, found=told)
     notes += [Note("", finding.message, finding.span.line) for finding in told]
-    sections = dict(tree.mapping or {})
-    sections.pop("name", None)
-    server = dict(sections["server"].mapping or {}) if "server" in sections else {}
+    server = sections.setdefault("server", {})
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
-    if server:
-        sections["server"] = Node(server, given.place)
     notes += _use_hardware_nodes(sections, headless)
-    _match_draft_size(sections, notes)
-    return replace(tree, value=sections)
+    return as_tree(sections, block and _match_draft_size(block, sections["target"], notes), given.place)
 
 
 def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, Node]:
@@ -149,17 +144,18 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, N
     return kept
 
 
-def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
+def _match_draft_size(block: Node, target: Mapping[str, Node], notes: list[Note]) -> Node:
     """Leaves out the size of a draft that is not split like its target: vLLM refuses or ignores any other size."""
-    block = (sections["speculation"].mapping if "speculation" in sections else None) or {}
-    size, target = block.get("draft_tensor_parallel_size"), sections["target"].mapping or {}
-    wanted = target["tensor_parallel_size"].value if "tensor_parallel_size" in target else 1
-    if size and size.value != wanted:
-        rest = {key: node for key, node in block.items() if node is not size}
-        sections["speculation"] = replace(sections["speculation"], value=rest)
-        notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
-        text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target"
-        notes.append(Note("speculation", f"{text}, here {wanted}", size.span.line))
+    size = (block.mapping or {}).get("draft_tensor_parallel_size")
+    wanted = _count(target.get("tensor_parallel_size"))
+    if size is None or size.value == wanted:
+        return block
+    notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
+    text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target"
+    notes.append(Note("speculation", f"{text}, here {wanted}", size.span.line))
+    return replace(
+        block, value={key: node for key, node in (block.mapping or {}).items() if node is not size}
+    )
 
 
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
@@ -173,7 +169,7 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
         else:
             message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
             span = replace(node.span, path=path.partition("[")[0])
-            found.append(wrong_value(message, span, help="write its value"))
+            found.append(finding("SD105", message, span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
@@ -304,28 +300,19 @@ def _keep_on_loopback(
         yield Note("server.host", "; ".join(parts), line)
 
 
-def _use_hardware_nodes(sections: dict[str, Node], headless: Setting | None) -> Iterator[Note]:
+def _use_hardware_nodes(sections: Sections, headless: Setting | None) -> Iterator[Note]:
     """Moves the nodes of vLLM's own executor to `hardware`; `up` then says which of them it starts."""
-    places = ("engine", "target", "hardware")
-    engine, target, hardware = (
-        dict(sections[name].mapping or {}) if name in sections else {} for name in places
-    )
-    nodes, rank, executor = (
-        engine.get(name) for name in ("nnodes", "node_rank", "distributed_executor_backend")
-    )
+    engine, target = sections.get("engine", {}), sections["target"]
+    nodes, executor = engine.get("nnodes"), engine.get("distributed_executor_backend")
     world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
-    is_other = _count(engine.get("data_parallel_size")) > 1 or (
-        executor is not None and executor.value == "ray"
-    )
+    is_other = _count(engine.get("data_parallel_size")) > 1 or (executor and executor.value == "ray")
     why = "it starts a worker that answers no requests; convert the first node's command"
     if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not is_other:
         why = "`up` adds it to every node but the first"
-        hardware |= {"count": Node(world // _count(nodes), nodes.span), "nodes": nodes}
-        sections["hardware"] = Node(hardware, nodes.span)
-        rest = {name: node for name, node in engine.items() if name not in ("nnodes", "node_rank")}
-        sections["engine"] = replace(sections["engine"], value=rest)
-        if not rest:
-            del sections["engine"]
+        sections.setdefault("hardware", {}).update(
+            count=Node(world // _count(nodes), nodes.span), nodes=engine.pop("nnodes")
+        )
+        rank = engine.pop("node_rank", None)
         command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `{command}`"
         yield Note("hardware.nodes", text, nodes.span.line)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from specserve.diagnostics import Span
+from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.source import COMMAND
 from specserve.profile.values import Node
 
@@ -64,6 +64,31 @@ class Note:
     text: str
     line: int = 0
     """Of the text; 0 where it has no lines."""
+
+
+_NAMES = {
+    "SD006": "wrong-value",
+    "SD102": "unknown-argument",
+    "SD103": "misplaced-argument",
+    "SD105": "wrong-argument-value",
+    "SD107": "secret-in-profile",
+    "SD108": "open-bind",
+    "SD143": "argument-refused-twice",
+    "SD144": "shadowed-setting",
+}
+
+
+def finding(
+    code: str,
+    message: str,
+    span: Span,
+    *,
+    severity: Severity = Severity.ERROR,
+    help: str | None = None,
+    related: tuple[Related, ...] = (),
+) -> Finding:
+    """A finding about a command line, under the code of the rule that says the same of a profile."""
+    return Finding(code, _NAMES[code], severity, message, span, help=help, related=related)
 
 
 def unresolved(text: str) -> bool:

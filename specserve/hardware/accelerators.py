@@ -33,6 +33,12 @@ class Accelerator:
     """Of its memory, the datasheet's peak; None if it is not known. Only for estimates, as is the next."""
     flops: float | None = None
     """Dense 16-bit matrix products, a second, the datasheet's peak."""
+    devices: tuple[str, ...] = ()
+    """Words of the product name that the driver reports."""
+    seen: str = ""
+    """Where the memory figure was read."""
+    rates: str | None = None
+    """Where bandwidth and FLOP/s were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +67,26 @@ class Machine:
         return min(self.free_bytes[:ranks]) if self.free_bytes else None
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
-    """One name of the catalogue, with what it rests on."""
-
-    accelerator: Accelerator
-    devices: tuple[str, ...]
-    """Words of the product name that the driver reports."""
-    seen: str
-    """Where the memory figure was read."""
-    rates: str | None = None
-    """Where bandwidth and FLOP/s were read."""
-
-
 @lru_cache
-def entries() -> tuple[CatalogueEntry, ...]:
-    """The catalogue with its sources, in the order of the file."""
+def catalogue() -> tuple[Accelerator, ...]:
+    """Every accelerator with a name; `cpu`, which depends on the machine, is not among them."""
     import tomllib
 
     text = Path(__file__).with_name("accelerators.toml").read_text(encoding="utf-8")
-    found = []
-    for name, row in tomllib.loads(text).items():
-        major, minor = row.get("capability", (0, 0))
-        capability = (int(major), int(minor)) if major else None
-        total = int(row["gib"] * _GIB)
-        bandwidth, flops = row.get("bandwidth_gb_s"), row.get("tflops")
-        accelerator = Accelerator(
+    return tuple(
+        Accelerator(
             name,
-            total,
-            capability,
+            int(row["gib"] * _GIB),
+            tuple(row["capability"]) if "capability" in row else None,
             row.get("vendor", "nvidia"),
-            bandwidth_bytes_per_s=bandwidth * 1e9 if bandwidth else None,
-            flops=flops * 1e12 if flops else None,
+            bandwidth_bytes_per_s=row["bandwidth_gb_s"] * 1e9 if "bandwidth_gb_s" in row else None,
+            flops=row["tflops"] * 1e12 if "tflops" in row else None,
+            devices=tuple(row["device"]),
+            seen=row["seen"],
+            rates=row.get("rates"),
         )
-        found.append(CatalogueEntry(accelerator, tuple(row["device"]), row["seen"], row.get("rates")))
-    return tuple(found)
-
-
-def catalogue() -> tuple[Accelerator, ...]:
-    """Every accelerator with a name; `cpu`, which depends on the machine, is not among them."""
-    return tuple(entry.accelerator for entry in entries())
+        for name, row in tomllib.loads(text).items()
+    )
 
 
 def accelerator(name: str) -> Accelerator:
@@ -212,20 +198,15 @@ def machine(found: Sequence[Gpu]) -> Machine | None:
 
 def kind(gpu: Gpu) -> Accelerator:
     """What the catalogue calls this GPU, with the memory that the driver gives out; else NVML's own figures."""
-    match = max(
-        (entry for entry in entries() if _is(entry, gpu)),
-        key=lambda entry: max(len(word) for word in entry.devices),
-        default=None,
-    )
-    if match:
-        return match.accelerator
-    return Accelerator(gpu.name, gpu.total_bytes, gpu.compute_capability)
-
-
-def _is(entry: CatalogueEntry, gpu: Gpu) -> bool:
     words = gpu.name.replace("-", " ").split()
-    named = any(_contains(words, name.split()) for name in entry.devices)
-    return named and abs(gpu.total_bytes / entry.accelerator.total_bytes - 1) < _SAME_SIZE
+    matches = [
+        (len(device), known)
+        for known in catalogue()
+        for device in known.devices
+        if _contains(words, device.split()) and abs(gpu.total_bytes / known.total_bytes - 1) < _SAME_SIZE
+    ]
+    longest = max(matches, key=lambda match: match[0], default=None)
+    return longest[1] if longest else Accelerator(gpu.name, gpu.total_bytes, gpu.compute_capability)
 
 
 def _contains(words: list[str], part: list[str]) -> bool:

@@ -23,10 +23,9 @@ from specserve.memory.kv import (
 from specserve.memory.pool import BlockTable, Demand, Layers, PipelineStage, group_layers
 from specserve.memory.situation import HEADS, NOT_SPECULATIVE, WITHOUT_CACHE, Settings, Speculative
 from specserve.memory.weights import Weights, moe_backend, stage_of_layers, tallied, weigh
-from specserve.models.architecture import bare_shape, quantization_of, read_mtp, read_shape
-from specserve.models.config import UnknownArchitecture
+from specserve.models.config import UnknownArchitecture, quantization_of
 from specserve.models.facts import ModelFacts
-from specserve.models.shape import Mixer, Shape, State
+from specserve.models.shape import Mixer, Shape, State, bare_shape, read_mtp, read_shape
 from specserve.models.tensors import brings_embeddings
 
 

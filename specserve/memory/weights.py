@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 from specserve.errors import FactError
 from specserve.memory.kv import kv_heads_per_gpu
 from specserve.memory.situation import Settings
-from specserve.models.architecture import as_stored, quantization_of
-from specserve.models.config import text_fields
+from specserve.models.config import quantization_of, text_fields
 from specserve.models.facts import BITS, ModelFacts, Tensor
+from specserve.models.quantization import as_stored
 from specserve.models.shape import Attention, Shape, State
 from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
 from specserve.vllm.facts import VOCABULARY_PADDING
@@ -45,24 +45,25 @@ _VOCABULARY = frozenset({
     "output", "embed_tokens_per_layer",
 })  # fmt: skip
 _HEADS = frozenset({"lm_head", "embed_out", "output"})
-_COLUMN = frozenset({
-    "q_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "fc_in", "wi", "wq",
-    "q_b_proj", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
-    "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query", "q",
-    "feed_forward_1", "input_linear", "pre_projection", "per_layer_model_projection",
-})  # fmt: skip
-_KEYS = frozenset({"k_proj", "v_proj", "wk", "wv"})
-_FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "wqkv", "W_pack"})
-_ROW = frozenset({
-    "o_proj", "down_proj", "fc2", "out_proj", "c_proj", "dense", "dense_4h_to_h", "w2", "fc_out", "wo", "proj",
-    "linear_fc2", "output_linear", "post_projection",
-})  # fmt: skip
-_PLAIN: Mapping[str, Division] = {
-    **dict.fromkeys(_COLUMN, "column"),
-    **dict.fromkeys(_KEYS, "keys"),
-    **dict.fromkeys(_FUSED, "fused"),
-    **dict.fromkeys(_ROW, "row"),
-}
+_DIVISIONS: Mapping[str, Division] = {
+    **dict.fromkeys((
+        "q_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "fc_in", "wi",
+        "wq", "q_b_proj", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b",
+        "in_proj_a", "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query",
+        "q", "feed_forward_1", "input_linear", "pre_projection", "per_layer_model_projection", "conv1d",
+    ), "column"),
+    **dict.fromkeys(("k_proj", "v_proj", "wk", "wv"), "keys"),
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "wqkv", "W_pack"), "fused"),
+    **dict.fromkeys((
+        "o_proj", "down_proj", "fc2", "out_proj", "c_proj", "dense", "dense_4h_to_h", "w2", "fc_out", "wo", "proj",
+        "linear_fc2", "output_linear", "post_projection",
+    ), "row"),
+}  # fmt: skip
+"""By the module's name; `all` for others."""
+_IN_MIXERS: Mapping[str, Division] = {
+    "in_proj": "mamba", "conv1d": "channels", "x_proj": "row", "norm": "column", "dt_proj": "column",
+}  # fmt: skip
+"""What is otherwise in a recurrence. Nemotron and Mamba call every layer a mixer, those with attention too."""
 _WHOLE_IN_ROWS = frozenset({
     "bias", "weight_scale", "input_scale", "weight_shape", "weight_global_scale", "input_global_scale",
     "weight_scale_2", "down_proj_bias",
@@ -111,36 +112,16 @@ def _place(name: str, leaf: str) -> Place:
 def _division(name: str, parts: list[str], *, leaf: str, suffix: str) -> Division:
     if ".experts." in name and "shared" not in name:
         return "expert"
-    if (
-        ".indexer." in name
-        or ".router." in name
-        or (suffix in ("g_idx", "weight_g_idx") and leaf not in _ROW)
-    ):
+    is_order = suffix in ("g_idx", "weight_g_idx") and _DIVISIONS.get(leaf) != "row"
+    if ".indexer." in name or ".router." in name or is_order:
         return "all"
     if leaf in _VOCABULARY and not _TOWER.search(name):
         return "vocabulary"
-    if "mixer" in parts or "mamba" in parts:
-        return _recurrent(leaf)
-    if leaf == "conv1d":
-        return "column"
+    if leaf in _IN_MIXERS and not {"mixer", "mamba"}.isdisjoint(parts):
+        return _IN_MIXERS[leaf]
     if name.startswith("mtp.fc."):  # Qwen: divided, and gathered again
         return "column"
-    return _PLAIN.get(leaf, "all")
-
-
-def _recurrent(leaf: str) -> Division:
-    """Nemotron and Mamba call every layer a mixer: attention and MLP in it are divided as usual."""
-    if leaf == "in_proj":
-        return "mamba"
-    if leaf == "conv1d":
-        return "channels"
-    if leaf in ("A_log", "D", "dt_bias", "norm", "x_proj", "dt_proj"):
-        return "column" if leaf != "x_proj" else "row"
-    if leaf in _KEYS:
-        return "keys"
-    if leaf in _ROW:
-        return "row"
-    return "column" if leaf in _COLUMN else "all"
+    return _DIVISIONS.get(leaf, "all")
 
 
 _HOPPER = 9

@@ -202,6 +202,23 @@ def _completed(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     return values
 
 
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`quantization_config`, wherever in config.json; empty without one."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, Mapping):
+            for key in ("quantization_config", "compression_config"):
+                found = part.get(key)
+                if isinstance(found, Mapping):
+                    return found
+    return {}
+
+
+def is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is in MXFP4, as each library writes it: by name, or as 4-bit floats with e8m0 scales."""
+    words = repr(dict(quantization_of(config))).lower()
+    return "mxfp4" in words or ("fp4" in words and "e8m0" in words)
+
+
 _RENAMED = {
     "dim": "hidden_size",
     "norm_eps": "rms_norm_eps",

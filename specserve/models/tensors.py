@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint of a config.json holds: names as published, shapes."""
+"""The tensors that a checkpoint of a config.json holds: names as published, shapes, types as quantised."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.errors import FactError
-from specserve.models.architecture import read_mtp, read_shape
 from specserve.models.config import Fields, text_fields
 from specserve.models.layertensors import RECIPES, Named, Recipe, Table, layer_tensors, per_layer_width, rows
-from specserve.models.shape import GATED_DELTA, Shape
+from specserve.models.shape import GATED_DELTA, Shape, read_mtp, read_shape
 
 _MOST_LAYERS = 2000
 """What a hostile config.json may make us list."""

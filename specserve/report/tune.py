@@ -120,7 +120,7 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
             length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
             yield (
                 f"concurrency {load}",
-                f"{found.place(row, lead='T = ')}: K = {tokens}, {gain}; {length}, {needed}",
+                f"{found.place(row)}: K = {tokens}, {gain}; {length}, {needed}",
             )
 
 
@@ -146,7 +146,7 @@ def _confirmed(found: TuneResult) -> Iterator[Block]:
 def _confirmation(each: Confirmed, found: TuneResult) -> tuple[str, ...]:
     item = each.comparison
     return (
-        found.place(item.point, lead="T = "),
+        found.place(item.point),
         str(item.point.concurrency),
         with_spread(item.speedup, unit="x") if item.speedup else "not measured",
         str(item.verdict),

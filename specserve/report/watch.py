@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from specserve.measure.watch.figures import LATENCIES, NUMBER_DRAFTS, QUANTILES, Latency, WatchFigures
+from specserve.measure.watch.figures import LATENCIES, NUMBER_DRAFTS, QUANTILES, WatchFigures, quantiles_s
 from specserve.measure.watch.verdict import JudgedPromise, WatchState
 from specserve.measure.watch.watch import WatchedServer, WatchReport
-from specserve.metrics.counters import Acceptance
+from specserve.metrics.counters import Acceptance, Histogram
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
 from specserve.report.numbers import NONE, count, number
 from specserve.report.serializer import VERSION, picked
@@ -114,14 +114,14 @@ def _promise(promise: JudgedPromise) -> str:
     return f"{text}{f'; {promise.why}' if promise.why else ''} [{in_one_line(str(promise.span))}]"
 
 
-def _latency(latency: Latency) -> str:
+def _latency(latency: Histogram) -> str:
     """The mean, and the quantiles that the requests suffice for; those are as coarse as vLLM's buckets."""
     return "  ".join(f"{name} {_wait(value)}" for name, value in _times(latency).items())
 
 
-def _times(latency: Latency) -> dict[str, float | None]:
-    quantiles = zip(QUANTILES, latency.quantiles_s, strict=True)
-    return {"mean": latency.observed.mean, **{f"p{share * 100:g}": value for share, value in quantiles}}
+def _times(latency: Histogram) -> dict[str, float | None]:
+    quantiles = zip(QUANTILES, quantiles_s(latency), strict=True)
+    return {"mean": latency.mean, **{f"p{share * 100:g}": value for share, value in quantiles}}
 
 
 def _wait(seconds: float | None) -> str:
@@ -176,7 +176,7 @@ def _window_json(seen: WatchFigures) -> dict[str, Any]:
     }
     times = {
         f"{name}_ms": {
-            "count": latency.observed.count,
+            "count": latency.count,
             **{key: None if value is None else 1000 * value for key, value in _times(latency).items()},
         }
         for name, latency in ((name, seen.latency(name)) for name in LATENCIES)

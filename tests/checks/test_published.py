@@ -11,8 +11,8 @@ import pytest
 from specserve.checks.check import Checked, check
 from specserve.checks.gather import CheckOptions, gather
 from specserve.hardware.accelerators import assume
-from specserve.models.architecture import read_shape
 from specserve.models.facts import _FILE, published
+from specserve.models.shape import read_shape
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile
 

@@ -20,7 +20,6 @@ from specserve.hardware.accelerators import (
     accelerator,
     assume,
     catalogue,
-    entries,
     gpus,
     kind,
     machine,
@@ -39,11 +38,10 @@ def gpu(name: str, gib: float, *, index: int = 0, free_gib: float | None = None,
 
 
 def test_every_name_says_where_its_memory_was_read_and_is_below_its_nameplate() -> None:
-    for entry in entries():
-        item = entry.accelerator
+    for item in catalogue():
         nameplate = int(item.name.rpartition("-")[2].removesuffix("GB"))
         assert 0.9 * nameplate * 10**9 < item.total_bytes < 1.08 * nameplate * 10**9, item.name
-        assert entry.seen
+        assert item.seen
 
 
 def test_every_accelerator_that_the_shipped_profiles_name_is_known() -> None:

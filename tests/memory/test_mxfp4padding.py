@@ -10,8 +10,8 @@ from specserve.memory.demand import demand
 from specserve.memory.pool import Demand
 from specserve.memory.situation import Settings
 from specserve.memory.weights import mxfp4_padding
-from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
+from specserve.models.shape import read_shape
 from tests.memory.test_deployments import MXFP4, gpt_oss
 from tests.memory.test_public import config
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import FactError
+from specserve.measure.statistics import library
 from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 
@@ -146,19 +147,13 @@ def _without_templates(grams: Sequence[frozenset[int]]) -> list[frozenset[int]]:
 
 def _groups(grams: Sequence[frozenset[int]]) -> list[list[int]]:
     """Places of prompts that are near-duplicates of each other, directly or by others."""
-    leader = list(range(len(grams)))
-
-    def find(at: int) -> int:
-        while leader[at] != at:
-            leader[at] = leader[leader[at]]
-            at = leader[at]
-        return at
-
-    for first, second in _alike(grams):
-        leader[find(second)] = find(first)
+    ends = list(zip(*_alike(grams), strict=True)) or [(), ()]
+    size = len(grams)
+    pairs = library("scipy.sparse").coo_array(([1] * len(ends[0]), ends), shape=(size, size))
+    _, labels = library("scipy.sparse.csgraph").connected_components(pairs, directed=False)
     groups: dict[int, list[int]] = defaultdict(list)
-    for at in range(len(grams)):
-        groups[find(at)].append(at)
+    for at, label in enumerate(labels.tolist()):
+        groups[label].append(at)
     return list(groups.values())
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.hardware.accelerators import CPU, Machine, entries
+from specserve.hardware.accelerators import CPU, Machine
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.choose import Range, build, ranges, schedule_obstacle, tokens_at
@@ -225,11 +225,10 @@ def _basis(s: MemorySituation, pair: Roofline, *, ranks: int) -> tuple[str, ...]
         s.machine.count * s.machine.nodes,
         s.settings.data_parallel_size,
     )
-    source = next((each.rates for each in entries() if each.accelerator == known), None)
     gbs, tflops = (known.bandwidth_bytes_per_s or 0) / 1e9, (known.flops or 0) / 1e12
     draft = f", draft {pair.draft.bytes_read(1) / 1e9:,.2f} GB" if pair.draft else ", no draft model"
     lines = [
-        f"{known.name}: {gbs:,.0f} GB/s, {tflops:,.0f} TFLOPS in 16 bits{f' ({source})' if source else ''}",
+        f"{known.name}: {gbs:,.0f} GB/s, {tflops:,.0f} TFLOPS in 16 bits{f' ({known.rates})' if known.rates else ''}",
         f"weights read in each step: target {pair.target.bytes_read(1) / 1e9:,.2f} GB on each accelerator{draft}",
         f"the share of the peaks that an engine reaches is taken from one published fit: {FIT}",
         "tokens/s, TPOT and speedup are for decoding only: prefill is left out, and speculation does not shorten it",

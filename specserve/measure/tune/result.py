@@ -77,10 +77,10 @@ class TuneResult:
         chosen = self.choice.num_speculative_tokens_by_concurrency.get(row.concurrency)
         return self.choice.candidate == row.candidate and chosen == row.num_speculative_tokens
 
-    def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
+    def place(self, of: Row | Point) -> str:
         """A workload, and its temperature if there are several."""
         several = len({row.temperature for row in self.points}) > 1
-        return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload
+        return f"{of.workload}, T = {of.temperature:g}" if several else of.workload
 
 
 def tune_result(
@@ -97,12 +97,10 @@ def tune_result(
     chosen = next((each for each in predictions if each.candidate.name == choice.candidate), predictions[0])
     row = explained(choice, chosen.rows)
     model = chosen.models.get(place_of(row.point)) if row is not None else None
-    kv = [
-        size for name in (chosen.candidate.name, BASELINE) if (size := tune.kv_tokens.get(name)) is not None
-    ]
+    kv = [tune.kv_tokens.get(name, 0) for name in (chosen.candidate.name, BASELINE)]
     found: tuple[Cause, ...] = ()
     if row is not None and model is not None:
-        found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if len(kv) == 2 else None)
+        found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if all(kv) else None)
         gains = max(each.predicted.speedup.value for each in chosen.rows) >= LEAST_SPEEDUP
         if not (choice.speculates or confirmed or gains):
             mine = [each for each in chosen.rows if place_of(each.point) == place_of(row.point)]
@@ -140,14 +138,8 @@ def tune_result(
 def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
     """The row whose causes are given: the choice at the lowest load, else the best there is."""
     chosen = choice.num_speculative_tokens_by_concurrency
-    kept = [
-        row
-        for row in rows
-        if row.num_speculative_tokens == (chosen.get(row.concurrency) or row.num_speculative_tokens)
-    ]
-    lowest = min((row.concurrency for row in kept), default=None)
-    at_lowest = [row for row in kept if row.concurrency == lowest]
-    return max(at_lowest, key=lambda row: row.predicted.speedup.value, default=None)
+    kept = [row for row in rows if chosen.get(row.concurrency) in (None, 0, row.num_speculative_tokens)]
+    return min(kept, key=lambda row: (row.concurrency, -row.predicted.speedup.value), default=None)
 
 
 def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
@@ -181,7 +173,7 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
         Cause(name, max(0.0, logs[name]) / total, lost[name][1], MOVES[name])
         for name in sorted(logs, key=lambda name: -logs[name])
     ]
-    if kv_tokens is not None and kv_tokens[1]:
+    if kv_tokens is not None:
         # what the draft takes costs if requests wait for room, and nothing below that
         drafting, plain = kv_tokens
         words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
@@ -311,7 +303,7 @@ def remark(result: TuneResult) -> str:
         return f"{head}: {result.choice.reason}"
     measured = [
         f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
-        f" ({result.place(each.comparison.point, lead='T = ')})"
+        f" ({result.place(each.comparison.point)})"
         for each in result.confirmed
         if each.comparison.speedup is not None
     ]

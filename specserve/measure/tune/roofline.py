@@ -15,10 +15,9 @@ from specserve.memory.pool import PipelineStage
 from specserve.memory.reckoning import sizes_of
 from specserve.memory.situation import HEADS, MemorySituation, Settings
 from specserve.memory.weights import tallied, weigh
-from specserve.models.architecture import read_shape
 from specserve.models.config import language_part
 from specserve.models.facts import ModelFacts
-from specserve.models.shape import Shape
+from specserve.models.shape import Shape, read_shape
 from specserve.models.tensors import expected_tensors
 from specserve.vllm.speculation import BLOCK_DRAFTS
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from zlib import crc32
 
 from specserve.diagnostics import Notices
@@ -14,11 +15,7 @@ from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageErr
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.plan import arm_order
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import (
-    Noted,
-    OnNews,
-    RunDirectory,
-)
+from specserve.measure.bench.rundir import Noted, OnNews, Pass, RunDirectory
 from specserve.measure.bench.traffic import Running
 from specserve.measure.run import Measurement, Outlet
 from specserve.measure.tune.candidates import chosen_arm
@@ -155,32 +152,23 @@ class Tune(Measurement):
             self.note(f"{workload}: too few prompts to keep some for the confirmation")
         return chosen, held_out
 
-    def _shares(self) -> list[tuple[float, float]]:
-        """The share of the prompts that each pass at a point was sent, and the seconds that it took."""
-        return [
-            (
-                len({each.prompt for each in done.requests}) / len(self.prompts(done.point.workload)[0]),
-                done.duration_s,
-            )
-            for done in self.passes
-            if done.block < EXTRA
-        ]
+    def _share_of(self, done: Pass) -> float:
+        """The share of a workload's prompts that a pass at a point was sent."""
+        return len({each.prompt for each in done.requests}) / len(self.prompts(done.point.workload)[0])
 
     def _pass_s(self) -> float | None:
         """What a pass with all prompts takes; None before the first."""
-        took_s = [seconds / share for share, seconds in self._shares()]
-        return sum(took_s) / len(took_s) if took_s else None
+        took_s = [each.duration_s / self._share_of(each) for each in self.passes if each.block < EXTRA]
+        return fmean(took_s) if took_s else None
 
     def share_now(self) -> float:
         """Of the prompts: as planned, and less if passes take longer than the budget has room for."""
         left_s, pass_s, share = self.left_s(), self._pass_s(), self.plan.budget.share
         if left_s is None or pass_s is None:
             return share
-        weights = (
-            (1.0 if point in self.points else _EXTRA_SHARE, count)
-            for (_, point), count in self.expected.items()
-        )
-        left = sum(weight * max(0, count) for weight, count in weights)
+        left = 0.0
+        for (_, point), count in (+self.expected).items():
+            left += count if point in self.points else count * _EXTRA_SHARE
         return min(share, max(LEAST_SHARE, left_s / (pass_s * max(1.0, left))))
 
     def left_s(self) -> float | None:
@@ -206,10 +194,11 @@ class Tune(Measurement):
     def budget_notes(self) -> list[str]:
         """What the budget left out, for the result."""
         there, found = self._sent(), []
+        begun = {launch for launch, _, _ in there}
         planned = [
             (number, block, each.name)
             for number, each in enumerate(self.plan.launches)
-            if each.name in self.plan.budget.kept and each.name not in self.failed
+            if number in begun and each.name not in self.failed
             for block, _ in self.plan.passes(each)
         ]
         missing = sum(each not in there for each in planned)
@@ -218,10 +207,10 @@ class Tune(Measurement):
                 f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
                 f"{len(planned)} passes; the others only time steps at loads between those asked for"
             )
-        if (least := min((share for share, _ in self._shares()), default=1.0)) < 1:
-            found.append(
-                f"to stay within the budget, as few as {least:.0%} of a workload's prompts were sent"
-            )
+        least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
+        if least < 1:
+            few = f"as few as {least:.0%} of a workload's prompts were sent"
+            found.append(f"to stay within the budget, {few}")
         return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specserve.errors import UsageError
-from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, quantiles_s
 from specserve.measure.watch.verdict import Kept, WatchState
 from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import Counters, EngineName
@@ -142,7 +142,7 @@ def _samples(report: WatchReport) -> Iterator[_Sample]:
         yield from _of_engine(counters, name, seconds=seen.whole.seconds)
     yield "window_seconds", whole, "", seen.whole.seconds
     for key, name_of in _TIMES.items():
-        for share, value in zip(QUANTILES, seen.latency(key).quantiles_s, strict=True):
+        for share, value in zip(QUANTILES, quantiles_s(seen.latency(key)), strict=True):
             yield f"{name_of}_seconds", whole, f"{share:g}", value
     yield "requests_running", whole, "", seen.running_requests
     yield "requests_waiting", whole, "", seen.per_s(seen.whole.waiting_request_s)

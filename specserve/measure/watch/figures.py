@@ -251,17 +251,10 @@ NUMBER_DRAFTS = 200
 QUANTILES = (0.5, 0.9, 0.99)
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """One of vLLM's histograms of times, in seconds."""
-
-    observed: Histogram
-
-    @property
-    def quantiles_s(self) -> tuple[float | None, ...]:
-        """At QUANTILES, by PromQL's rule; None if too few requests finished for one (p99: under 100)."""
-        count, quantile = self.observed.count, self.observed.quantile
-        return tuple(quantile(share) if count * (1 - share) >= 0.999 else None for share in QUANTILES)
+def quantiles_s(observed: Histogram) -> tuple[float | None, ...]:
+    """Return those at QUANTILES, by PromQL's rule; None if too few requests finished for one (p99: under 100)."""
+    count = observed.count
+    return tuple(observed.quantile(share) if count * (1 - share) >= 0.999 else None for share in QUANTILES)
 
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
@@ -307,9 +300,10 @@ class WatchFigures:
         """Return an amount of the window per second."""
         return amount / max(self.whole.seconds, 1e-9)
 
-    def latency(self, name: str) -> Latency:
-        """Return one of LATENCIES."""
-        return Latency(getattr(self.counters, f"{name}_s"))
+    def latency(self, name: str) -> Histogram:
+        """Return one of LATENCIES, in seconds."""
+        found: Histogram = getattr(self.counters, f"{name}_s")
+        return found
 
 
 def figures(stretches: Sequence[Stretch]) -> WatchFigures:

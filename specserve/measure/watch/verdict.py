@@ -106,7 +106,7 @@ def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> Judged
     if key == "min_acceptance_rate":
         measured, interval = seen.known.acceptance_rate, seen.acceptance_rate_interval
     elif key.startswith("max_"):
-        observed = seen.latency("ttft" if key == "max_ttft_p99_ms" else "tpot").observed
+        observed = seen.latency("ttft" if key == "max_ttft_p99_ms" else "tpot")
         value, found = observed.quantile(0.99), quantile_interval(observed, 0.99)
         measured = None if value is None else 1000 * value
         interval = found and (1000 * found[0], 1000 * found[1])

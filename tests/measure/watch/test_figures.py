@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.watch.figures import (
-    Latency,
     Reading,
     Stretch,
     WatchFigures,
@@ -21,6 +20,7 @@ from specserve.measure.watch.figures import (
     groups_of,
     joined,
     quantile_interval,
+    quantiles_s,
     ratio_interval,
     request_interval,
 )
@@ -120,11 +120,11 @@ def test_latencies_of_a_real_server_equal_those_computed_by_hand(
     stretch: Stretch, name: str, metric: str
 ) -> None:
     found = figures([stretch]).latency(name)
-    assert found.observed.count == gain(f'vllm:{metric}_bucket{{le="+Inf"}}')
-    assert found.observed.mean == pytest.approx(gain(f"vllm:{metric}_sum") / found.observed.count)
-    assert found.quantiles_s[0] == pytest.approx(by_hand(metric, 0.5))
-    assert found.quantiles_s[1] == pytest.approx(by_hand(metric, 0.9))
-    assert found.quantiles_s[2] is None  # 14 requests say nothing of a 99th percentile
+    assert found.count == gain(f'vllm:{metric}_bucket{{le="+Inf"}}')
+    assert found.mean == pytest.approx(gain(f"vllm:{metric}_sum") / found.count)
+    assert quantiles_s(found)[0] == pytest.approx(by_hand(metric, 0.5))
+    assert quantiles_s(found)[1] == pytest.approx(by_hand(metric, 0.9))
+    assert quantiles_s(found)[2] is None  # 14 requests say nothing of a 99th percentile
 
 
 def test_without_an_interval_a_figure_of_acceptance_needs_two_hundred_drafts(stretches: Series) -> None:
@@ -220,10 +220,10 @@ def test_short_outputs_never_give_a_share_below_zero(stretches: Series) -> None:
 
 def test_a_quantile_needs_as_many_requests_as_its_share_is_rare() -> None:
     bounds = (0.1, float("inf"))
-    assert Latency(Histogram(bounds, (9, 0))).quantiles_s[1] is None
-    assert Latency(Histogram(bounds, (10, 0))).quantiles_s[1] is not None
-    assert Latency(Histogram(bounds, (99, 0))).quantiles_s[2] is None
-    assert Latency(Histogram(bounds, (100, 0))).quantiles_s[2] is not None
+    assert quantiles_s(Histogram(bounds, (9, 0)))[1] is None
+    assert quantiles_s(Histogram(bounds, (10, 0)))[1] is not None
+    assert quantiles_s(Histogram(bounds, (99, 0)))[2] is None
+    assert quantiles_s(Histogram(bounds, (100, 0)))[2] is not None
 
 
 def interval(parts: Sequence[Stretch], request_s: float | None = None) -> tuple[float, float] | None:
