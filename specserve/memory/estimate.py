@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from specserve.errors import FactError
-from specserve.hardware.accelerators import Machine
 from specserve.memory.constants import Bounds
 from specserve.memory.pool import Demand
 from specserve.memory.reckoning import Reckoning, reckon, without_speculation
-from specserve.memory.situation import MemorySituation, situation
+from specserve.memory.situation import MemorySituation
 from specserve.memory.verdict import (
     Knob,
     MemoryVerdict,
@@ -23,8 +22,6 @@ from specserve.memory.verdict import (
     verdict_of,
     verdict_without_states,
 )
-from specserve.models.facts import ModelFacts
-from specserve.profile.schema import Profile, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +82,11 @@ class MemoryEstimate:
     """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""
 
 
-def estimate(
-    profile: Profile,
-    *,
-    target: ModelFacts,
-    machine: Machine,
-    version: str,
-    speculation: Speculation | None = None,
-    draft: ModelFacts | None = None,
-) -> MemoryEstimate:
-    """What a profile with one way to speculate (None: none) needs of every GPU of a machine, by one vLLM version.
-
-    `draft`: the facts of `speculation.model`, if the method has a second model. Raises FactError if a model's facts do
-    not say enough.
-    """
-    return assess(
-        situation(
-            profile, target=target, machine=machine, version=version, speculation=speculation, draft=draft
-        )
-    )
-
-
 def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
-    """The same for a situation that is worked out already.
+    """What a launch needs of every GPU, and whether it fits.
 
-    `path`: where the block stands in the profile, for the knobs; `needed`: weights and KV cache, if vLLM itself was
-    asked for them.
+    `path`: where the block that speculates stands in the profile, for the knobs; `needed`: weights and KV cache, if
+    vLLM itself was asked for them. Raises FactError if a model's facts do not say enough.
     """
     r, notes = _at_fitting_length(reckon(s, needed=needed))
     s, demand, at, unknown = r.situation, r.demand, r.poorest, r.situation.speculative.unknown

@@ -53,7 +53,8 @@ def result_json(found: TuneResult) -> str:
         for row in found.plain_points
     ]
     content = {"kind": "tune", **json_values(found), "confirmed": confirmed, "baseline": baseline}
-    return json_document(json_values(content, digits=6)) + "\n"
+    # the choice is what `--write` writes, and stays exact
+    return json_document({**json_values(content, digits=6), "choice": json_values(found.choice)}) + "\n"
 
 
 def tune_document(found: TuneResult) -> Document:

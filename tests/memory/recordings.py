@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from specserve.memory.demand import demand
+from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.pool import Demand
-from specserve.memory.situation import Settings, Speculative
+from specserve.memory.situation import Settings, Speculative, situation
 from specserve.models.facts import ModelFacts, Tensor
+from specserve.profile.schema import Profile
 
 FOLDER = Path(__file__).parent
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
@@ -45,3 +47,8 @@ def demand_of(case: Mapping[str, Any], *, draft: ModelFacts | None = None) -> De
     tokens = speculation.get("num_speculative_tokens", 0)
     speculative = Speculative(speculation.get("method"), tokens, draft or named)
     return demand(facts_of(case["model"]), speculative, settings=settings_of(case))
+
+
+def estimate(profile: Profile, **launch: Any) -> MemoryEstimate:
+    """The verdict on a profile, as `check` reaches it."""
+    return assess(situation(profile, **launch))

@@ -9,10 +9,11 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import assume
-from specserve.memory.estimate import MemoryEstimate, estimate
+from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Target
 from specserve.vllm.versions import known_versions
+from tests.memory.recordings import estimate
 from tests.memory.test_public import config
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

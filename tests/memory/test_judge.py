@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
-from specserve.memory.estimate import MemoryEstimate, assess, estimate
+from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.pool import BlockTable, Demand, PipelineStage
 from specserve.memory.reckoning import reckon
 from specserve.memory.situation import MemorySituation, Settings, situation
 from specserve.memory.verdict import MemoryVerdict, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Expectation, Profile, Speculation, Target
+from tests.memory.recordings import estimate
 
 GIB = 2**30
 ORDER: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
-from specserve.memory.estimate import estimate
 from specserve.memory.reckoning import sizes_of
 from specserve.memory.situation import (
     MemorySituation,
@@ -25,6 +24,7 @@ from specserve.memory.situation import (
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
+from tests.memory.recordings import estimate
 
 Load = Callable[[str], Profile]
 CONFIG: dict[str, Any] = {

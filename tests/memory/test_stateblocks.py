@@ -10,12 +10,13 @@ import pytest
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import Machine, assume
 from specserve.memory.demand import demand
-from specserve.memory.estimate import MemoryEstimate, estimate
+from specserve.memory.estimate import MemoryEstimate
 from specserve.memory.reckoning import reckon
 from specserve.memory.situation import Settings, situation
 from specserve.memory.verdict import VERDICTS, verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile, Speculation, Target
+from tests.memory.recordings import estimate
 from tests.memory.test_public import config
 
 GIB = 2**30

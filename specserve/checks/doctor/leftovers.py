@@ -18,11 +18,25 @@ from specserve.checks.rules.memory import gib
 
 PROC = Path("/proc")
 _TITLE = re.compile(r"VLLM::\w+")
-"""What vLLM calls its processes, where setproctitle is installed. (vllm/utils/system_utils.py, set_process_title)"""
+"""What vLLM calls its processes, if setproctitle is installed. (vllm/utils/system_utils.py, set_process_title)"""
 _MODULE = re.compile(r"vllm\.(entrypoints|v1)\.")
 _CHILD = re.compile(r"\bmultiprocessing\.(spawn|forkserver)\b")
 _LOADED = re.compile(r"/vllm/\w+\.abi3\.so\b")
+_TORCH = re.compile(r"/libtorch\w*\.so\b")
 _OURS = re.compile(r"/specserve/(serve|engine|cli)/.*\.py$")
+_SHARED = re.compile(
+    r"psm_[0-9a-f]{8}"  # Python's multiprocessing.shared_memory: vLLM's message queues
+    r"|sem\.mp-[a-z0-9_]{8}"  # Python's multiprocessing semaphores
+    r"|__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+"  # Intel OpenMP, kmp_runtime.cpp: its process stands in the name
+    r"|nccl-[A-Za-z0-9]{6}"  # NCCL, between the ranks of a node
+    r"|vllm_dist_[0-9a-f]{32}\S*"  # vLLM's CPU workers, vllm/v1/worker/cpu_worker.py
+    r"|vllm_(offload|ec)_\S+\.mmap"  # shared_offload_region.py and ec_shared_region.py of vLLM
+)
+_SOCKET = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""vLLM's sockets: a random UUID. (vllm/utils/network_utils.py, get_open_zmq_ipc_path)"""
+_RENDEZVOUS = re.compile(r"vllm_dist_[0-9a-f]{32}")
+"""vllm/utils/network_utils.py 0.32, get_distributed_init_method: a FileStore of torch in the temporary folder."""
+_MAPPED = re.compile(r"^\S+ \S+ \S+ (?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+) (?P<inode>\d+) ", re.MULTILINE)
 _LONGEST = 60
 
 
@@ -40,8 +54,7 @@ class Process:
     @property
     def command(self) -> str:
         """Its words up to the first option: a key may follow."""
-        options = takewhile(lambda word: not word.startswith("--") and word != "-c", self.argv)
-        return " ".join(options)
+        return " ".join(takewhile(lambda word: not word.startswith("--") and word != "-c", self.argv))
 
     def __str__(self) -> str:
         command = self.command
@@ -62,18 +75,17 @@ def find_strays(ours: Collection[int], *, proc: Path = PROC, user: int | None = 
     """What runs under this user beside our servers. `ours`: pids of those, known from their state."""
     every = {process.pid: process for process in read_processes(proc)}
     user = os.geteuid() if user is None else user
-    found = [
-        process
-        for process in every.values()
-        if process.pid not in ours
+    found = {
+        pid: process
+        for pid, process in every.items()
+        if pid not in ours
         and process.state not in ("Z", "X")
-        and _user(proc / str(process.pid)) == user
+        and _user(proc / str(pid)) == user
         and is_vllm(process, proc=proc)
         and not _is_of_specserve(process, every, ours)
-    ]
-    pids = {process.pid for process in found}
-    orphans = [process for process in found if _is_orphan(process, every, pids)]
-    roots = [process for process in found if process not in orphans and process.parent not in pids]
+    }
+    orphans = [process for process in found.values() if _is_orphan(process, every, found)]
+    roots = [item for item in found.values() if item not in orphans and item.parent not in found]
     return Strays(tuple(orphans), tuple(roots))
 
 
@@ -104,6 +116,12 @@ def _maps(entry: Path) -> str:
     return ""
 
 
+def _user(folder: Path) -> int | None:
+    with suppress(OSError):
+        return folder.stat().st_uid
+    return None
+
+
 def is_vllm(process: Process, *, proc: Path = PROC) -> bool:
     """Whether it is a server, an engine or a worker of vLLM; a program that merely imports vLLM is none."""
     if not any(process.argv):  # a thread of the kernel, a zombie
@@ -116,11 +134,10 @@ def is_vllm(process: Process, *, proc: Path = PROC) -> bool:
 
 def _is_server(process: Process) -> bool:
     """`vllm serve …`, `python …/vllm serve …`, `python -m vllm.entrypoints.…`."""
-    argv = process.argv
-    for at, word in enumerate(argv[:4]):
+    for word, after in pairwise((*process.argv[:5], "")):
         if word == "-m":
-            return len(argv) > at + 1 and _MODULE.match(argv[at + 1]) is not None
-        if PurePath(word).name == "vllm" and argv[at + 1 : at + 2] == ("serve",):
+            return _MODULE.match(after) is not None
+        if PurePath(word).name == "vllm" and after == "serve":
             return True
     return False
 
@@ -129,8 +146,7 @@ def _is_of_specserve(process: Process, every: dict[int, Process], ours: Collecti
     """Whether one of its ancestors, or the first of its session, is a server of ours or specserve itself."""
     if process.session in ours or process.group in ours:
         return True
-    seen = {process.pid}
-    parent = every.get(process.parent)
+    seen, parent = {process.pid}, every.get(process.parent)
     while parent is not None and parent.pid not in seen:
         if parent.pid in ours or is_specserve(parent.argv):
             return True
@@ -164,12 +180,6 @@ def _is_orphan(process: Process, every: dict[int, Process], found: Collection[in
     return not is_kin and (process.group not in every or process.session not in every)
 
 
-def _user(folder: Path) -> int | None:
-    with suppress(OSError):
-        return folder.stat().st_uid
-    return None
-
-
 def stray_lines(strays: Strays) -> Iterator[Line]:
     """The orphans, which nobody wants, and the others, which somebody may."""
     if strays.orphans:
@@ -179,45 +189,6 @@ def stray_lines(strays: Strays) -> Iterator[Line]:
     for process in strays.others:
         text = f"{process} is a vLLM process that specserve did not start"
         yield Line("leftovers", "note", text, f"`kill {process.pid}` if it is not needed")
-
-
-_NAME = re.compile(r"vllm_dist_[0-9a-f]{32}")
-"""vllm/utils/network_utils.py 0.32, get_distributed_init_method: a FileStore of torch in the temporary folder."""
-_TORCH = re.compile(r"/libtorch\w*\.so\b")
-
-
-def find_rendezvous(proc: Path, *, user: int, folder: Path | None = None) -> tuple[Path, ...]:
-    """Those that are older than every living process with torch in it: none of these can have made them."""
-    files = _named(folder or Path(tempfile.gettempdir()), _NAME, user)
-    found = [(path, status.st_mtime) for path, status in files if stat.S_ISREG(status.st_mode)]
-    if not found:
-        return ()
-    since_s = min(_starts(proc), default=float("inf"))
-    return tuple(sorted(path for path, changed_s in found if changed_s < since_s))
-
-
-def _starts(proc: Path) -> Iterable[float]:
-    """When each process with torch in it began, in seconds since the epoch."""
-    boot = re.search(r"^btime (\d+)$", (proc / "stat").read_text(encoding="ascii"), re.MULTILINE)
-    if boot is None:
-        raise ValueError("the kernel does not report when the host booted")
-    for entry in _pids(proc):
-        if _TORCH.search(_maps(entry)):
-            with suppress(OSError, ValueError, IndexError):
-                yield int(boot[1]) + int(_fields(entry)[19]) / os.sysconf("SC_CLK_TCK")
-
-
-_SHARED = re.compile(
-    r"psm_[0-9a-f]{8}"  # Python's multiprocessing.shared_memory: vLLM's message queues
-    r"|sem\.mp-[a-z0-9_]{8}"  # Python's multiprocessing semaphores
-    r"|__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+"  # Intel OpenMP, kmp_runtime.cpp: its process stands in the name
-    r"|nccl-[A-Za-z0-9]{6}"  # NCCL, between the ranks of a node
-    r"|vllm_dist_[0-9a-f]{32}\S*"  # vLLM's CPU workers, vllm/v1/worker/cpu_worker.py
-    r"|vllm_(offload|ec)_\S+\.mmap"  # shared_offload_region.py and ec_shared_region.py of vLLM
-)
-_SOCKET = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-"""vLLM's sockets: a random UUID. (vllm/utils/network_utils.py, get_open_zmq_ipc_path)"""
-_MAPPED = re.compile(r"^\S+ \S+ \S+ (?P<major>[0-9a-f]+):(?P<minor>[0-9a-f]+) (?P<inode>\d+) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +220,19 @@ def find_leftovers(
     # the files first: what is made meanwhile is in nobody's way
     memory = [(path, status) for path, status in _named(shm, _SHARED, user) if stat.S_ISREG(status.st_mode)]
     ends = [path for path, status in _named(folder, _SOCKET, user) if stat.S_ISSOCK(status.st_mode)]
-    held = _mapped(proc) if memory else frozenset()
+    # a semaphore is mapped under another name, so places are compared
+    held = {place for entry in _pids(proc) for place in mapped(_maps(entry))} if memory else set()
     bound = _bound(proc) if ends else frozenset()
-    left = [
-        (path, status)
+    left = {
+        path: status.st_blocks * 512
         for path, status in memory
         if (status.st_dev, status.st_ino) not in held and not _is_of_living(path.name, proc)
-    ]
+    }
     return Leftovers(
-        tuple(sorted(path for path, _ in left)),
+        tuple(sorted(left)),
         tuple(sorted(path for path in ends if str(path) not in bound and _is_deserted(path))),
-        find_rendezvous(proc, user=user, folder=temporary),
-        sum(status.st_blocks * 512 for _, status in left),
+        _find_rendezvous(proc, temporary or Path(tempfile.gettempdir()), user),
+        sum(left.values()),
     )
 
 
@@ -272,11 +244,6 @@ def _named(folder: Path, name: re.Pattern[str], user: int) -> Iterator[tuple[Pat
                     status = entry.stat(follow_symlinks=False)
                     if status.st_uid == user:
                         yield Path(entry.path), status
-
-
-def _mapped(proc: Path) -> frozenset[tuple[int, int]]:
-    """Device and inode of every file that some process maps: a semaphore is mapped under another name."""
-    return frozenset(place for entry in _pids(proc) for place in mapped(_maps(entry)))
 
 
 def mapped(maps: str) -> Iterator[tuple[int, int]]:
@@ -313,11 +280,33 @@ def _is_deserted(path: Path) -> bool:
     return False
 
 
+def _find_rendezvous(proc: Path, folder: Path, user: int) -> tuple[Path, ...]:
+    """Those that are older than every living process with torch in it: none of these can have made them."""
+    files = _named(folder, _RENDEZVOUS, user)
+    found = {path: status.st_mtime for path, status in files if stat.S_ISREG(status.st_mode)}
+    since_s = min(_starts(proc), default=float("inf")) if found else 0
+    return tuple(sorted(path for path, changed_s in found.items() if changed_s < since_s))
+
+
+def _starts(proc: Path) -> Iterable[float]:
+    """When each process with torch in it began, in seconds since the epoch."""
+    boot = re.search(r"^btime (\d+)$", (proc / "stat").read_text(encoding="ascii"), re.MULTILINE)
+    if boot is None:
+        raise ValueError("the kernel does not report when the host booted")
+    for entry in _pids(proc):
+        if _TORCH.search(_maps(entry)):
+            with suppress(OSError, ValueError, IndexError):
+                yield int(boot[1]) + int(_fields(entry)[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def leftover_lines(found: Leftovers) -> Iterator[Line]:
     """How much it is, and how it goes away."""
-    kinds = {"file": found.shared, "socket": found.sockets, "vllm_dist file": found.rendezvous}
     words = []
-    for word, files in kinds.items():
+    for word, files in (
+        ("file", found.shared),
+        ("socket", found.sockets),
+        ("vllm_dist file", found.rendezvous),
+    ):
         if files:
             what = f"{len(files)} {word}{'' if len(files) == 1 else 's'}"
             memory = f" of shared memory in {files[0].parent} ({gib(found.shared_bytes)})"

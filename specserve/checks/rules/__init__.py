@@ -22,7 +22,7 @@ RETIRED = {
     "SD160": "vLLM refuses such a launch itself, at its start",
     "SD163": "names prove nothing about tokenizers: `specserve check` compares them",
     "SD168": "it concerned a single vLLM version",
-    "SD206": "mapping two equal vocabularies harms nothing",
+    "SD206": "two equal vocabularies are rarely mapped, and vLLM serves them",
     "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
     "SD254": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD308": "accelerators that stay idle do no harm",

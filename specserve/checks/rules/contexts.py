@@ -5,7 +5,7 @@ from __future__ import annotations
 from specserve.checks.config import model_type, section, stretches, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import FactError
-from specserve.models.architecture import read_shape
+from specserve.models.shape import read_shape
 from specserve.vllm.context import context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -173,9 +173,7 @@ def missing_hybrid_manager(ctx: Context) -> Hits:
         target: {model: ./granite-hybrid}
         engine: {disable_hybrid_kv_cache_manager: true}
     Use instead: target: {model: ./granite-hybrid}
-    Source:
-        vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
-        vllm/v1/core/kv_cache_utils.py, `Failed to promote local KV cache specs to one unified type.`
+    Source: vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
     """
     is_off = ctx.engine.get("disable_hybrid_kv_cache_manager")
     connector = section(ctx.engine, "kv_transfer_config").get("kv_connector")

@@ -45,7 +45,7 @@ def unquantized_mtp(arm: Arm) -> Hits:
     Source:
         vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
         vllm/model_executor/layers/quantization/quark/quark.py, `self.quant_config.get("exclude")`
-        vllm/model_executor/layers/quantization/modelopt.py, `config.get("ignore", config.get("exclude_modules", []))`
+        vllm/model_executor/layers/quantization/modelopt.py, `exclude_modules`
     """
     config, facts = own_layers(arm) or ({}, None)
     if facts is not None and (found := _plain_layer(facts, config)):
