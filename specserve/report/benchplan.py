@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TextIO
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
@@ -107,28 +106,22 @@ def _document(plan: BenchPlan, obstacle: str | None) -> Document:
     return Document("benchmark", plan.name, blocks)
 
 
-class BenchView:
+class BenchView(LiveLine):
     """Shows what happens; a context manager that leaves no half line behind."""
 
-    def __init__(self, *, stream: TextIO | None = None) -> None:
-        self._line = LiveLine(stream, every_s=15.0)
-
-    def __enter__(self) -> BenchView:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._line.erase()
+    def __init__(self) -> None:
+        super().__init__(every_s=15.0)
 
     def __call__(self, what: rundir.News) -> None:
         """Show one piece of news."""
         match what:
             case rundir.Doing():
-                self._line.show(what.text)
+                self.show(what.text)
             case rundir.Noted():
-                self._line.erase()
+                self.erase()
                 say(in_one_line(what.text))
             case rundir.Passed():
                 is_last = what.done == what.total
                 left = "done" if is_last else f"about {duration(what.left_s)} left (estimated)"
                 figures = f"{where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}"
-                self._line.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)
+                self.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from contextlib import suppress
-from typing import TextIO
+from typing import Self, TextIO
 
 from specserve.errors import FactError
 
@@ -106,6 +106,12 @@ class LiveLine:
         self._is_live = is_terminal(self._stream)
         self._every_s = every_s
         self._said_s = time.monotonic() if began_s is None else began_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.erase()
 
     def show(self, text: str, *, is_last: bool = False, at_s: float | None = None) -> None:
         """Show the text instead of what the line held; `is_last`: a pipe gets it in any case. `at_s`: default now."""

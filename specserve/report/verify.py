@@ -45,25 +45,17 @@ _DIGITS = 4
 """Of figures in JSON."""
 
 
-class VerifyProgress:
+class VerifyProgress(LiveLine):
     """Shows the phase of `verify`: a live line on a terminal, a line now and then in a pipe."""
 
     def __init__(self, *, limit_s: float) -> None:
+        super().__init__(every_s=10.0)
         self._limit_s = limit_s
-        self._line = LiveLine(every_s=10.0)
 
     def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
-        self._line.show(
-            f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
-        )
-
-    def __enter__(self) -> VerifyProgress:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._line.erase()
+        self.show(f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s")
 
 
 def verify_text(found: Verification) -> str:
