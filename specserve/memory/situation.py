@@ -195,7 +195,7 @@ def situation(
         kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else fixed,
         is_kv_cache_default=is_default,
         enforce_eager=_is_eager(engine),
-        has_full_graphs=_has_full_graphs(engine, runner=runner, keys=keys),
+        has_full_graphs=has_full_graphs(engine, runner=runner, keys=keys),
         capture_sizes=_capture_sizes(engine),
         max_capture_size=_integer(_compilation(engine, "max_cudagraph_capture_size")),
         is_auto_length=profile.target.max_model_len == -1,
@@ -335,8 +335,11 @@ def _is_eager(engine: Mapping[str, Any]) -> bool:
     return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
 
 
-def _has_full_graphs(engine: Mapping[str, Any], *, runner: Runner, keys: Mapping[str, Any]) -> bool:
-    """Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`."""
+def has_full_graphs(engine: Mapping[str, Any], *, runner: Runner, keys: Mapping[str, Any]) -> bool:
+    """Whether the arguments let vLLM capture whole steps, and not only the pieces between attention layers.
+
+    Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`.
+    """
     if runner == "cpu" or _is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
         return False
     mode = _graph_mode(engine)

@@ -9,6 +9,8 @@ from specserve.vllm.facts import LARGEST_STEP, SMALL_GB10
 
 CPU_DEFAULTS = (2048, 128)
 """(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank. Source: `get_batch_defaults` in arg_utils.py."""
+LEAST_SEQUENCES = 256
+"""The smallest default of `max_num_seqs` on a GPU."""
 
 
 def batch_defaults(

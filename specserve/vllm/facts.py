@@ -123,11 +123,32 @@ V2_REFUSES_BLOCK_STAGES = until(
     _RUNNER,
     'f"{self.speculative_config.method} with pipeline parallel "',
 )
-V2_FOLLOWS_SCHEDULE = since(
-    "V2 changes K with the batch size as a schedule says; before, it drafts and verifies the same K",
+V2_SHORTENS_DRAFTS = since(
+    "with a schedule of K, V2 stops the drafts of EAGLE heads and prediction layers at the K of the step; before, it "
+    "drafts `num_speculative_tokens` in every step, and verifies fewer",
+    "0.32",
+    _RUNNER,
+    "num_spec_tokens = self.execute_model_state.num_spec_tokens_to_schedule",
+)
+_V2_GRAPHS = "v1/worker/gpu/cudagraph_utils.py"
+_DRAFT_GRAPHS = "and self.decode_query_len > self.vllm_config.num_speculative_tokens"
+V2_SIZES_DRAFTS_BY_SCHEDULE = fact(
+    "V2 takes K of a schedule as the tokens per request of the draft's own graphs too, although the draft has one per "
+    "request in a step: of a smaller K, none are left",
+    Era("0.26", True, _V2_GRAPHS, _DRAFT_GRAPHS, is_absent=True),
+    Era("0.32", False, _V2_GRAPHS, _DRAFT_GRAPHS),
+)
+V2_CAPTURES_BY_BATCH = since(
+    "V2 captures graphs for each K that a schedule has for up to `max_num_seqs` requests; before, for each row",
     "0.29",
-    "v1/worker/gpu/cudagraph_utils.py",
+    _V2_GRAPHS,
     "build_dynamic_sd_schedule_lookup",
+)
+V2_RUNS_MTP_LAYERS = since(
+    "V2 runs the prediction layers of a model that has several in turn, and captures them in one graph",
+    "0.28",
+    "v1/worker/gpu/spec_decode/__init__.py",
+    "elif speculative_config.use_multi_module_mtp():",
 )
 V2_LACKS_ALL_UBATCHES = fact(
     "V2 lacks micro-batches of any kind beside speculation, not `enable_dbo` alone",
@@ -288,6 +309,13 @@ QUANTIZED_DFLASH = since(
     _DFLASH_FILE,
     "isinstance(proj.quant_method, UnquantizedLinearMethod)",
 )
+DFLASH_COUNTS_OWN_LAYERS = until(
+    "a DFlash head, or a DSpark head of its class, takes a hidden state for each of its own layers, unless "
+    "`dflash_config` lists those of the target",
+    "0.27",
+    _DFLASH_FILE,
+    "num_features_to_use = self.config.num_hidden_layers",
+)
 _GRANITE = "model_executor/models/granitemoehybrid.py"
 _ROOM = "num_spec=vllm_config.num_speculative_tokens"
 UNDRAFTED_HYBRIDS: Fact[frozenset[str]] = fact(
@@ -309,6 +337,15 @@ ARGMAX_NEEDS_ONE_VOCABULARY = since(
 )
 # attention
 
+WHOLE_GRAPH_BACKENDS: Fact[frozenset[str]] = fact(
+    "backends whose graphs hold decode steps of several tokens on every GPU",
+    Era(
+        "0.26",
+        frozenset({"FLASH_ATTN", "TRITON_ATTN"}),
+        "v1/attention/backends/flash_attn.py",
+        "else AttentionCGSupport.UNIFORM_BATCH",
+    ),
+)
 _FLASHINFER = "v1/attention/backends/flashinfer.py"
 FLASHINFER_WITHOUT_GRAPHS: Fact[frozenset[int]] = fact(
     "the major compute capabilities on which FlashInfer captures no decode step of several tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -130,6 +130,8 @@ REMOVED = {
 GONE = REMOVED.keys() - {"extract_hidden_states"}
 """Methods that the newest vLLM refuses."""
 _LOOKS_AHEAD = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
+HEADS = frozenset({"mtp", "eagle", "eagle3"})
+"""Methods whose draft runs once for each token, on the target's hidden states."""
 BLOCK_DRAFTS = frozenset({"dflash", "dspark"})
 _ASYNC_METHODS = frozenset({"ngram_gpu", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
 _BY_NAME = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"))
@@ -174,12 +176,39 @@ def needed_slots(
     return k if method in _LOOKS_AHEAD else 0
 
 
-def schedule_is_followed(version: str, *, method: str, runner: Name | None) -> bool:
-    """Whether K changes with the batch size as the block says, or the schedule is dropped for the method."""
-    if runner == "V2":
-        return facts.V2_FOLLOWS_SCHEDULE.at(version)
+def schedule_is_dropped(version: str, *, method: str) -> bool:
+    """Whether the V1 runner drops a schedule of K with this method, and drafts the same K at any load."""
     kept = facts.V1_KEEPS_SCHEDULE.at(version)
-    return kept is None or runner != "V1" or method in kept
+    return kept is not None and method not in kept
+
+
+def drafts_are_shortened(version: str, *, method: str) -> bool:
+    """Whether the V2 runner drafts no more tokens than a schedule of K says; a block is drafted in one pass anyway."""
+    return method in BLOCK_DRAFTS or (method in HEADS and facts.V2_SHORTENS_DRAFTS.at(version))
+
+
+def uncaptured_row(
+    version: str,
+    *,
+    method: str,
+    num_speculative_tokens: int,
+    schedule: Sequence[Sequence[int]],
+    sequences: int,
+) -> int | None:
+    """The first row whose K leaves the draft's full CUDA graphs no token per request; None if every row is captured.
+
+    On the V2 runner, which then fails at the start. `sequences`: `max_num_seqs`, or what it is at least.
+    Source: `_init_candidates` in vllm/v1/worker/gpu/cudagraph_utils.py.
+    """
+    if not facts.V2_SIZES_DRAFTS_BY_SCHEDULE.at(version):
+        return None
+    # a draft step of a head has 1 token per request, a DSpark block `num_speculative_tokens`, a DFlash block one more
+    least = num_speculative_tokens if method in HEADS else 1 if method == "dspark" else 0
+    by_batch = facts.V2_CAPTURES_BY_BATCH.at(version)
+    for index, (first, _, k) in enumerate(schedule):
+        if k < least and not (by_batch and first > sequences):
+            return index
+    return None
 
 
 def refuses_async(

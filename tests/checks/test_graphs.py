@@ -111,17 +111,6 @@ def test_a_default_step_is_named_where_drafts_overfill_it(
     assert len(found) == hits
 
 
-@pytest.mark.parametrize(("version", "hits"), [("0.28", 1), ("0.29", 0), ("0.33", 0)])
-def test_a_schedule_is_dropped_by_a_runner_that_does_not_know_it(
-    profile: Load, version: str, hits: int
-) -> None:
-    text = (
-        f'vllm: "=={version}.*"\nspeculation: {{method: eagle3, model: ./head, num_speculative_tokens: 5, '
-        "num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]}\nenv: {VLLM_USE_V2_MODEL_RUNNER: 1}"
-    )
-    assert len(of("SD120", profile(text))) == hits
-
-
 @pytest.mark.parametrize(("version", "hits"), [("0.29", 1), ("0.30", 0)])
 def test_block_heads_over_pipeline_stages_are_refused_before(profile: Load, version: str, hits: int) -> None:
     text = (

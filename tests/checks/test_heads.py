@@ -124,6 +124,24 @@ def test_the_first_matrix_tells_an_eagle_head_from_an_eagle3_head(
     assert codes(profile(block(method)), {"org/t": facts(LLAMA), "org/d": head}).count("SD237") == hits
 
 
+@pytest.mark.parametrize(
+    ("version", "head", "hits"),
+    [
+        ("0.26", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 5}, 1),
+        ("0.26", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 3}, 0),
+        ("0.26", {"dflash_config": {"target_layer_ids": [1, 2, 3]}, "num_hidden_layers": 5}, 0),
+        ("0.26", {"num_hidden_layers": 5}, 0),
+        ("0.27", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 5}, 0),
+    ],
+)
+def test_a_dspark_head_with_other_layers_than_it_reads_is_built_wrong_before(
+    profile: Load, version: str, head: dict[str, Any], hits: int
+) -> None:
+    config = {**LLAMA, "architectures": ["Qwen3DSparkModel"], **head}
+    text = f'vllm: "=={version}.*"\n{block("dspark")}'
+    assert codes(profile(text), {"org/t": facts(LLAMA), "org/d": facts(config)}).count("SD237") == hits
+
+
 @pytest.mark.parametrize(("width", "hits"), [(64, 0), (128, 1), (None, 0)])
 def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: int | None, hits: int) -> None:
     head = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": width}

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _STATIC = (
-    "arguments", "hardware", "model_runner", "pairing", "revisions", "serving", "site", "speculation",
-    "steps_and_graphs",
+    "arguments", "hardware", "model_runner", "pairing", "revisions", "schedules", "serving", "site",
+    "speculation", "steps_and_graphs",
 )  # fmt: skip
 """Families with rules that need nothing but the profile."""
 _OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization", "tokenizers")

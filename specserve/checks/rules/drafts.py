@@ -19,6 +19,7 @@ from specserve.checks.rules.heads import head_arms
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes
+from specserve.vllm.facts import DFLASH_COUNTS_OWN_LAYERS
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
@@ -112,7 +113,8 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. So does an `eagle3` head of the Llama class
     that reads other than three layers if config.json gives only their list (`eagle_aux_hidden_state_layer_ids`) and not
-    `num_aux_hidden_states` (vllm-project/vllm#54526).
+    `num_aux_hidden_states` (vllm-project/vllm#54526). vLLM 0.26 cannot load a DFlash or DSpark head that has more or
+    fewer layers than it reads, unless `dflash_config` lists them (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -131,6 +133,23 @@ def head_of_another_size(ctx: Context) -> Hits:
             yield arm.hit(
                 "model", text, related=_TARGET, help="take the head that was trained for this target"
             )
+        elif counts := _counted_by_layers(arm, config):
+            text = f"vLLM builds this head for {counts[0]} hidden states; its config.json names {counts[1]} layers"
+            found = ctx.during(DFLASH_COUNTS_OWN_LAYERS)
+            yield arm.hit("model", text, versions=found, help="use a newer vLLM")
+
+
+def _counted_by_layers(arm: Arm, config: Config) -> tuple[int, int] | None:
+    """The layers of a head and those that it reads, if some vLLM takes the first number for the second."""
+    parts = [section(config, name) for name in ("dflash_config", "eagle_config")]
+    own, read = whole(config, "num_hidden_layers"), len(_layer_ids(arm.method, config))
+    is_listed = any(part.get(key) for part in parts for key in ("target_layer_ids", "layer_ids"))
+    is_converted = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "dflash"
+    if is_listed or is_converted or any(part.get("use_aux_hidden_state") is False for part in parts):
+        return None
+    if own is None or not read or own == read or not arm.ctx.during(DFLASH_COUNTS_OWN_LAYERS):
+        return None
+    return (own, read) if {"DFlashDraftModel", "Qwen3DSparkModel"} & {*architectures(config)} else None
 
 
 def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:

@@ -1,16 +1,12 @@
-"""SD1xx about vLLM's two model runners: what the one that will serve does not know, or drops: keys, a schedule of K."""
+"""SD1xx about vLLM's two model runners: what the one that will serve does not know or read."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import quoted
 from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
 from specserve.vllm.runner import SWITCH
-from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async, schedule_is_followed
-
-_HEADS = frozenset({"mtp", "eagle", "eagle3"})
+from specserve.vllm.speculation import BLOCK_DRAFTS, HEADS, refuses_async
 
 
 @rule("SD122", ERROR)
@@ -170,11 +166,11 @@ def ignored_draft_key(arm: Arm) -> Hits:
     Source: vllm/v1/worker/gpu/model_runner.py, `self.speculator.init_cudagraph_manager(cudagraph_mode)`
     """
     engine, on_v2, ignored = arm.ctx.engine, arm.on("V2"), dict[str, tuple[str, list[str]]]()
-    for key in ("moe_backend", "attention_backend") if arm.method in _HEADS else ():
+    for key in ("moe_backend", "attention_backend") if arm.method in HEADS else ():
         if arm.get(key) not in (None, engine.get(key)):
             found = [version for version in on_v2 if key in V2_IGNORED_KEYS.at(version)]
             ignored[key] = "uses the target's", found
-    has_graphs = arm.method in _HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
+    has_graphs = arm.method in HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
     if arm.get("enforce_eager") is True and has_graphs:
         found = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
         ignored["enforce_eager"] = "is captured in CUDA graphs", found
@@ -183,145 +179,3 @@ def ignored_draft_key(arm: Arm) -> Hits:
             text = f"the V2 runner ignores the draft's `{key}`: the draft {instead}"
             help_ = f'leave it out, or write `env: {{{SWITCH}: "0"}}` if the V1 runner serves the method'
             yield arm.hit(key, text, versions=found, help=help_)
-
-
-Row = tuple[int, int, int]
-KEY = "num_speculative_tokens_per_batch_size"
-
-
-def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
-    """What vLLM refuses in a schedule, and in which row (counted from 0); None if it takes it.
-
-    An empty schedule is none: vLLM asks for its truth before it reads it.
-    """
-    for index, (first, last, _) in enumerate(rows):
-        if first < 1 or last < 1:
-            return "batch sizes start at 1", index
-        if first > last:
-            return f"the range starts at {first} and ends at {last}", index
-    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
-    for before, after in pairwise(order):
-        if rows[after][0] <= rows[before][1]:
-            return f"the range overlaps the one that ends at {rows[before][1]}", after
-    if rows and rows[order[0]][0] != 1:
-        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
-    return None
-
-
-def _rows(arm: Arm) -> tuple[Row, ...]:
-    """The rows of a schedule; none under data parallelism, where vLLM drops it unread (SD120)."""
-    return () if (arm.ctx.count("data_parallel_size") or 1) > 1 else arm.get(KEY) or ()
-
-
-@arm_rule("SD118", ERROR)
-def broken_schedule(arm: Arm) -> Hits:
-    """The schedule of K has a gap at its start, ranges that overlap, or an invalid range.
-
-    vLLM refuses such a schedule, but only after it has loaded the weights, when the scheduler reads the schedule.
-    Example:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
-    Use instead:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Source: vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
-    """
-    if found := problem_of(_rows(arm)):
-        help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
-        yield arm.hit(f"{KEY}[{found[1]}]", found[0], help=help_)
-
-
-@arm_rule("SD119", WARNING)
-def clamped_schedule(arm: Arm) -> Hits:
-    """The schedule asks for more tokens than `num_speculative_tokens`.
-
-    `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
-    Example:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 3
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Use instead:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
-    """
-    for index, (_, _, k) in enumerate(_rows(arm)):
-        if arm.k is not None and k > arm.k:
-            text = f"the schedule asks for {k} tokens; {arm.k} will be drafted"
-            related = {arm.at("num_speculative_tokens"): f"the ceiling is {arm.k}"}
-            help_ = f"write `num_speculative_tokens: {k}`, or lower the value in this row"
-            yield arm.hit(f"{KEY}[{index}]", text, related=related, help=help_)
-            return
-
-
-@arm_rule("SD120", WARNING)
-def dropped_schedule(arm: Arm) -> Hits:
-    """vLLM drops the schedule and drafts the same K at any load.
-
-    With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
-    writes one line to the log. The V1 runner does so for methods that cannot change K. The V2 runner before vLLM 0.29
-    does so for every method, without a message (vllm-project/vllm#51510).
-    Example:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-        engine: {data_parallel_size: 2}
-    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
-    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
-    """
-    if arm.get(KEY) and not _rows(arm):
-        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
-        related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
-        help_ = "pick the K for your usual load, or serve without data parallelism"
-        yield arm.hit(KEY, text, related=related, help=help_)
-    for runner in ("V1", "V2") if _rows(arm) else ():
-        served = arm.on(runner, by_target=True)
-        found = [v for v in served if not schedule_is_followed(v, method=arm.method, runner=runner)]
-        if found:
-            what = f"ignores the schedule with `{arm.method}` and drafts {_k(arm)} at any load"
-            yield arm.hit(KEY, f"the {runner} runner {what}", versions=found)
-
-
-def _k(arm: Arm) -> str:
-    return f"{arm.k} token{'s' if arm.k != 1 else ''}" if arm.k else "the same K"
-
-
-@arm_rule("SD121", INFO)
-def costly_schedule(arm: Arm) -> Hits:
-    """The schedule saves less than it seems to, or has a cost of its own.
-
-    With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
-    drops some of these tokens: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. With a
-    schedule, the V1 runner does without full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
-    Example:
-        vllm: ">=0.32"
-        speculation:
-          method: draft_model
-          model: ./draft
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-    Source:
-        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
-    """
-    if not arm.get(KEY):
-        return
-    v1, v2 = arm.on("V1"), arm.on("V2")
-    if v2 and arm.method in ("draft_model", "ngram", "ngram_gpu"):
-        text = f"with `{arm.method}` the schedule saves verification only: {_k(arm)} are drafted in any case"
-        yield arm.hit(KEY, text, versions=v2)
-    elif v1 and arm.ctx.on_gpu and arm.ctx.engine.get("enforce_eager") is not True:
-        yield arm.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)

@@ -9,20 +9,18 @@ from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, count, rule
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
-from specserve.vllm.batch import batch_defaults, capture_sizes
+from specserve.vllm.batch import LEAST_SEQUENCES, batch_defaults, capture_sizes
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
 from specserve.vllm.speculation import BLOCK_DRAFTS
 from specserve.vllm.speculation import needed_slots as slots
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LARGEST = "max_cudagraph_capture_size"
-_LEAST_SEQUENCES = 256
-"""vLLM's smallest default of `max_num_seqs` on a GPU."""
 _DEFAULT_TOKENS_PER_SEQUENCE = 8
 """Of the default step on GPUs: 2048 tokens for 256 requests, 8192 for 1024 (`get_batch_defaults` of 0.26 and 0.27)."""
 
 
-def _kind(ctx: Context) -> Accelerator | None:
+def gpu_kind(ctx: Context) -> Accelerator | None:
     """The accelerators of the launch, if they are GPUs of a known kind."""
     if ctx.machine is not None:
         return None if ctx.machine.is_cpu else ctx.machine.accelerator
@@ -101,7 +99,7 @@ def flashinfer_without_graphs(arm: Arm) -> Hits:
         hardware: {accelerator: L4-24GB}
     Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
     """
-    ctx, kind, own = arm.ctx, _kind(arm.ctx), arm.ctx.engine.get("attention_backend")
+    ctx, kind, own = arm.ctx, gpu_kind(arm.ctx), arm.ctx.engine.get("attention_backend")
     backend = str(own or section(ctx.engine, "attention_config").get("backend")).upper()
     if backend != "FLASHINFER" or kind is None or ctx.engine.get("enforce_eager") is True or arm.k == 0:
         return
@@ -140,7 +138,7 @@ def too_few_lora_slots(arm: Arm) -> Hits:
     """
     ctx, budget, requests = arm.ctx, arm.ctx.count("max_num_batched_tokens"), arm.ctx.count("max_num_seqs")
     if requests is None and budget is not None and ctx.on_gpu:
-        requests = min(_LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
+        requests = min(LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
     if ctx.engine.get("enable_lora") is not True or None in (budget, requests, arm.k):
         return
     assert budget is not None and requests is not None and arm.k is not None
@@ -275,7 +273,7 @@ def small_steps(ctx: Context) -> Hits:
 
 def _default_step(arm: Arm) -> str | None:
     """What is wrong with the step that vLLM takes by itself, if the drafts of all requests overfill it."""
-    kind, version = _kind(arm.ctx), arm.ctx.judged[-1]
+    kind, version = gpu_kind(arm.ctx), arm.ctx.judged[-1]
     if kind is None or kind.vendor != "nvidia":
         return None
     least, requests = batch_defaults(

@@ -1,0 +1,237 @@
+"""SD118 to SD121: a schedule of K by batch size that vLLM refuses, clamps or drops, and what it costs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from specserve.checks.config import section, text_config
+from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule
+from specserve.checks.rules.heads import trained
+from specserve.checks.rules.steps_and_graphs import gpu_kind
+from specserve.memory.situation import has_full_graphs
+from specserve.vllm.batch import LEAST_SEQUENCES
+from specserve.vllm.facts import FLASHINFER_WITHOUT_GRAPHS, V2_RUNS_MTP_LAYERS, WHOLE_GRAPH_BACKENDS
+from specserve.vllm.runner import SWITCH
+from specserve.vllm.speculation import (
+    BLOCK_DRAFTS,
+    drafts_are_shortened,
+    schedule_is_dropped,
+    uncaptured_row,
+)
+
+Row = tuple[int, int, int]
+KEY = "num_speculative_tokens_per_batch_size"
+
+
+def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
+    """What vLLM refuses in a schedule, and in which row (counted from 0); None if it takes it.
+
+    An empty schedule is none: vLLM asks for its truth before it reads it.
+    """
+    for index, (first, last, _) in enumerate(rows):
+        if first < 1 or last < 1:
+            return "batch sizes start at 1", index
+        if first > last:
+            return f"the range starts at {first} and ends at {last}", index
+    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
+    for before, after in pairwise(order):
+        if rows[after][0] <= rows[before][1]:
+            return f"the range overlaps the one that ends at {rows[before][1]}", after
+    if rows and rows[order[0]][0] != 1:
+        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
+    return None
+
+
+def _rows(arm: Arm) -> tuple[Row, ...]:
+    """The rows of a schedule; none under data parallelism, where vLLM drops it unread (SD120)."""
+    return () if (arm.ctx.count("data_parallel_size") or 1) > 1 else arm.get(KEY) or ()
+
+
+@arm_rule("SD118", ERROR)
+def broken_schedule(arm: Arm) -> Hits:
+    """vLLM cannot start with this schedule of K.
+
+    vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
+    loaded the weights. Before vLLM 0.32, the V2 runner also fails when it captures full CUDA graphs of the draft, if a
+    row has a K below `num_speculative_tokens` with `mtp`, `eagle` or `eagle3` (vllm-project/vllm#48494), or a K of 0
+    with `dspark` (vllm-project/vllm#47737).
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
+    Use instead:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Source:
+        vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
+        vllm/v1/worker/gpu/cudagraph_utils.py, `self.decode_query_len - self.vllm_config.num_speculative_tokens`
+    """
+    if found := problem_of(_rows(arm)):
+        help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
+        yield arm.hit(f"{KEY}[{found[1]}]", found[0], help=help_)
+        return
+    failures: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for version, failure in _failed_captures(arm).items():
+        failures.setdefault(failure, []).append(version)
+    for (row, doubts), versions in failures.items():
+        if doubts and arm.ctx.is_past(versions):
+            continue
+        yield arm.hit(
+            f"{KEY}[{row}]",
+            f"the V2 runner cannot capture the draft's CUDA graphs for a K of {_rows(arm)[row][2]}, and fails to start",
+            related={arm.at("num_speculative_tokens"): f"the largest K is {arm.k}"},
+            notes=tuple(f"this happens only if {doubt}" for doubt in doubts),
+            versions=versions,
+            help="write a K of at least 1"
+            if arm.method in BLOCK_DRAFTS
+            else f'leave the schedule out, or write `env: {{{SWITCH}: "0"}}`: the V1 runner follows it',
+            severity=WARNING if doubts else None,
+        )
+
+
+def _failed_captures(arm: Arm) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """The versions whose V2 runner fails while it captures the draft: the row, and what else must hold."""
+    ctx, rows = arm.ctx, _rows(arm)
+    has_graphs = has_full_graphs(ctx.engine, runner="v2", keys=arm.block.keys)
+    on_cpu = ctx.on_cpu or (ctx.machine is not None and ctx.machine.is_cpu)
+    if not rows or problem_of(rows) or arm.k is None or on_cpu or not has_graphs:
+        return {}
+    requests = ctx.count("max_num_seqs") or min(
+        LEAST_SEQUENCES, ctx.count("max_num_batched_tokens") or LEAST_SEQUENCES
+    )
+    found = {}
+    for version in arm.on("V2", by_target=True):
+        row = uncaptured_row(
+            version, method=arm.method, num_speculative_tokens=arm.k, schedule=rows, sequences=requests
+        )
+        layers, doubts = _draft_doubts(arm, version), _attention_doubts(ctx, version)
+        if row is not None and layers is not None and doubts is not None:
+            found[version] = row, (*layers, *doubts)
+    return found
+
+
+def _draft_doubts(arm: Arm, version: str) -> tuple[str, ...] | None:
+    """What must hold of the draft for the capture to fail; None if the draft is captured in another way."""
+    config = arm.config
+    if arm.method == "mtp" and V2_RUNS_MTP_LAYERS.at(version):
+        if config is None:
+            return ("the model has a single prediction layer",)
+        return None if (trained(config) or 1) > 1 else ()
+    if arm.method == "dspark":
+        if config is None:
+            return ("the head drafts the first place of its block too",)
+        is_library = arm.facts is not None and arm.facts.config.get("speculators_model_type") is not None
+        own = config.get("sample_from_anchor", not is_library) is True
+        return () if own and config.get("dspark_bonus_anchor") is not True else None
+    return ()
+
+
+def _attention_doubts(ctx: Context, version: str) -> tuple[str, ...] | None:
+    """What must hold of the attention backend for decode steps to be captured whole; None if they never are."""
+    kind, engine = gpu_kind(ctx), ctx.engine
+    major = kind.compute_capability[0] if kind and kind.compute_capability else None
+    said = engine.get("attention_backend") or section(engine, "attention_config").get("backend")
+    backend = str(said or "").upper()
+    if backend == "FLASHINFER" and major in FLASHINFER_WITHOUT_GRAPHS.at(version):
+        return None
+    if text_config(ctx.target_config or {}).get("attention_chunk_size"):
+        return None  # chunked local attention has no whole graphs
+    # without a choice, Hopper is served by FlashAttention, or by a backend for latent attention that has them too
+    if backend in WHOLE_GRAPH_BACKENDS.at(version) or (not backend and major == 9):
+        return ()
+    return ("the attention backend captures decode steps of several tokens in full CUDA graphs",)
+
+
+@arm_rule("SD119", WARNING)
+def clamped_schedule(arm: Arm) -> Hits:
+    """The schedule asks for more tokens than `num_speculative_tokens`.
+
+    `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 3
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Use instead:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
+    """
+    for index, (_, _, k) in enumerate(_rows(arm)):
+        if arm.k is not None and k > arm.k:
+            text = f"the schedule asks for {k} tokens; {arm.k} will be drafted"
+            related = {arm.at("num_speculative_tokens"): f"the ceiling is {arm.k}"}
+            help_ = f"write `num_speculative_tokens: {k}`, or lower the value in this row"
+            yield arm.hit(f"{KEY}[{index}]", text, related=related, help=help_)
+            return
+
+
+@arm_rule("SD120", WARNING)
+def dropped_schedule(arm: Arm) -> Hits:
+    """vLLM drops the schedule and drafts the same K at any load.
+
+    With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
+    writes one line to the log. Since vLLM 0.33, the V1 runner does so for methods that cannot change K.
+    Example:
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+        engine: {data_parallel_size: 2}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
+    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
+    """
+    if arm.get(KEY) and not _rows(arm):
+        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
+        related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
+        help_ = "pick the K for your usual load, or serve without data parallelism"
+        yield arm.hit(KEY, text, related=related, help=help_)
+    served = arm.on("V1", by_target=True) if _rows(arm) else []
+    if found := [version for version in served if schedule_is_dropped(version, method=arm.method)]:
+        what = f"ignores the schedule with `{arm.method}` and drafts {_k(arm)} at any load"
+        yield arm.hit(KEY, f"the V1 runner {what}", versions=found)
+
+
+def _k(arm: Arm) -> str:
+    return f"{arm.k} token{'s' if arm.k != 1 else ''}" if arm.k else "the same K"
+
+
+@arm_rule("SD121", INFO)
+def costly_schedule(arm: Arm) -> Hits:
+    """The schedule saves less than it seems to, or has a cost of its own.
+
+    With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
+    drops some of these tokens: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
+    (`eagle3`, `mtp`; vllm-project/vllm#51510), which stop early since. With a schedule, the V1 runner does without full
+    CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
+    Example:
+        vllm: ">=0.32"
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source:
+        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
+    """
+    if not _rows(arm):
+        return
+    v1, on_v2 = arm.on("V1", by_target=True), arm.on("V2", by_target=True)
+    fails = {version for version, (_, doubts) in _failed_captures(arm).items() if not doubts}
+    v2 = [v for v in on_v2 if v not in fails and not drafts_are_shortened(v, method=arm.method)]
+    if v2 and not arm.ctx.is_past(v2):
+        text = f"with `{arm.method}` the schedule saves verification only: {_k(arm)} are drafted in any case"
+        yield arm.hit(KEY, text, versions=v2)
+    elif v1 and arm.ctx.on_gpu and arm.ctx.engine.get("enforce_eager") is not True:
+        yield arm.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)
