@@ -180,4 +180,4 @@ def _calibration(r: Breakdown, at: int) -> str:
     name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
     parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))
     support = ", ".join(f"{what} ({part.support})" for what, part in parts if part.support)
-    return f"{name}, vLLM {rules.since} and later; {support}; source: {rules.source}"
+    return f"{name}, vLLM {rules.since} and later; {support}; the bounds come from {rules.source}"

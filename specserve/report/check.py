@@ -122,9 +122,12 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        yield f"  speculation costs {lost:.1%} of the KV cache: without it, {_tokens(alone)} tokens"
+        more = f"; speculation costs {lost:.1%}" if lost > 0 else ""
+        yield f"  KV cache without speculation: {_tokens(alone)} tokens{more}"
     if estimate.is_kv_known:
-        yield f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}"
+        largest = estimate.largest_max_model_len
+        why = ", the models' own limit" if estimate.kv_cache_tokens.low >= 2 * largest.high else ""
+        yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in estimate.knobs[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
         yield f"  with `{knob.path}: {value}`: {_MEMORY[knob.verdict][0]}"
@@ -157,7 +160,7 @@ def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:
     yield "KV cache", low_to_high(gib(sizes.kv_cache.low), gib(sizes.kv_cache.high)), "", held
     if is_fixed(estimate):  # vLLM then takes no share of what there is
         who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
-        yield "capacity", gib(sizes.total), "", f"{who} sets the size of the KV cache"
+        yield "capacity", gib(sizes.total), "", f"{who} fixes the size of the KV cache"
     else:
         yield "vLLM's budget", gib(sizes.budget), share(sizes.budget), f"of {gib(sizes.total)} GiB"
 
