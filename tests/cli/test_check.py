@@ -171,7 +171,7 @@ def test_a_cache_that_the_profile_does_not_fix_is_not_said_to_be_fixed_by_it(
 ) -> None:
     _run(["check", pair(PAIR.replace("L40S-48GB", "cpu"))])
     stdout = capsys.readouterr().out
-    assert "specserve's default fixes the size of the KV cache" in stdout and "the profile fixes" not in stdout
+    assert "specserve fixes the size of the KV cache" in stdout and "the profile fixes" not in stdout
 
 
 def test_the_text_says_what_ran_and_where_the_memory_goes(
