@@ -89,8 +89,8 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
 def unpadded_drafter_batch(arm: Arm) -> Hits:
     """The padding of the drafter's batch is switched off, as in old examples.
 
-    This disables asynchronous scheduling, which costs throughput. The V2 runner does not read the key at all. On the V1
-    runner, `draft_model` and parallel drafting refuse to start with it.
+    vLLM then schedules without overlap (`async_scheduling` is off), which costs throughput. Apart from that, the V2
+    runner ignores the key. On the V1 runner, `draft_model` and parallel drafting refuse to start with it.
     Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
@@ -102,7 +102,7 @@ def unpadded_drafter_batch(arm: Arm) -> Hits:
         return
     is_padded = arm.method == "draft_model" or arm.get("parallel_drafting") is True
     found = arm.on("V1") if is_padded else []
-    text = "this key disables asynchronous scheduling, and has no other effect on the V2 runner"
+    text = "this key disables asynchronous scheduling; apart from that, the V2 runner ignores it"
     if found:
         text = f"the V1 runner drafts with `{arm.method}` in padded batches only, and refuses to start"
     yield arm.hit(key, text, versions=found, help="leave it out", severity=ERROR if found else None)

@@ -180,7 +180,8 @@ def dropped_schedule(arm: Arm) -> Hits:
     """vLLM drops the schedule and drafts the same K at any load.
 
     With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
-    writes one line to the log. Since vLLM 0.33, the V1 runner does so for methods that cannot change K.
+    writes one line to the log. Without it, the V1 runner of vLLM 0.33 drops the schedule for methods that cannot change
+    K.
     Example:
         speculation:
           method: eagle3
@@ -212,7 +213,7 @@ def costly_schedule(arm: Arm) -> Hits:
 
     With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
     drops some of these tokens: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
-    (`eagle3`, `mtp`; vllm-project/vllm#51510), which stop early since. With a schedule, the V1 runner does without full
+    (`eagle3`, `mtp`; vllm-project/vllm#51510), which stop early since. With a schedule, the V1 runner uses no full
     CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
     Example:
         vllm: ">=0.32"
