@@ -28,8 +28,8 @@ def doctor(
     specserve doctor --format json
     specserve doctor --leftovers | xargs -d '\n' rm
     """
-    from specserve.checks.doctor.host import host_lines, remains
-    from specserve.checks.doctor.leftovers import find_leftovers
+    from specserve.checks.doctor.host import host_lines
+    from specserve.checks.doctor.leftovers import find_leftovers, remains
     from specserve.report.console import out
     from specserve.report.doctor import count, doctor_json, doctor_text, servers_here
     from specserve.serve.files import state_folder

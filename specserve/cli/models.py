@@ -10,7 +10,7 @@ from specserve.cli.options import Alternative, Settings, flag
 from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say
-from specserve.report.numbers import count
+from specserve.report.text import count
 
 
 def lock(

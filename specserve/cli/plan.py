@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
-
 _ABOUT_VLLM = "`--origin`, `--effective`, `--assume`, `--node-rank` or `--master-addr`"
 
 

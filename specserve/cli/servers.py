@@ -172,7 +172,7 @@ def _stop_one(name: str, stop: StopRequest) -> bool:
 def _say_event(name: str, event: Event) -> None:
     """Say what happens to a server."""
     from specserve.report.console import say
-    from specserve.report.numbers import duration
+    from specserve.report.text import duration
     from specserve.serve import events
 
     match event:

@@ -18,8 +18,8 @@ from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import ELSEWHERE, REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile import schema
-from specserve.profile.codes import ordered
 from specserve.profile.load import absolute_paths, apply, made_by
+from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep

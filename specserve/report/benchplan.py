@@ -14,9 +14,9 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
 from specserve.report.bench import arm_words, where
 from specserve.report.console import LiveLine, in_one_line, out, say
-from specserve.report.numbers import count, duration
 from specserve.report.page import Block, Document, Items, Paragraph, Section, render
 from specserve.report.serializer import json_document
+from specserve.report.text import count, duration
 
 _SPEEDS = {"cpu": (30.0, 40.0, 2), "cuda": (180.0, 60.0, 64)}
 """Assumed, to say minutes before anything ran: seconds of a launch, tokens/s of one request, requests that add up."""

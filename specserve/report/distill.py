@@ -18,9 +18,9 @@ from specserve.report.answer import generation_line
 from specserve.report.bench import rendered
 from specserve.report.benchplan import BenchView
 from specserve.report.console import LiveLine, clean, filled, say
-from specserve.report.numbers import count, moment, number, took, with_spread
 from specserve.report.serializer import json_document, json_values
 from specserve.report.servers import StartView
+from specserve.report.text import count, moment, number, took, with_spread
 from specserve.report.verify import VerifyProgress
 
 _VERIFY_S = 60.0

@@ -10,9 +10,8 @@ from specserve.measure.drafts import LOADS, FoundDrafts, JudgedDraft
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.console import clean, filled
-from specserve.report.numbers import GIB, NONE, count
 from specserve.report.serializer import json_document, json_values, picked
-from specserve.report.table import Column, Table
+from specserve.report.text import GIB, NONE, Column, Table, count
 from specserve.vllm.speculation import OWN_LAYERS
 
 _COLUMNS = (

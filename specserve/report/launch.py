@@ -13,8 +13,8 @@ from specserve.errors import FactError, UsageError
 from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.report.console import clean, in_one_line, out, say, styled
 from specserve.report.findings import masked
-from specserve.report.numbers import GIB, MIB, count, low_to_high
 from specserve.report.serializer import json_document, picked
+from specserve.report.text import GIB, MIB, count, low_to_high
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
     from specserve.plan.locking import Locked
     from specserve.profile.schema import Profile
-
 
 LockState = Literal["holds", "missing", "stale"]
 

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator
 
 from specserve.measure.tune.estimate import LONGEST, Estimate, EstimatedPoint
-from specserve.report.numbers import low_to_high, number, with_spread
 from specserve.report.page import Block, Document, Items, Paragraph, Section, Verbatim
 from specserve.report.serializer import json_document, json_values
-from specserve.report.table import Column, Table
+from specserve.report.text import Column, Table, low_to_high, number, with_spread
 
 _VERDICTS = {"fit": "fits", "tight": "tight", "does_not_fit": "DOES NOT FIT"}
 _MARKS = {True: " ", None: "?", False: "*"}

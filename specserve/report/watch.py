@@ -15,9 +15,8 @@ from specserve.measure.watch.verdict import JudgedPromise, WatchState
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
-from specserve.report.numbers import NONE, count, number
 from specserve.report.serializer import VERSION, picked
-from specserve.report.table import STYLES, TONES, toned
+from specserve.report.text import NONE, STYLES, TONES, count, number, toned
 
 _BAR = 30
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.profile.secrets import redacted
-from specserve.serve.logs import LogLine, Phase, is_disk_full, read_end, without_requests
+from specserve.serve.events import Phase
+from specserve.serve.logs import TRACEBACK, LogLine, is_disk_full, read_end, root_exception, without_requests
 from specserve.serve.process import Group, count_oom_kills
 from specserve.serve.signals import signal_name
-from specserve.serve.tracebacks import TRACEBACK, root_exception
 
 # Tried in this order: what ends a start at once stands before what may also be an echo.
 _TABLES = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.doctor import host
-from specserve.checks.doctor.host import Remains, host_lines, remains
-from specserve.checks.doctor.leftovers import Leftovers, Strays
+from specserve.checks.doctor.host import host_lines
+from specserve.checks.doctor.leftovers import Leftovers, Remains, Strays, remains
 from specserve.checks.doctor.limits import Line, examined
 
 CPU_ENGINE = {"CPU", "plug-in", "OpenMP", "compiler"}
