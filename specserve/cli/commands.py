@@ -24,6 +24,7 @@ COMMAND_GROUPS: Mapping[str, str] = {
     "This host": "doctor gpus",
 }
 _SHARED_FILES: Mapping[str, str] = {
+    "check": "lint check",
     "plan": "plan diff",
     "models": "lock pull",
     "drafts": "drafts distill",

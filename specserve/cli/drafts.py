@@ -135,7 +135,7 @@ def distill(
     """
     from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.values import seconds
-    from specserve.report.distill import plan_text
+    from specserve.report.drafts import distill_plan_text
 
     request = DistillRequest(
         profile=profile,
@@ -148,7 +148,7 @@ def distill(
     )
     plan = plan_distillation(request, notices=StderrNotices(), starts=not dry_run)
     if dry_run:
-        out(plan_text(plan))
+        out(distill_plan_text(plan))
         return
     _distil(plan, write=not no_write, is_json=format is TextOrJson.JSON)
 
@@ -157,7 +157,7 @@ def _distil(plan: DistillPlan, *, write: bool, is_json: bool) -> None:
     """Distil, keep result and card, and write a better draft into the profile. Raises SpecserveError."""
     from specserve.measure.distill.plan import open_place
     from specserve.measure.distill.run import prepare_head, run_distillation, write_alternative
-    from specserve.report.distill import (
+    from specserve.report.drafts import (
         card_text,
         commands_text,
         distill_views,

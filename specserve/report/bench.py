@@ -37,11 +37,11 @@ from specserve.report.page import (
     Verbatim,
     render,
 )
-from specserve.report.serializer import json_document
 from specserve.report.text import (
     NONE,
     Column,
     Table,
+    json_document,
     moment,
     number,
     percent,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specserve.report.console import clean, filled, styled
-from specserve.report.serializer import json_document, picked
 from specserve.report.text import count as plural
+from specserve.report.text import json_document, picked
 
 if TYPE_CHECKING:
     from typing import TextIO

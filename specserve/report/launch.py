@@ -13,8 +13,7 @@ from specserve.errors import FactError, UsageError
 from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.report.console import clean, in_one_line, out, say, styled
 from specserve.report.findings import masked
-from specserve.report.serializer import json_document, picked
-from specserve.report.text import GIB, MIB, count, low_to_high
+from specserve.report.text import GIB, MIB, count, json_document, low_to_high, picked
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted

@@ -18,7 +18,7 @@ from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.profile.problems import CODES
 from specserve.report.console import WIDTH, styled
-from specserve.report.serializer import json_document, picked
+from specserve.report.text import json_document, picked
 
 HOME = "https://github.com/specserve/specserve"
 _CODE_INDENT = "    "

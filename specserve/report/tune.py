@@ -27,8 +27,18 @@ from specserve.report.page import (
     Section,
     Verbatim,
 )
-from specserve.report.serializer import json_document, json_values
-from specserve.report.text import NONE, Column, Table, count, moment, number, took, with_spread
+from specserve.report.text import (
+    NONE,
+    Column,
+    Table,
+    count,
+    json_document,
+    json_values,
+    moment,
+    number,
+    took,
+    with_spread,
+)
 
 _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""

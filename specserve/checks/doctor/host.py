@@ -1,4 +1,4 @@
-"""What this host is to a launch, line by line: Python and vLLM, accelerators with drivers, and what it grants."""
+"""All that `doctor` says about this host: Python, vLLM and its libraries, accelerators and drivers, then its limits."""
 
 from __future__ import annotations
 
