@@ -10,14 +10,12 @@ from typing import Annotated
 
 import typer
 
-from specserve.checks.gather import CheckOptions
 from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
-from specserve.report.findings import StderrNotices
 
 
 def lint(
@@ -132,7 +130,9 @@ def check(
     specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
     from specserve.checks.check import check as check_profiles
+    from specserve.checks.gather import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import running_records
 
     if ask_vllm or vllm_source is not None:

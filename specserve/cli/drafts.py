@@ -9,7 +9,6 @@ import typer
 
 from specserve.cli.options import Assume, Format, TextOrJson, flag
 from specserve.report.console import out, say
-from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.measure.distill.plan import DistillPlan
@@ -53,6 +52,7 @@ def drafts(
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.measure.drafts import DraftOptions, find_drafts
     from specserve.report.drafts import drafts_json, drafts_text
+    from specserve.report.findings import StderrNotices
 
     notices = StderrNotices()
     wanted = DraftOptions(machine_of(assume) if assume else None, online, notices.progress)
@@ -136,6 +136,7 @@ def distill(
     from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.values import seconds
     from specserve.report.drafts import distill_plan_text
+    from specserve.report.findings import StderrNotices
 
     request = DistillRequest(
         profile=profile,
@@ -164,6 +165,7 @@ def _distil(plan: DistillPlan, *, write: bool, is_json: bool) -> None:
         distilled_json,
         distilled_text,
     )
+    from specserve.report.findings import StderrNotices
 
     if open_place(plan):
         say(f"resuming: {plan.place}")

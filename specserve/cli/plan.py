@@ -29,7 +29,6 @@ from specserve.cli.options import (
     text_option,
 )
 from specserve.errors import UsageError
-from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.plan.launch import LaunchOptions
@@ -88,6 +87,7 @@ def plan(
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import node_at, node_count
+    from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_plans
 
     options = LaunchOptions(
@@ -124,6 +124,7 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
     """The command that serves a profile with SGLang, once the rules have cleared it. Raises UsageError."""
     from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile
+    from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_sglang
     from specserve.vllm.versions import newest_in
 
