@@ -52,9 +52,9 @@ commands printed on two cores of an AMD EPYC; your times will differ.
 ## 1. Is the profile right?
 
 `configs/demo.yaml` names target, draft, the number of draft tokens and a few engine arguments. `lint` judges the file
-by itself, in a fraction of a second:""", "specserve lint configs/demo.yaml", is_static=True),
+alone, without the models, in a fraction of a second:""", "specserve lint configs/demo.yaml", is_static=True),
     Step("""\
-A mistake gets a place and a way out. Try one, without changing the file:""",
+For each mistake, `lint` says where it is and how to mend it. Try one, without changing the file:""",
          "specserve lint configs/demo.yaml --set speculation.num_speculative_token=4", """\
 `specserve explain SD005` describes the rule. """, is_static=True),
     Step("""\
@@ -86,18 +86,19 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
     Step("""\
 ## 5. Does speculation pay here?
 
-`bench` starts the profile and the same server without speculation, sends both the same prompts in short blocks that
-take turns, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
+`bench` starts the profile and the same server without speculation, sends the same prompts to both in short
+alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
 The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench.md) explains the rest."""),
     Step("""\
 ## 6. How many draft tokens are best?
 
 `tune` launches the server once without speculation and once with it, and predicts the speed for every other number of
-draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run takes
-few and short answers (32 tokens). More of their time is prefill, so the speedups are smaller than those of `bench`:""",
+draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run asks
+for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-`tune` chooses K = 0 only for the highest load, and only if it was measured and won there. If no K above 0 is faster
-than no speculation at another load, a note says so. `--write` puts the choice into the profile; its comments stay.
+`tune` chooses K = 0 (no speculation) only for the highest load, and only if K = 0 was measured there and was the
+fastest. At lower loads it always chooses a K above 0, and a note says if none of them is faster. `--write` puts the
+choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it

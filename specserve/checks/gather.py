@@ -33,8 +33,8 @@ UNREADABLE = Code(
     """A model of the profile does not exist, is not accessible, or is broken.
 
     ## Why is this bad?
-    vLLM ends with `Invalid repository ID or local directory specified`, with a 401, or with the parser's
-    words about the file; for the draft, after it has looked at the target.
+    vLLM ends with an error: `Invalid repository ID or local directory specified`, a 401 from the Hub, or an error
+    of the parser about a broken file. An error about the draft comes only after the target was read.
 
     ## Example
         target: {model: ./no-such-directory}

@@ -77,15 +77,15 @@ def bench(
         text_option(
             "NAME",
             (
-                "Compare only this one of the profile's `alternatives`; repeatable; `none` for none (default: "
-                "all)."
+                "Compare only this one of the profile's `alternatives` (named blocks of speculation); repeatable; "
+                "`none` compares none of them (default: all)."
             ),
         ),
     ] = None,
     with_: Annotated[
         list[str] | None,
         text_option(
-            "[NAME=]PROFILE|URL|NAME", "Also compare this profile or running server; repeatable.", "--with"
+            "[LABEL=]PROFILE|URL|NAME", "Also compare this profile or running server; repeatable.", "--with"
         ),
     ] = None,
     blocks: Blocks = None,
@@ -101,7 +101,9 @@ def bench(
         str | None, text_option("FILE", "Also write a copy of the result with private data removed.")
     ] = None,
     dry_run: DryRun = False,
-    strict: Annotated[bool, flag("--strict", "Also exit with 1 if the result is undecided.")] = False,
+    strict: Annotated[
+        bool, flag("--strict", "Also exit with 1 if a verdict or a promise is undecided.")
+    ] = False,
     format: Annotated[
         BenchFormat, typer.Option(help="Output format; json is for scripts.")
     ] = BenchFormat.TEXT,
@@ -115,8 +117,8 @@ def bench(
     that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03, COSTS if it
     lies below 0.97, NO DIFFERENCE if it lies between, else INCONCLUSIVE. The load generator is that of vLLM.
 
-    Exit codes: 1 if the whole interval of a figure lies outside of what `expect` promises; 2 if nothing could be
-    measured; 130 if interrupted (--resume continues).
+    Exit codes: 1 if a figure misses a promise of the profile's `expect` section with its whole interval; 2 if nothing
+    could be measured; 130 if interrupted (--resume continues).
 
     \b
     specserve bench configs/demo.yaml --quick

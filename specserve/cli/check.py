@@ -83,7 +83,9 @@ def check(
     ],
     *,
     assume: Assume = None,
-    offline: Annotated[bool, flag("--offline", "Read only directories, the Hub cache and locks.")] = False,
+    offline: Annotated[
+        bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")
+    ] = False,
     locked: Annotated[bool, flag("--locked", "Judge from the profile and its lock alone.")] = False,
     no_lock: NoLock = False,
     strict: Annotated[bool, flag("--strict", "Also fail for warnings and skipped checks.")] = False,
@@ -120,8 +122,8 @@ def check(
     listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer
-    and nothing is published about the model. A model that is judged by its published configuration, or that is not
-    cached with --offline, fails only with --strict.
+    and no configuration of the model ships with specserve. Two cases fail only with --strict: a model that is judged
+    by a configuration that ships with specserve, and with --offline a model that is not in the Hub cache.
 
     \b
     specserve check configs/demo.yaml

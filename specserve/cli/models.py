@@ -21,7 +21,9 @@ def lock(
     check: Annotated[
         bool, flag("--check", "Write nothing; exit with 1 if a lock is missing or stale.")
     ] = False,
-    offline: Annotated[bool, flag("--offline", "Read only directories and the Hub cache.")] = False,
+    offline: Annotated[
+        bool, flag("--offline", "Read no network: only directories and the Hub cache.")
+    ] = False,
 ) -> None:
     """Record the exact commits of a profile's models.
 

@@ -119,7 +119,7 @@ Settings = Annotated[
 ]
 Alternative = Annotated[str | None, text_option("NAME", "Use this one of the profile's `alternatives`.")]
 Baseline = Annotated[bool, flag("--baseline", "Leave speculation out.")]
-Offline = Annotated[bool, flag("--offline", "Read only directories, the Hub cache and locks.")]
+Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
 Locked = Annotated[
     bool, flag("--locked", "Use exactly the files that the lock names, without the Hub, or fail.")
 ]

@@ -94,8 +94,9 @@ def up(
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
-    The server is ready when it has answered one short request, because the first request is slow; systemd is then
-    notified. The address and a request to try go to stdout, the progress goes to stderr, and vLLM's own log to a file.
+    The first request to a new server is slow, so up sends a short one itself. When it is answered, up says that the
+    server is ready, and notifies systemd. The address and a request to try go to stdout, the progress goes to stderr,
+    and vLLM's own log to a file.
 
     Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors or --verify failed; 2 if the
     server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops it.

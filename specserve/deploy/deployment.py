@@ -32,8 +32,8 @@ HOME_NOTE = "vLLM, torch and Triton compile into it"
 GRACE_NOTE = "server.shutdown_timeout_s and 30 s more"
 USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
 CORRUPTED_TEXT = (
-    "vLLM's CPU build corrupts text at temperature > 0 with speculation (vllm-project/vllm#55005); the plug-in that "
-    "cures it comes with specserve's CPU set-up and is not part of vLLM itself"
+    "with speculation, vLLM's CPU build corrupts text at temperature > 0 (vllm-project/vllm#55005), unless the plug-in "
+    "`specserve_vllm_cpu` of specserve's CPU set-up is installed beside it"
 )
 _BASE_START_S = 600
 _BYTES_PER_S = 100e6

@@ -71,7 +71,7 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         "KillMode=mixed",
         f"# {GRACE_NOTE}",
         f"TimeoutStopSec={made.grace_s}",
-        "# always: vLLM ends with code 0 where its engine was killed",
+        "# always, not on-failure: vLLM ends with code 0 even if its engine was killed",
         "Restart=always",
         "RestartSec=10",
         "OOMPolicy=stop",

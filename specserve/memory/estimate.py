@@ -56,8 +56,12 @@ class MemoryEstimate:
     without_speculation_kv_cache_tokens: Bounds | None
     basis: Literal["vllm", "formula", "published"]
     """`published`: the formula, on a configuration that ships with specserve because the Hub did not answer."""
+    regime: str
+    """Which launches the constants of the bounds hold for."""
+    source: str
+    """Where these constants come from."""
     calibration: str
-    """Where the constants of the bounds come from."""
+    """The same in one sentence, with the logs behind each bound."""
     certain: bool = False
     """Whether `does_not_fit` rests on exact figures alone, no fitted constant."""
     knobs: tuple[Knob, ...] = ()
@@ -112,7 +116,9 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
         largest_max_model_len=Bounds(shortest, longest, r.logs),
         without_speculation_kv_cache_tokens=_baseline(r),
         basis=demand.basis,
-        calibration=_calibration(r, at),
+        regime=(regime := _regime(r)),
+        source=r.regime.source,
+        calibration=f"{regime}; {_support(r, at)}; the bounds come from {r.regime.source}",
         certain=found == "does_not_fit" and is_certain(r),
         knobs=() if found == "fit" or is_in_doubt else knobs(r, verdict=found, path=path),
         notes=(*demand.notes, *notes),
@@ -175,9 +181,11 @@ def _baseline(r: Breakdown) -> Bounds | None:
         return None
 
 
-def _calibration(r: Breakdown, at: int) -> str:
-    rules = r.regime
-    name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
+def _regime(r: Breakdown) -> str:
+    engine = "the CPU engine" if r.regime.runner == "cpu" else f"model runner {r.regime.runner.upper()}"
+    return f"{engine} of vLLM {r.regime.since} and later"
+
+
+def _support(r: Breakdown, at: int) -> str:
     parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))
-    support = ", ".join(f"{what} ({part.support})" for what, part in parts if part.support)
-    return f"{name}, vLLM {rules.since} and later; {support}; source: {rules.source}"
+    return ", ".join(f"{what} ({part.support})" for what, part in parts if part.support)

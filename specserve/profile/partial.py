@@ -19,7 +19,7 @@ class UnreadableValue(ProfileError):
     """A value was needed that a finding has already called bad."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"`{path}` cannot be read")
+        super().__init__(f"the value of `{path}` in the profile is not valid")
 
 
 class _Unreadable:

@@ -75,8 +75,8 @@ CODES: tuple[Code, ...] = (
         "unknown-key",
         "A key that a profile does not have, or that belongs elsewhere.",
         """
-        A misspelt key sets nothing. specserve never drops a key silently. In a raw command, a key that vLLM
-        accepts but never reads is a warning.
+        A misspelt key sets nothing. specserve never drops a key silently. If you check a vLLM command
+        (`lint -- vllm serve …`) instead of a profile, a key that vLLM accepts but never reads is a warning.
         """,
         """
         target: {model: org/target}
@@ -93,9 +93,9 @@ CODES: tuple[Code, ...] = (
         "wrong-value",
         "A value of the wrong type, or out of its range.",
         """
-        vLLM would end with a usage error, or take the value for something else. In a raw command, a
-        `method` that only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in
-        may add.
+        vLLM would end with a usage error, or take the value for something else. If you check a vLLM command
+        (`lint -- vllm serve …`) instead of a profile, a `method` that vLLM takes and specserve refuses is only a
+        warning: this holds for `extract_hidden_states` and for names that a plug-in may add.
         """,
         "target: {model: org/target, tensor_parallel_size: four}",
         "target: {model: org/target, tensor_parallel_size: 4}",

@@ -108,6 +108,13 @@ def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
     yield from (_filled(reason, "  ") for reason in comparison.reasons)
 
 
+_COMPUTED_BY = {
+    "vllm": "vLLM's own plan",
+    "formula": "a formula",
+    "published": "a formula on the published configuration",
+}
+
+
 def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     """The figures of the fullest GPU; a range for a term that is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
@@ -120,14 +127,19 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        yield f"  speculation costs {lost:.1%} of the KV cache: without it, {_tokens(alone)} tokens"
+        more = f"; speculation costs {lost:.1%}" if lost > 0 else ""
+        yield f"  KV cache without speculation: {_tokens(alone)} tokens{more}"
     if estimate.is_kv_known:
-        yield f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}"
+        largest = estimate.largest_max_model_len
+        why = ", the models' own limit" if estimate.kv_cache_tokens.low >= 2 * largest.high else ""
+        yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in estimate.knobs[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
         yield f"  with `{knob.path}: {value}`: {_MEMORY[knob.verdict][0]}"
-    basis = "published configuration" if estimate.basis == "published" else estimate.basis
-    yield _filled(f"{basis}; {estimate.calibration}", "  basis: ")
+    if is_fixed(estimate):
+        yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
+    yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  basis: ")
+    yield _filled(estimate.source, "  source of the bounds: ")
     yield from (_filled(note, "  ") for note in estimate.notes)
 
 
@@ -154,8 +166,7 @@ def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:
         held = f"{_tokens(estimate.kv_cache_tokens)} tokens = {many} sequences of {estimate.max_model_len:,}"
     yield "KV cache", low_to_high(gib(sizes.kv_cache.low), gib(sizes.kv_cache.high)), "", held
     if is_fixed(estimate):  # vLLM then takes no share of what there is
-        who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
-        yield "capacity", gib(sizes.total), "", f"{who} sets the size of the KV cache"
+        yield "capacity", gib(sizes.total), "", ""
     else:
         yield "vLLM's budget", gib(sizes.budget), share(sizes.budget), f"of {gib(sizes.total)} GiB"
 

@@ -21,6 +21,14 @@ from specserve.report.console import WIDTH, styled
 from specserve.report.text import json_document, picked
 
 HOME = "https://github.com/specserve/specserve"
+NEEDED: Mapping[Need, str] = {
+    "nothing": "only the profile",
+    "models": "the models",
+    "hardware": "the accelerator",
+    "host": "this host",
+    "vllm": "vLLM itself",
+}
+"""What a rule needs, in words."""
 _CODE_INDENT = "    "
 _LONG_MAPPING = re.compile(r"""( *)([\w.-]+): \{([^{}\[\]"'#]*)\}""")
 
@@ -97,10 +105,10 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
     """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
     lines = [
-        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {page.needs})"
+        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {NEEDED[page.needs]})"
     ]
     if page.policy:
-        lines.append("A policy of specserve, not of vLLM. For a raw command it is only a warning.")
+        lines.append("A policy of specserve, not of vLLM: only a warning if you check a vLLM command.")
     for heading, text in page.parts.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(text, indent="  " if heading else "")

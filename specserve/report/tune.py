@@ -44,8 +44,8 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured, at full load; p: predicted from two launches, without and with speculation; "
-    "p~m: predicted and measured; *: chosen; a share in brackets: the share of requests within the profile's limits"
+    "m: measured while all requests of the load ran; p: predicted from two launches, without and with speculation; "
+    "p~m: predicted and measured; *: chosen"
 )
 
 
@@ -77,7 +77,9 @@ def tune_document(found: TuneResult) -> Document:
     blocks: list[Block] = [Paragraph(lead, is_muted=True), *_choice(found), *_confirmed(found)]
     for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.points):
         blocks.append(_place(found, *place))
-    blocks.append(Paragraph(_LEGEND, is_muted=True))
+    is_limited = any(row.predicted.within_limits is not None for row in found.points)
+    legend = f"{_LEGEND}; (…%): requests within the latency limits of the profile" if is_limited else _LEGEND
+    blocks.append(Paragraph(legend, is_muted=True))
     if found.causes_of is not None:
         at = found.causes_of
         where = f"{at.workload}, concurrency {at.concurrency}, K = {at.num_speculative_tokens}"
@@ -86,7 +88,7 @@ def tune_document(found: TuneResult) -> Document:
             share = NONE if each.share is None else f"{each.share:.0%}"
             advice = "" if share == "0%" else f"; what changes it: {each.moves}"
             lines.append((share, f"{each.name}: {each.told}{advice}"))
-        blocks.append(Section(f"What limits the speedup ({where})", [Items(lines)]))
+        blocks.append(Section(f"What limits the speedup, by share of the loss ({where})", [Items(lines)]))
     left_out = [
         ("not measured", f"{each.name}: {each.left_out}") for each in found.candidates if each.left_out
     ]
@@ -124,9 +126,11 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
             if found.objective == "tpot":
                 gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
             least = row.break_even_mean_acceptance_length
-            needed = "any length pays" if least <= 1 else f"pays from {least:.2f}"
+            needed = (
+                "and any number of tokens per step pays" if least <= 1 else f"and {least:.2f} or more pay"
+            )
             if not math.isfinite(least):
-                needed = "no length pays"
+                needed = "and no number of tokens per step pays"
             length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
             yield (
                 f"concurrency {load}",

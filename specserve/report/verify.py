@@ -52,7 +52,7 @@ class VerifyProgress(LiveLine):
 
     def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
-        tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
+        tokens = f", {progress.tokens:,} tokens so far" if progress.tokens else ""
         self.show(f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s")
 
 
@@ -176,7 +176,7 @@ def _greedy_words(found: Greedy) -> Iterator[str]:
     if found.unchecked:
         yield f"{count(found.unchecked, 'token')} looked wrong once, and got no second score"
     if found.tokens_needed:
-        yield f"LOSSLESS takes about {found.tokens_needed:,} more tokens"
+        yield f"the verdict LOSSLESS needs about {found.tokens_needed:,} more tokens"
 
 
 def _wrong(found: Greedy) -> int:
@@ -192,12 +192,12 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
     yield (
         f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
         f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{points.low:+.2f} to {points.high:+.2f}; for LOSSLESS, all of it within {MARGIN_POINTS:g})"
+        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS needs all of it within ±{MARGIN_POINTS:g})"
     )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
         yield (
             f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
-            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; for LOSSLESS, all of it within {COOL_PERCENT:g})"
+            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; LOSSLESS needs all of it within ±{COOL_PERCENT:g})"
         )
     yield (
         f"{count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} expected"
@@ -206,7 +206,7 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
         yield f"{found.skipped:,} tokens left out: these settings hide their distribution"
     yield from (f"wrong: {reason}" for reason in found.reasons)
     if found.tokens_needed:
-        yield f"LOSSLESS takes about {found.tokens_needed:,} more tokens"
+        yield f"the verdict LOSSLESS needs about {found.tokens_needed:,} more tokens"
 
 
 def _difference(item: result.WrongToken) -> list[str]:

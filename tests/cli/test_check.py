@@ -71,7 +71,7 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     told = capsys.readouterr().out
     for name in ("activations", "other"):
         (line,) = (line for line in told.splitlines() if line.startswith(f"  {name} "))
-        assert line.endswith((" logs", " log", "assumed: no public log of such a launch"))
+        assert line.endswith((" logs", " log", "assumed: no public log shows such a launch"))
         assert len(line) <= 80
 
 
@@ -159,7 +159,7 @@ def test_on_a_cpu_the_memory_is_the_hosts_and_a_fixed_cache_has_no_budget(
     stdout = capsys.readouterr().out
     assert "Memory of this host, GiB: fits" in stdout
     assert (
-        "the profile sets the size of the KV cache" in stdout
+        "the profile fixes the size of the KV cache" in stdout
         and "budget" not in stdout
         and "GPU" not in stdout
     )
@@ -171,7 +171,7 @@ def test_a_cache_that_the_profile_does_not_fix_is_not_said_to_be_fixed_by_it(
 ) -> None:
     _run(["check", pair(PAIR.replace("L40S-48GB", "cpu"))])
     stdout = capsys.readouterr().out
-    assert "specserve's default sets the size of the KV cache" in stdout and "the profile fixes" not in stdout
+    assert "specserve fixes the size of the KV cache" in stdout and "the profile fixes" not in stdout
 
 
 def test_the_text_says_what_ran_and_where_the_memory_goes(
@@ -215,7 +215,7 @@ def test_the_text_says_what_each_term_of_memory_rests_on(
 ) -> None:
     assert _run(["check", pair()]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^  activations +[\d.]+ +assumed: no public log of such a launch$", out, re.M)
+    assert re.search(r"^  activations +[\d.]+ +assumed: no public log shows such a launch$", out, re.M)
     assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
     assert "not counted" not in out
 

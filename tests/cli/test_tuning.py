@@ -86,7 +86,7 @@ def test_a_complete_run_is_told_again_word_for_word_and_nothing_is_started(
     assert "the budget of 1h was used up after" in first.err
     assert before["launches"] == 3
     assert any("before the choice could be confirmed" in note for note in before["notes"])
-    assert any("as few as 50% of a workload's prompts" in note for note in before["notes"])
+    assert any("only 50% of a workload's prompts" in note for note in before["notes"])
     assert [each["left_out"] for each in before["candidates"] if each["name"] == "ngram"] == ["out of memory"]
     world.started.clear()
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_complete_run_that_is_given_more_time_measures_what_is_missing(
     assert "; use `-o` with another folder to start over" in capsys.readouterr().err
     assert len(command.result["confirmed"]) == len(plan_of().points)
     assert world.sent > sent
-    assert any("as few as 50%" in note for note in command.result["notes"])
+    assert any("only 50%" in note for note in command.result["notes"])
 
 
 def test_a_choice_that_could_not_be_confirmed_is_shown_and_not_written(

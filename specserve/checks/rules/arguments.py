@@ -75,9 +75,9 @@ def unknown_argument(ctx: Context) -> Hits:
 def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
-    In two places, the later flag would win, and the profile would not show which one that is.
-    `server.shutdown_timeout_s` includes 5 s to end the server, so 60 becomes 65. What specserve does not handle is a
-    warning in a raw command.
+    If an argument were set in two places, the later flag would win, and the profile would not show which one that is.
+    `server.shutdown_timeout_s` includes 5 s to end the server, so 60 becomes 65. If you check a
+    vLLM command (`lint -- vllm serve …`) instead of a profile, what specserve does not handle is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`

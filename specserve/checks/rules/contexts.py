@@ -128,9 +128,10 @@ def overlong_draft_context(arm: Arm) -> Hits:
 def short_trained_head(arm: Arm) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Until 0.32, V1 drafts nothing for a batch with a longer request. Else vLLM stretches the head's positions, and
-    acceptance falls beyond the trained length (sgl-project/sglang#6783). Some versions of V2 do not stretch `dflash`
-    and `dspark`: a longer request ends the engine (vllm-project/vllm#57964).
+    Usually vLLM raises the head's `max_position_embeddings` to that of the target, and acceptance falls beyond the
+    trained length (sgl-project/sglang#6783). There are two exceptions. Up to 0.32, the V1 runner drafts nothing for a
+    batch that has a longer request. Some versions of the V2 runner do not raise it for `dflash` and `dspark`, and a
+    longer request ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}
@@ -167,8 +168,8 @@ def missing_hybrid_manager(ctx: Context) -> Hits:
     """The hybrid KV cache manager is off, and the model cannot run without it.
 
     Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
-    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. The
-    start ends after the weights are loaded, with speculation and without.
+    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. In
+    either case the launch fails after the weights are loaded, with speculation and without.
     Example:
         target: {model: ./granite-hybrid}
         engine: {disable_hybrid_kv_cache_manager: true}

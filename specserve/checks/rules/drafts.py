@@ -110,9 +110,9 @@ def refused_mrope_draft(arm: Arm) -> Hits:
 def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model: loading or the first request fails. So does an `eagle3` head of the Llama class
-    that reads other than three layers if config.json gives only their list (`eagle_aux_hidden_state_layer_ids`) and not
-    `num_aux_hidden_states` (vllm-project/vllm#54526).
+    It was trained for another model: loading or the first request fails. The same happens with an `eagle3` head of the
+    Llama class that reads more or fewer than three layers of the target, if its config.json lists these layers
+    (`eagle_aux_hidden_state_layer_ids`) without `num_aux_hidden_states` (vllm-project/vllm#54526).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

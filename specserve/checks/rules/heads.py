@@ -150,8 +150,8 @@ def is_further(name: str, depth: int) -> bool:
 def indivisible_token_count(arm: Arm) -> Hits:
     """K is not a multiple of the number of tokens that the trained layers predict.
 
-    With n layers, each trained for one further token, vLLM runs all of them again and again. It refuses a K above n
-    that is not a multiple of n.
+    The model has n such layers, each trained for one further token. For a K (`num_speculative_tokens`) above n, vLLM
+    runs all n layers several times, so it refuses a K that is not a multiple of n.
     Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}

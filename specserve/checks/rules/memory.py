@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from specserve.memory.verdict import Knob
 
 _GIB = 2**30
-_VERDICTS = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+_BETTER = {"fit": "make it fit", "tight": "make it a tight fit"}
 _COSTLY = 0.25
 """Share of the KV cache that a draft may take before it is worth a word."""
 _LARGE_BYTES, _TENTH = 2**30, 0.1
@@ -33,6 +33,14 @@ def machine_words(machine: Machine) -> str:
         return f"{gib(machine.accelerator.total_bytes)} of memory"
     each = f"{machine.count} x {machine.accelerator.name}"
     return f"{machine.nodes} nodes with {each} each" if machine.nodes > 1 else each
+
+
+def _part_of(ctx: Context) -> str:
+    """The accelerators that one copy of the model takes: `1 of 4 x H100-80GB`; all of them: `4 x H100-80GB`."""
+    assert ctx.machine is not None
+    machine, target = ctx.machine, ctx.profile.target
+    each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
+    return words if machine.is_cpu or each >= machine.count * machine.nodes else f"{each} of {words}"
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
@@ -55,7 +63,7 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
     head = (
         f" of {total}, estimated: "
         if is_fixed(memory)
-        else f", estimated: {gib(per_gpu.budget)} of {total}; "
+        else f": vLLM may use {gib(per_gpu.budget)} of {total}; estimated: "
     )
     parts = {"activations": per_gpu.activation, "other": per_gpu.other, "KV cache": per_gpu.kv_cache}
     shown = [
@@ -93,7 +101,7 @@ def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None
 
 def _way(knob: Knob, *, is_better: bool) -> str:
     value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-    gain = f"make the verdict {_VERDICTS[knob.verdict]}" if is_better else f"free {gib(knob.frees_bytes)}"
+    gain = _BETTER[knob.verdict] if is_better else f"free {gib(knob.frees_bytes)}"
     return f"`{knob.path}: {value}` would {gain}"
 
 
@@ -149,7 +157,7 @@ def insufficient_memory(ctx: Context) -> Hits:
             is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
                 path,
-                f"does not fit {machine_words(ctx.machine)}: {_reason(memory, ctx.machine)}",
+                f"does not fit {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory, without=_SHARE if is_occupied else None),
                 severity=None if memory.certain else WARNING,
@@ -174,9 +182,9 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Activations, CUDA graphs and communication buffers cannot be known in advance. TIGHT also means that a promised
-    concurrency, or the verification of drafts, which vLLM's profile run does not cover, may not fit. If the only doubt
-    is a model that is not known, this is an info.
+    Activations, CUDA graphs and communication buffers cannot be known in advance. A tight fit also means that a
+    promised concurrency, or the verification of drafts, which vLLM's profile run does not cover, may not fit. If the
+    only doubt is a model that is not known, this is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -191,7 +199,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
-                f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
+                f"may not fit {_part_of(ctx)}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,
@@ -324,11 +332,11 @@ def _fits_in(memory: MemoryEstimate, share: float) -> bool:
 
 @rule("SD313", ERROR, needs="hardware")
 def missing_state_blocks(ctx: Context) -> Hits:
-    """More requests may run than the KV cache has blocks for their recurrent states.
+    """The KV cache has fewer blocks for recurrent states than `max_num_seqs`.
 
     A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. vLLM counts the
     blocks after loading, and aborts if `max_num_seqs` (by default 1024 on GPUs from 70 GiB on, except the A100) is
-    larger. If the highest estimate suffices, this is a warning.
+    larger. The number of blocks is estimated as a range. If its upper end suffices, this is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
@@ -348,7 +356,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
         ]
         yield Hit(
             "engine.max_num_seqs",
-            f"{states.max_num_seqs:,} requests may run, and the KV cache has {blocks} blocks for their states",
+            f"`max_num_seqs` is {states.max_num_seqs:,}, but the KV cache has {blocks} blocks for recurrent states",
             notes=memory.notes,
             help="; ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,

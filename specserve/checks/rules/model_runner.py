@@ -93,8 +93,8 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
 def unpadded_drafter_batch(arm: Arm) -> Hits:
     """The padding of the drafter's batch is switched off, as in old examples.
 
-    This disables asynchronous scheduling, which costs throughput. The V2 runner does not read the key at all. On the V1
-    runner, `draft_model` and parallel drafting refuse to start with it.
+    vLLM then schedules without overlap (`async_scheduling` is off), which costs throughput. Apart from that, the V2
+    runner ignores the key. On the V1 runner, `draft_model` and parallel drafting refuse to start with it.
     Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
@@ -106,7 +106,7 @@ def unpadded_drafter_batch(arm: Arm) -> Hits:
         return
     is_padded = arm.method == "draft_model" or arm.get("parallel_drafting") is True
     found = arm.on("V1") if is_padded else []
-    text = "this key disables asynchronous scheduling, and has no other effect on the V2 runner"
+    text = "this key disables asynchronous scheduling; apart from that, the V2 runner ignores it"
     if found:
         text = f"the V1 runner drafts with `{arm.method}` in padded batches only, and refuses to start"
     yield arm.hit(key, text, versions=found, help="leave it out", severity=ERROR if found else None)
@@ -270,8 +270,9 @@ def dropped_schedule(arm: Arm) -> Hits:
     """vLLM drops the schedule and drafts the same K at any load.
 
     With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
-    writes one line to the log. The V1 runner does so for methods that cannot change K. The V2 runner before vLLM 0.29
-    does so for every method, without a message (vllm-project/vllm#51510).
+    writes one line to the log. Without it, the schedule is dropped in two cases: the V1 runner drops it for methods
+    that cannot change K, and before vLLM 0.29 the V2 runner drops it for every method, without a message
+    (vllm-project/vllm#51510).
     Example:
         speculation:
           method: eagle3
@@ -305,7 +306,7 @@ def costly_schedule(arm: Arm) -> Hits:
 
     With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
     drops some of these tokens: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. With a
-    schedule, the V1 runner does without full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
+    schedule, the V1 runner uses no full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
     Example:
         vllm: ">=0.32"
         speculation:

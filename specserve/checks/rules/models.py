@@ -37,8 +37,8 @@ def _own_code(ctx: Context, config: Config) -> bool:
 def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build; the note names the last version that had a class which was removed since.
-    A class that a repository's own code (`auto_map`) or a plug-in may add is not judged.
+    vLLM refuses a model that it cannot build. If an older vLLM could build it, a note names the last version that
+    could. A class that a repository's own code (`auto_map`) or a plug-in may add is not judged.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `

@@ -86,7 +86,9 @@ def inherited_moe_backend(arm: Arm) -> Hits:
     inherits = arm.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in arm.block.keys
     if inherits and backend not in (None, "auto", "triton"):
         text = f"the draft will use the MoE kernels {quoted(str(backend))} too"
-        help_ = "write `moe_backend: triton` in the block if the draft's experts are quantized differently"
+        help_ = (
+            f"write `moe_backend: triton` under `{arm.path}` if the draft's experts are quantized differently"
+        )
         yield arm.hit("method", text, related={"engine.moe_backend": "chosen for the target"}, help=help_)
 
 
@@ -106,7 +108,7 @@ def unquantized_draft(arm: Arm) -> Hits:
     has_weights = arm.method in ("draft_model", "eagle", "eagle3", "dflash")
     if method in _ONLINE and has_weights and "quantization" not in arm.block.keys:
         text = f"the draft will be loaded in its own type, not in `{method}`"
-        help_ = f"write `quantization: {method}` in the block to quantize the draft too"
+        help_ = f"write `quantization: {method}` under `{arm.path}` to quantize the draft too"
         yield arm.hit("model", text, related={"target.quantization": "for the target only"}, help=help_)
 
 
@@ -175,7 +177,9 @@ def inherited_cache_type(arm: Arm) -> Hits:
     inherits = arm.method in ("dflash", "dspark") and "kv_cache_dtype" not in arm.block.keys
     if inherits and dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
         text = f"the drafter's KV cache will be {quoted(dtype)} too"
-        help_ = "if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` in the block"
+        help_ = (
+            f"if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` under `{arm.path}`"
+        )
         yield arm.hit("method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_)
 
 

@@ -23,8 +23,9 @@ def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
     Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights, and so
-    does what `trust_remote_code` finds in the repository on the day of the download. Insecure serialization runs what
-    reaches vLLM's sockets. Read that code. `trust_remote_code` alone is an info: SD112 reports what is not pinned.
+    does what `trust_remote_code` finds in the repository on the day of the download. With insecure serialization,
+    anyone who can send data to vLLM's sockets can run code. Read that code. If `trust_remote_code` is all that was
+    found, this is an info, because SD112 reports models that are not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -82,8 +83,8 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. If only the target is not pinned, and is not known to contain code
-    (`check` finds out), this is an info.
+    branch or a tag can be moved, a commit cannot. This is an info if only the target is not pinned and no code of it
+    is known; `check` looks for such code.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -102,8 +103,8 @@ def unpinned_code(ctx: Context) -> Hits:
     }
     if moving:
         ((model, revision), section), *others = moving.items()
-        which = f"at `{revision}`, which can move" if revision else "without a revision"
-        more = f", and that of {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
+        which = f"is taken at `{revision}`, which can move" if revision else "is not pinned to a commit"
+        more = f"; the same holds for {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
         alone = {name for name, _ in moving} == {ctx.profile.target.model}
         has_code = ctx.target is not None and (  # transformers names a model's own code in `auto_map`
             "auto_map" in ctx.target.config or any(name.endswith(".py") for name in ctx.target.files)
@@ -113,9 +114,9 @@ def unpinned_code(ctx: Context) -> Hits:
         related |= {f"{place}.model": "not pinned to a commit either" for _, place in others}
         yield Hit(
             f"{section}.revision" if revision else f"{section}.model",
-            f"code of `{model}` {'would' if quiet else 'will'} run, taken {which}{more}",
+            f"the server {'would' if quiet else 'will'} run code of `{model}`, which {which}{more}",
             related=related,
-            help=f"set `{section}.revision` to the commit that was read, or run `specserve lock`",
+            help=f"read the code, and set `{section}.revision` to its commit, or run `specserve lock`",
             severity=INFO if quiet else None,
         )
 
@@ -261,7 +262,7 @@ def moved_model(ctx: Context) -> Hits:
     The server still gets the locked commit. A new commit may contain a repaired tokenizer or chat template, so look at
     it before you lock again.
     Example:
-        # beside it lies a p.lock.json with a commit that is no longer the branch's
+        # p.lock.json, beside this profile, has a commit that the branch no longer points to
         target: {model: org/small, revision: stable}
     Use instead: target: {model: ./llama}
     Source: specserve, models/lock.py

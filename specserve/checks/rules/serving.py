@@ -55,7 +55,7 @@ def hidden_acceptance(ctx: Context) -> Hits:
 def metrics_without_speculation(ctx: Context) -> Hits:
     """Metrics of speculation are asked for, but the profile does not speculate.
 
-    vLLM refuses to start with them. specserve leaves the argument out of such a launch.
+    vLLM refuses to start if a server without speculation is asked for them, so specserve leaves the argument out.
     Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
@@ -63,7 +63,7 @@ def metrics_without_speculation(ctx: Context) -> Hits:
     Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
     if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.arms:
-        text = "the profile does not speculate: this has no effect"
+        text = "`per_request_spec_decode_metrics` has no effect, because the profile does not speculate"
         yield Hit("engine.per_request_spec_decode_metrics", text, help="leave it out")
 
 
@@ -138,8 +138,9 @@ def refused_structured_output(ctx: Context) -> Hits:
 def missing_companion(ctx: Context) -> Hits:
     """An argument of the server needs another argument, which is missing.
 
-    vLLM ends with an error, some after the weights are loaded. Tool choice needs a parser, adapters need LoRA, logged
-    outputs need logged requests, per-request metrics need statistics, and a KV cache connector needs a role.
+    vLLM ends with an error, in some of these cases only after the weights are loaded. Tool choice needs a parser,
+    adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
+    connector needs a role.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:

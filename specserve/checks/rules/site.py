@@ -90,9 +90,9 @@ def taken_port(ctx: Context) -> Hits:
 def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    Ranks exchange messages, and NCCL its data, through shared memory, of which containers have 64 MiB. Below 240 MiB,
-    vLLM refuses to create its message queue (on the CPU for one rank, too): an error. Below 1 GiB, NCCL may die with a
-    bus error or hang: a warning.
+    Ranks exchange messages and NCCL data through shared memory. A container has only 64 MiB of it by default. This is
+    an error below 240 MiB: vLLM then refuses to create its message queue (on the CPU also with one rank). It is a
+    warning below 1 GiB: NCCL may then hang, or die with a bus error.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
@@ -206,8 +206,8 @@ _LONGEST = 300
 def refused_by_vllm(ctx: Context) -> Hits:
     """vLLM's own code refuses the launch.
 
-    vLLM raises the error at the start, while it makes its configuration, builds the models, plans the KV cache or reads
-    the tensors of the checkpoint. The message quotes vLLM. A note names the version and the machine.
+    vLLM raises the error at the start: while it computes its configuration, builds the models, plans the KV cache or
+    reads the tensors of the checkpoint. The message quotes vLLM. A note names the version and the machine.
     Example: target: {model: ./llama, max_model_len: 999999}
     Use instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`

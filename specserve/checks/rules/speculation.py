@@ -109,7 +109,11 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
         yield arm.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
     elif arm.method in ("eagle", "eagle3", "dflash") and arm.model:
         if head is None or "n_predict" not in head.config:
-            why = ", which its head does not give" if head else " if its head does not give it"
+            why = (
+                ", which its head does not give"
+                if head
+                else ", unless the config.json of its head has `n_predict`"
+            )
             severity, help_ = None if head else WARNING, "most heads are used with 3"
             yield arm.hit("method", needs + why, help=help_, severity=severity)
 
@@ -207,8 +211,8 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
 def data_parallel_prediction_layers(arm: Arm) -> Hits:
     """Data and expert parallelism are combined with the target's own prediction layers.
 
-    Hangs near the end of the context were reported (vllm-project/vllm#44185, vllm-project/vllm#44954), though large
-    deployments run it. Give the server a liveness check that asks for a token.
+    Users report that the server hangs near the end of the context (vllm-project/vllm#44185, vllm-project/vllm#44954),
+    although large deployments run this combination. Give the server a liveness check that asks for a token.
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -242,7 +246,7 @@ def interleaved_drafts(ctx: Context) -> Hits:
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
     name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
     for arm in ctx.arms if name else ():
-        text = "most attention kernels cannot verify draft tokens over a cache that is interleaved like this"
+        text = "most attention kernels cannot verify draft tokens if the cache is interleaved by more than one token"
         yield Hit(f"engine.{name}", text, related={arm.at("method"): "speculation"}, help="leave it out")
 
 
@@ -313,8 +317,9 @@ def greedy_drafts(arm: Arm) -> Hits:
 def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
-    A draft with another vocabulary must draft greedily, from all its logits in one place. Local argmax gives neither
-    logits nor samples. vLLM refuses some of these combinations only after it has loaded the draft.
+    A draft with another vocabulary must draft greedily, and needs all its logits on each rank. With
+    `use_local_argmax_reduction`, no rank has all logits, so neither such a draft nor probabilistic drafting works.
+    vLLM refuses some of these combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

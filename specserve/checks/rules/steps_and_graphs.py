@@ -40,7 +40,7 @@ def _beside(arm: Arm, requests: int) -> dict[str, str]:
     """The two places that a number of tokens is the product of."""
     return {
         SEQUENCES: f"{requests} requests",
-        arm.at("num_speculative_tokens"): f"of {(arm.k or 0) + 1} tokens each",
+        arm.at("num_speculative_tokens"): f"{(arm.k or 0) + 1} tokens of each request",
     }
 
 
@@ -66,7 +66,7 @@ def uncaptured_decode(arm: Arm) -> Hits:
     if captured < needed:
         step = 8 if needed <= 256 else 16
         text = (
-            f"graphs are captured up to {captured} tokens; a decode step of {requests} requests has {needed}"
+            f"a decode step of {requests} requests has {needed} tokens; graphs are captured up to {captured}"
         )
         help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
         yield Hit(path, text, related=_beside(arm, requests), help=help_)
@@ -155,9 +155,10 @@ def too_few_lora_slots(arm: Arm) -> Hits:
 def too_few_slots(ctx: Context) -> Hits:
     """A step has too few tokens to serve or to draft.
 
-    vLLM refuses to start. A step needs a token for each of `max_num_seqs` requests, room for a whole prompt without
-    chunked prefill, and more tokens than drafting takes. Before 0.28, parallel drafting takes K - 1 tokens of every
-    request, so K of 9 or more overfills the default step (vllm-project/vllm#50708).
+    vLLM refuses to start. A step (`max_num_batched_tokens`) needs a token for each of `max_num_seqs` requests; without
+    chunked prefill, it also needs room for a whole prompt; and it needs more tokens than drafting takes. Before 0.28,
+    parallel drafting reserves K - 1 tokens for every request, so K of 9 or more overfills the default step
+    (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}

@@ -249,7 +249,9 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
         if bench.missing():
             names = ", ".join(arm.name for arm in plan.arms)
             points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
-            say(f"measuring {points} in {plan.blocks} blocks each, on {names}")
+            say(
+                f"measuring {points} (workload, load and temperature) in {plan.blocks} blocks each, on {names}"
+            )
             say(f"run directory: {directory.path}")
         else:
             say("everything has been measured already, so nothing is started")

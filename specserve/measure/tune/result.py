@@ -151,18 +151,19 @@ def causes(
     plain_s, step_s = steps.at(load, 0), row.step_ms / 1000
     verify_s = min(max(step_s - steps.draft_s(load, tokens), plain_s), step_s)
     decoding, verified = length * plain_s / step_s, verify_s / plain_s
-    verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} plain steps"
+    verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} times a step without speculation"
     if verified < _IMPLAUSIBLE:
         verifies += (
-            ": less than one, so the machine was slower without speculation, or it is slow with single tokens"
+            "; less than one is implausible: either the machine was slower while it ran without speculation, or it is "
+            "slow with one token at a time"
         )
-    drafts = f"{tokens} draft steps take {(step_s - verify_s) / step_s:.0%} of a step"
+    drafts = f"drafting {tokens} tokens takes {(step_s - verify_s) / step_s:.0%} of a step"
     lost = {
         "acceptance": ((tokens + 1) / length, f"{length:.2f} of {tokens + 1} tokens a step"),
         "verification cost": (verified, verifies),
         "draft cost": (
             step_s / verify_s,
-            f"{drafts}, {(step_s - verify_s) / tokens / plain_s:.2f} plain steps each",
+            f"{drafts}; each takes {(step_s - verify_s) / tokens / plain_s:.2f} times a step without speculation",
         ),
         "prefill": (
             decoding / speedup,

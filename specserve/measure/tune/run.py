@@ -214,8 +214,9 @@ class Tune(Measurement):
             )
         least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
         if least < 1:
-            few = f"as few as {least:.0%} of a workload's prompts were sent"
-            found.append(f"to stay within the budget, {few}")
+            found.append(
+                f"to stay within the budget, some passes sent only {least:.0%} of a workload's prompts"
+            )
         return found
 
 
@@ -246,6 +247,7 @@ def run_tune(
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(name for name in plan.budget.kept if name != TUNED)
         say(f"measuring {len(plan.points)} points on {names}; K up to {plan.candidates[0].most_tokens}")
+        say("other concurrencies are measured too, because the prediction needs step times between yours")
         say(f"run directory: {directory.path}")
         tune = Tune(plan, directory, view, stop)
         try:

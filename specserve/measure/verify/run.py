@@ -356,7 +356,7 @@ class Verifier:
         if cost_s > self._limit_s / _CONTEXT_SHARE:
             seconds = f"`--seconds {cost_s * _CONTEXT_SHARE:.0f}`"
             return Smoke(name, smoke.SKIPPED, f"{limit} tokens would take about {cost_s:.0f} s: {seconds}")
-        self._phase = f"a text of {limit} tokens"
+        self._phase = f"long-context test of {limit:,} tokens"
         test = partial(smoke.long_context, ids=self._context_ids, limit=limit)
         return self._alone(partial(smoke.smoke_test, name, test, self._session))
 

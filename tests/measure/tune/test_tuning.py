@@ -307,7 +307,7 @@ def test_a_verification_that_takes_less_than_a_plain_step_is_told_to_be_none() -
         share: " ".join(cause.told for cause in causes(replace(row, step_ms=share * plain_ms), steps=model))
         for share in (0.8, 1.2)
     }
-    assert "takes 0.80 plain steps: less than one, so the machine was slower" in said[0.8]
+    assert "takes 0.80 times a step without speculation; less than one is implausible" in said[0.8]
     assert "less than one" not in said[1.2]
 
 
