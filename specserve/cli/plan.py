@@ -83,11 +83,9 @@ def plan(
     specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.checks.prepare import prepare
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import node_at, node_count
-    from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_plans
 
     options = LaunchOptions(
@@ -110,7 +108,7 @@ def plan(
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         node = None if rank is None else node_at(rank, master_addr)
-        return prepare(profile, replace(options, node=node), notices=StderrNotices())
+        return _prepared(profile, replace(options, node=node))
 
     source, made = planned(node_rank)
     if effective:
@@ -120,18 +118,24 @@ def plan(
     return print_plans(plans, as_json=as_json, with_origins=origin)
 
 
+def _prepared(profile: str, options: LaunchOptions) -> tuple[Profile, LaunchPlan]:
+    """The profile and its plan, once the rules have cleared it; what there is to say goes to stderr."""
+    from specserve.checks.prepare import prepare
+    from specserve.report.findings import StderrNotices
+
+    return prepare(profile, options, notices=StderrNotices())
+
+
 def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> None:
     """The command that serves a profile with SGLang, once the rules have cleared it. Raises UsageError."""
-    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile
-    from specserve.report.findings import StderrNotices
     from specserve.report.launch import print_sglang
     from specserve.vllm.versions import newest_in
 
     if options.port is not None:
         options = replace(options, settings=(*options.settings, f"server.port={options.port}"))
     vllm = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
-    source, _ = prepare(profile, replace(options, vllm=vllm), notices=StderrNotices())
+    source, _ = _prepared(profile, replace(options, vllm=vllm))
     print_sglang(source, as_json=as_json)
 
 
