@@ -292,13 +292,8 @@ class Rule(NamedTuple):
         if "Instead" in bodies:
             bodies["Use instead"] = _changed(bodies["Example"], bodies["Instead"])
         page = [what, "", "## Why is this bad?", why.strip()]
-        is_list = "\n" in bodies["Source"]
-        for heading, lead in (
-            ("Example", "    "),
-            ("Use instead", "    "),
-            ("Source", "- " if is_list else ""),
-        ):
-            page += ["", f"## {heading}", *(f"{lead}{line}" for line in bodies[heading].splitlines())]
+        for heading, indent in (("Example", "    "), ("Use instead", "    "), ("Source", "")):
+            page += ["", f"## {heading}", *(f"{indent}{line}" for line in bodies[heading].splitlines())]
         return "\n".join(page)
 
 
