@@ -13,8 +13,7 @@ from specserve.errors import FactError, SpecserveError
 from specserve.measure.bench.result import ArmInfo, Comparison, Result, read_result
 from specserve.measure.bench.sharing import redacted
 from specserve.report.bench import load, machine, sections
-from specserve.report.numbers import number, rate, spread
-from specserve.report.table import code_cell, markdown, markdown_table
+from specserve.report.text import code_cell, markdown, markdown_table, number, rate, spread
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 HEAD = """\

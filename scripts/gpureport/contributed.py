@@ -12,7 +12,7 @@ from gpureport import sharing, store
 from gpureport.step import PARTS
 from gpureport.summary import headline, results_of
 from specserve.errors import FactError
-from specserve.report.table import markdown, markdown_table
+from specserve.report.text import markdown, markdown_table
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
 _HEAD = (

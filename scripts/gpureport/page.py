@@ -23,7 +23,7 @@ from specserve.report.page import (
     Verbatim,
     html_page,
 )
-from specserve.report.table import Column, Table
+from specserve.report.text import Column, Table
 
 _GIB = 2**30
 _INSIDE, _OUTSIDE = 1, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from specserve.vllm.context import only_sizes_cache
+from specserve.vllm.limits import only_sizes_cache
 from specserve.vllm.registry import ModelClass, Registry
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from specserve.checks.config import Config, head_config, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.context import Length, context_length
 from specserve.vllm.fact import Fact, minor
+from specserve.vllm.limits import Length, context_length
 from specserve.vllm.registry import registry
 from specserve.vllm.runner import RunnerChoice, env_switch, which_runner
 from specserve.vllm.versions import known_versions

@@ -156,11 +156,11 @@ def bench(
     )
     if dry_run:
         from specserve.measure.bench.plan import obstacle, plan_bench, with_places
-        from specserve.report.benchplan import show as show_plan
+        from specserve.report.estimates import show_bench_plan
 
         request, notices = with_places(request), StderrNotices()
         plan = plan_bench(request, starts=False, notices=notices)
-        show_plan(plan, format=format.value, obstacle=obstacle(request, notices=notices))
+        show_bench_plan(plan, format=format.value, obstacle=obstacle(request, notices=notices))
     else:
         _run(request, output=output, resume=resume, share=share, strict=strict, format=format)
 
@@ -177,7 +177,7 @@ def _run(
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.bench.sharing import refuse_taken
     from specserve.measure.run import Outlet
-    from specserve.report.benchplan import BenchView
+    from specserve.report.estimates import BenchView
 
     if share is not None:
         refuse_taken(share)

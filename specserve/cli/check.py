@@ -1,4 +1,4 @@
-"""`specserve check`: every rule, with the models, the memory and the machine."""
+"""`specserve lint` and `check`: profiles judged on their own, and with their models, this machine and vLLM."""
 
 from __future__ import annotations
 
@@ -10,14 +10,64 @@ from typing import Annotated
 
 import typer
 
-from specserve.checks.gather import CheckOptions
 from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
-from specserve.report.findings import StderrNotices
+
+
+def lint(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH…",
+            help="Profile files, folders, quoted globs, `-` for stdin, or `--` followed by a vLLM command.",
+        ),
+    ],
+    *,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="Output format (default: text; in GitHub Actions: github).",
+            show_default=False,
+        ),
+    ] = None,
+    strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
+    exit_zero: Annotated[
+        bool, flag("--exit-zero", "Exit with 0 even if there are findings, for example before an upload.")
+    ] = False,
+    pick: Annotated[bool, flag("--pick", "Skip named files that are not profiles, as in folders.")] = False,
+    stdin_filename: Annotated[
+        str | None,
+        text_option("FILE", "Name to show for stdin; relative paths in the profile start from its folder."),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Judge profiles on their own: no network, no GPU, no vLLM.
+
+    lint is fast enough for CI and for every commit. In a folder, every *.yaml and *.yml file with a top-level `target`
+    or `extends` is a profile. A file whose name starts with `_` is a base: it is judged through the profiles that
+    extend it. A file that you name always counts as a profile, unless you give --pick. Exit code 1: errors were found.
+
+    \b
+    specserve lint configs/
+    specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
+    specserve lint my.yaml --format json
+    specserve lint -- vllm serve org/model --speculative-config '{…}'
+    """
+    code = judge.judge(
+        paths,
+        format=format,
+        strict=strict,
+        exit_zero=exit_zero,
+        pick=pick,
+        stdin_filename=stdin_filename,
+        settings=settings or (),
+    )
+    raise typer.Exit(code)
+
 
 _QUIET_S = 2.0
 """A check that is done by then says nothing on the way, in a pipe."""
@@ -82,7 +132,9 @@ def check(
     specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
     from specserve.checks.check import check as check_profiles
+    from specserve.checks.gather import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import running_records
 
     if ask_vllm or vllm_source is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -22,8 +23,22 @@ COMMAND_GROUPS: Mapping[str, str] = {
     "Measuring": "verify bench tune watch distill",
     "This host": "doctor gpus",
 }
+_SHARED_FILES: Mapping[str, str] = {
+    "check": "lint check",
+    "plan": "plan diff",
+    "models": "lock pull",
+    "drafts": "drafts distill",
+    "reference": "explain rules schema",
+    "ask": "ask generate",
+    "servers": "ps logs down",
+    "doctor": "doctor gpus",
+}
+"""Files with several commands; every other command has a file of its name."""
+_FILES = {name: file for file, names in _SHARED_FILES.items() for name in names.split()}
 COMMANDS: Mapping[str, str] = {
-    name: f"specserve.cli.{name}:{name}" for names in COMMAND_GROUPS.values() for name in names.split()
+    name: f"specserve.cli.{_FILES.get(name, name)}:{name}"
+    for names in COMMAND_GROUPS.values()
+    for name in names.split()
 }
 """The commands in the order of the help, each with its module and function."""
 
@@ -53,7 +68,6 @@ class LazyGroup(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """What specserve does, its commands by group, and its options."""
-        from specserve.report.help import format_help
 
         rows = {
             title: [(name, self.get_command(ctx, name).get_short_help_str(200)) for name in names.split()]
@@ -87,8 +101,6 @@ def _plain(command: Any) -> Any:
 
 
 def _help(command: Any, ctx: Any) -> str:
-    from specserve.report.help import format_help
-
     usage = " ".join([ctx.command_path, *command.collect_usage_pieces(ctx)])
     columns = shutil.get_terminal_size().columns
     return format_help(usage, command.help, help_rows(command, ctx), columns=columns)
@@ -96,7 +108,6 @@ def _help(command: Any, ctx: Any) -> str:
 
 def help_rows(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
     """What a command takes, as names and meanings, by group."""
-    from specserve.report.help import with_limits
 
     groups = OPTION_GROUPS.get(command.name, {})
     titles = {name: title for title, names in groups.items() for name in names.split()}
@@ -199,3 +210,75 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
     return UsageError(
         message[:1].lower() + message[1:], hint=f"`{command} --help` lists its arguments and options"
     )
+
+
+_NOTES = re.compile(r"\s*\[([^\[\]]*)\]$")
+_LIMITS = re.compile(r"(?:(-?[\d.]+)<=)?x(?:([<>])=(-?[\d.]+))?")
+_DEFAULT = re.compile(r"\(default: ([^()]*)\)\.$")
+_MOST_COLUMNS = 100
+_COLUMN = 30
+"""Where the second column starts at the latest; a longer name stands on a line of its own."""
+
+
+def format_help(
+    usage: str, about: str, groups: Mapping[str, Iterable[tuple[str, str]]], *, columns: int
+) -> str:
+    """Returns the help in lines of at most `columns` (100 if there are more), broken at blanks only.
+
+    `about` is a docstring: a sentence, paragraphs, and behind a form feed examples that stay as they are.
+    `groups` has rows of a name and its meaning by the title of their group.
+    """
+    width = max(40, min(columns, _MOST_COLUMNS))
+    text, _, examples = about.partition("\b")
+    summary, *paragraphs = [" ".join(part.split()) for part in text.strip().split("\n\n")]
+    lines = [*_wrapped(f"Usage: {usage}", width, " " * 7), "", *_wrapped(summary, width)]
+    if examples.strip():
+        lines += ["", "Examples:", *(f"  {line.strip()}" for line in examples.strip().split("\n"))]
+    for paragraph in paragraphs:
+        lines += ["", *_wrapped(paragraph, width)]
+    rows = {title: list(each) for title, each in groups.items()}
+    start = min(_COLUMN, max((len(name) for each in rows.values() for name, _ in each), default=0) + 4)
+    for title, each in rows.items():
+        lines += ["", f"{title}:", *_rows(each, start, width)]
+    return "\n".join(lines)
+
+
+def with_limits(text: str) -> str:
+    """The help of an option with click's notes as words: `[default: 8; x>=1]` becomes `(default: 8; at least 1)`.
+
+    >>> with_limits("Stop after this many tokens.  [default: 256; x>=1]")
+    'Stop after this many tokens (default: 256; at least 1).'
+    """
+    found = _NOTES.search(text)
+    if not found:
+        return text
+    notes = [_in_words(note) for note in found[1].split("; ") if note != "required"]
+    text = text[: found.start()]
+    default = _DEFAULT.search(text)
+    if default:
+        text, notes = text[: default.start()].rstrip() + ".", [f"default: {default[1]}", *notes]
+    return f"{text.removesuffix('.')} ({'; '.join(notes)})." if notes else text
+
+
+def _in_words(note: str) -> str:
+    limits = _LIMITS.fullmatch(note)
+    if not limits:
+        return note
+    least, direction, bound = limits.groups()
+    if least is not None:
+        return f"{least} to {bound}"
+    return f"at {'least' if direction == '>' else 'most'} {bound}"
+
+
+def _rows(rows: list[tuple[str, str]], start: int, width: int) -> list[str]:
+    lines = []
+    for name, text in rows:
+        first, *rest = _wrapped(text, width - start) or [""]
+        lead = f"  {name}".ljust(start)
+        lines += [lead + first] if len(lead) == start and lead.endswith("  ") else [lead, " " * start + first]
+        lines += [" " * start + line for line in rest]
+    return [line.rstrip() for line in lines]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""`specserve doctor`: this host on one screen, each bad line with its fix."""
+"""`specserve doctor` and `gpus`: what this host is to a launch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def doctor(
     specserve doctor --format json
     specserve doctor --leftovers | xargs -d '\n' rm
     """
-    from specserve.checks.doctor.host import host_lines, remains
-    from specserve.checks.doctor.leftovers import find_leftovers
+    from specserve.checks.doctor.host import host_lines
+    from specserve.checks.doctor.leftovers import find_leftovers, remains
     from specserve.report.console import out
     from specserve.report.doctor import count, doctor_json, doctor_text, servers_here
     from specserve.serve.files import state_folder
@@ -45,3 +45,21 @@ def doctor(
     out(doctor_json(lines, remains=left) if format is TextOrJson.JSON else doctor_text(lines))
     if count(lines, "bad"):
         raise typer.Exit(1)
+
+
+def gpus(*, format: Format = TextOrJson.TEXT) -> None:
+    """Show this machine's accelerators, and the names for --assume.
+
+    `specserve tune --estimate` takes the same names.
+
+    \b
+    specserve gpus
+    specserve check my.yaml --assume 4xH100-80GB
+    """
+    from specserve.hardware.accelerators import gpus as found_here
+    from specserve.hardware.accelerators import this_cpu
+    from specserve.report.check import accelerators_json, accelerators_text
+    from specserve.report.console import out
+
+    show = accelerators_json if format is TextOrJson.JSON else accelerators_text
+    out(show(found_here(), cpu=this_cpu()))

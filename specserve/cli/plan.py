@@ -1,10 +1,11 @@
-"""`specserve plan`: the exact launch of a profile, without launching it."""
+"""`specserve plan` and `diff`: the exact launch of a profile, and what differs between two."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from specserve.cli.options import (
     Baseline,
     Devices,
     Effective,
+    Format,
     MasterAddr,
     NodeRank,
     NoLock,
@@ -22,17 +24,16 @@ from specserve.cli.options import (
     Port,
     ProfileOrCommand,
     Settings,
+    TextOrJson,
     flag,
     text_option,
 )
 from specserve.errors import UsageError
-from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
-
 
 _ABOUT_VLLM = "`--origin`, `--effective`, `--assume`, `--node-rank` or `--master-addr`"
 
@@ -82,7 +83,6 @@ def plan(
     specserve plan configs/llama33-70b-eagle3.yaml --engine sglang
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.checks.prepare import prepare
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.launch import LaunchOptions
     from specserve.plan.nodes import node_at, node_count
@@ -108,7 +108,7 @@ def plan(
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         node = None if rank is None else node_at(rank, master_addr)
-        return prepare(profile, replace(options, node=node), notices=StderrNotices())
+        return _prepared(profile, replace(options, node=node))
 
     source, made = planned(node_rank)
     if effective:
@@ -118,9 +118,16 @@ def plan(
     return print_plans(plans, as_json=as_json, with_origins=origin)
 
 
+def _prepared(profile: str, options: LaunchOptions) -> tuple[Profile, LaunchPlan]:
+    """The profile and its plan, once the rules have cleared it; what there is to say goes to stderr."""
+    from specserve.checks.prepare import prepare
+    from specserve.report.findings import StderrNotices
+
+    return prepare(profile, options, notices=StderrNotices())
+
+
 def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> None:
     """The command that serves a profile with SGLang, once the rules have cleared it. Raises UsageError."""
-    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile
     from specserve.report.launch import print_sglang
     from specserve.vllm.versions import newest_in
@@ -128,7 +135,7 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
     if options.port is not None:
         options = replace(options, settings=(*options.settings, f"server.port={options.port}"))
     vllm = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
-    source, _ = prepare(profile, replace(options, vllm=vllm), notices=StderrNotices())
+    source, _ = _prepared(profile, replace(options, vllm=vllm))
     print_sglang(source, as_json=as_json)
 
 
@@ -144,3 +151,95 @@ def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool)
         if as_json
         else effective_text(judged)
     )
+
+
+def diff(
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help=(
+                "A profile, PROFILE@REVISION from git, a NAME.lock.json, or the name of a detached server."
+            ),
+        ),
+    ],
+    b: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="B",
+            show_default=False,
+            help="What to compare with, or `--` followed by a vLLM command.",
+        ),
+    ] = None,
+    *,
+    alternative: Annotated[
+        str | None, text_option("NAME", "Compare A with this one of its `alternatives`.")
+    ] = None,
+    baseline: Annotated[bool, flag("--baseline", "Compare A with A without speculation.")] = False,
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models/--no-models", help="Also compare models and memory, if they can be read here."
+        ),
+    ] = True,
+    vllm: Annotated[
+        str | None,
+        text_option("VERSION", "Compare for this vLLM version (default: the newest that both allow)."),
+    ] = None,
+    vllm_source: Annotated[
+        list[Path] | None,
+        text_option(
+            "WHEEL|DIR",
+            (
+                "Compare an upgrade: B on this vLLM, A on the installed one. Given twice: A on the first, B on "
+                "the second."
+            ),
+        ),
+    ] = None,
+    format: Format = TextOrJson.TEXT,
+    exit_code: Annotated[bool, flag("--exit-code", "Exit with 1 if there is a difference.")] = False,
+    settings: Settings = None,
+) -> None:
+    """Compare two launches, and show where each value comes from.
+
+    diff compares arguments, environment, the other sections of the profiles, models and memory. It reads models from
+    directories, the Hub cache and locks only. With --vllm-source, the code of both vLLM versions computes its
+    configuration, so that you see what an upgrade changes, defaults included. The exit code is 0, as with `git diff`;
+    with --exit-code it is 1 if there is a difference.
+
+    \b
+    specserve diff configs/qwen3-8b-draft.yaml configs/qwen3-8b-dflash.yaml
+    specserve diff configs/demo.yaml@HEAD~1 configs/demo.yaml
+    specserve diff configs/llama70b-8b.yaml --alternative ngram
+    specserve diff configs/llama70b-8b.yaml --vllm-source vllm-0.34.0.whl
+    specserve diff my.yaml my.lock.json
+    specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
+    """
+    from specserve.checks.compare import both_sides, compare_sides
+    from specserve.report.console import clean, out, say
+    from specserve.report.launch import Named, difference_json, difference_text
+    from specserve.serve.detached.processes import running_command
+
+    sources = vllm_source or []
+    if len(sources) > 2:
+        raise UsageError(f"`--vllm-source` can be given at most twice; found {len(sources)}")
+    words = [a, *(b or [])]
+    taken = both_sides(
+        words, alternative, baseline, settings or (), is_alone=bool(sources), running=running_command
+    )
+    comparison, sides, unknown = compare_sides(taken, vllm, sources, models=models)
+    one, two = (
+        Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
+        for item, side in zip(taken, sides, strict=True)
+    )
+    if format is TextOrJson.JSON:
+        out(difference_json(one, two, comparison))
+    elif comparison.count:
+        out(difference_text(one, two, comparison))
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        say(f"models and memory are not compared: {clean(unknown[0])}{more}")
+    if format is TextOrJson.TEXT:
+        count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
+        say(f"Found {count}" if comparison.count else "No difference")
+    raise typer.Exit(1 if exit_code and comparison.count else 0)

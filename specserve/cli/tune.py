@@ -15,7 +15,6 @@ from specserve.report.findings import StderrNotices
 if TYPE_CHECKING:
     from specserve.measure.tune.plan import TuneRequest
 
-
 _option = partial(typer.Option, show_default=False)
 
 
@@ -142,7 +141,7 @@ def _estimate(
 ) -> None:
     from specserve.errors import UsageError
     from specserve.measure.tune.estimate import estimate_request
-    from specserve.report.tuneestimate import estimate_document, estimate_json
+    from specserve.report.estimates import estimate_document, estimate_json
 
     useless = given_besides(
         context, "profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format"
@@ -164,9 +163,9 @@ def run(request: TuneRequest, *, output: str | None, dry_run: bool, write: bool,
     from specserve.measure.tune.earlier import find_run
     from specserve.measure.tune.result import refuse_unwritable, write_choice
     from specserve.measure.tune.run import run_tune, unconfirmed
-    from specserve.report.benchplan import BenchView
+    from specserve.report.estimates import BenchView
     from specserve.report.page import html_page
-    from specserve.report.serializer import json_document
+    from specserve.report.text import json_document
     from specserve.report.tune import plan_content, plan_text, result_json, tune_document
 
     notices = StderrNotices()

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from specserve.convert.arguments import Setting, command_settings, left_open, refused_spellings, said_twice
 from specserve.convert.invocation import STARTS, EngineStart, invocation
-from specserve.convert.words import UNKNOWN, Word, argv_words, finding, starred
+from specserve.convert.words import UNKNOWN, Word, argv_words, finding
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.plan.arguments import ELSEWHERE, REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile import schema
-from specserve.profile.codes import ordered
 from specserve.profile.load import absolute_paths, apply, made_by
+from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.source import COMMAND, keep
@@ -314,3 +314,11 @@ def _typed(key: Key | None, node: Node) -> Node:
         return node
     value = meaning(node.value)
     return replace(node, value=value, raw=node.value) if isinstance(value, (int, float)) else node
+
+
+def starred(line: str, places: Iterable[Span]) -> str:
+    """The line with these places hidden, and nothing moved."""
+    for span in places:
+        start, end = span.column - 1, span.end_column - 1
+        line = line[:start] + "*" * (end - start) + line[end:]
+    return line

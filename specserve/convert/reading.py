@@ -20,7 +20,7 @@ from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
 from specserve.errors import FactError, UsageError, quoted, system_reason
-from specserve.profile.codes import Stop
+from specserve.profile.problems import Stop
 from specserve.profile.source import Builder
 from specserve.profile.values import Node
 from specserve.vllm.versions import newest, options

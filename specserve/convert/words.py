@@ -146,14 +146,6 @@ def _shown(text: str, *, start: int) -> tuple[str, tuple[int, ...]]:
     return f"{shown}'", (*columns, start + len(shown))
 
 
-def starred(line: str, places: Iterable[Span]) -> str:
-    """The line with these places hidden, and nothing moved."""
-    for span in places:
-        start, end = span.column - 1, span.end_column - 1
-        line = line[:start] + "*" * (end - start) + line[end:]
-    return line
-
-
 class NotJson(ValueError):
     """Why a text is not JSON; `position` counts its characters from 0."""
 

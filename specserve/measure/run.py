@@ -14,7 +14,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import Interrupted
 from specserve.hardware.host import free_port
 from specserve.measure.bench import rundir
-from specserve.measure.bench.arms import Variant, host_load
+from specserve.measure.bench.arms import HostLoad, Variant
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, RunDirectory
@@ -207,7 +207,7 @@ class Measurement:
         if self.passes:
             self.directory.update(resumed=int(content.get("resumed", 0)) + 1)
         if "load" not in content:
-            load = host_load()
+            load = _host_load()
             self.directory.update(load=load.text)
             if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
                 self.note(f"the host was busy before the first server started: {load.text}")
@@ -288,3 +288,16 @@ class Measurement:
 
 def _file_name(name: str) -> str:
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:60]
+
+
+_LOAD_SAMPLE_S = 0.5
+
+
+def _host_load() -> HostLoad:
+    """Returns how busy the processors are, over half a second."""
+    import psutil
+
+    times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)
+    stolen = float(getattr(times, "steal", 0.0))
+    idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
+    return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)

@@ -12,7 +12,7 @@ from specserve.memory.pool import Demand
 from specserve.memory.situation import NOT_SPECULATIVE, MemorySituation, Settings, Speculative
 from specserve.models.config import Fields, language_part
 from specserve.models.facts import ModelFacts
-from specserve.vllm.batch import NO_GRAPHS, Captured, captured_graphs
+from specserve.vllm.limits import NO_GRAPHS, Captured, captured_graphs
 
 DRAFTED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "p_eagle", "medusa"})
 """Methods with a network that drafts."""

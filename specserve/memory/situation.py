@@ -13,9 +13,8 @@ from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
 from specserve.vllm.arguments import human_int
-from specserve.vllm.batch import CPU_DEFAULTS, batch_defaults
-from specserve.vllm.context import ASSUMED, Length, context_length
 from specserve.vllm.facts import READ, SHORTENS_TARGET
+from specserve.vllm.limits import ASSUMED, CPU_DEFAULTS, Length, batch_defaults, context_length
 from specserve.vllm.runner import which_runner
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"

@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 from specserve.errors import FactError
 from specserve.memory.kv import kv_heads_per_gpu
 from specserve.memory.situation import Settings
-from specserve.models.config import quantization_of, text_fields
+from specserve.models.config import as_stored, quantization_of, text_fields
 from specserve.models.facts import BITS, ModelFacts, Tensor
-from specserve.models.quantization import as_stored
 from specserve.models.shape import Attention, Shape, State
 from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
 from specserve.vllm.facts import VOCABULARY_PADDING

@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specserve.errors import FactError
-from specserve.models.config import COMPARED, UNKNOWN, Fields, UnknownArchitecture, is_mxfp4, text_fields
+from specserve.models.config import (
+    COMPARED,
+    UNKNOWN,
+    Fields,
+    UnknownArchitecture,
+    quantization_of,
+    text_fields,
+)
 
 _T = TypeVar("_T")
 
@@ -186,7 +193,7 @@ def _shape(
         is_tied=fields.flag("tie_word_embeddings", default=True),
         dtype=fields.text("dtype", "torch_dtype", default="").removeprefix("torch.") or None,
         layers=layers,
-        mxfp4_expert=(hidden, width) if experts and width and is_mxfp4(config) else None,
+        mxfp4_expert=(hidden, width) if experts and width and _is_mxfp4(config) else None,
         is_known=model_type in COMPARED,
     )
 
@@ -368,3 +375,9 @@ def _gated_delta(fields: Fields) -> State:
         recurrent=(values, value_dim, key_dim),
         recurrent_dtype=fields.text("mamba_ssm_dtype", default="") or None,
     )
+
+
+def _is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is in MXFP4, as each library writes it: by name, or as 4-bit floats with e8m0 scales."""
+    words = repr(dict(quantization_of(config))).lower()
+    return "mxfp4" in words or ("fp4" in words and "e8m0" in words)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import ProfileError, UsageError, quoted, system_reason
-from specserve.profile.codes import ordered, problem
+from specserve.profile.problems import ordered, problem
 from specserve.profile.schema import TOP, Hardware, Profile
 from specserve.profile.source import parse, read
 from specserve.profile.validate import read_profile

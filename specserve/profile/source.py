@@ -14,9 +14,8 @@ import yaml
 
 from specserve.diagnostics import Finding, Related, Span
 from specserve.errors import CONTROL, quoted
-from specserve.profile.codes import Stop, ordered, problem
+from specserve.profile.problems import Stop, hint, ordered, problem
 from specserve.profile.values import Node, meaning
-from specserve.profile.yamlhints import hint
 
 MAX_VALUES = 20_000
 MAX_DEPTH = 50

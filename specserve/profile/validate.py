@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError, did_you_mean, quoted
-from specserve.profile.codes import problem
 from specserve.profile.partial import readable
+from specserve.profile.problems import problem
 from specserve.profile.schema import (
     ALTERNATIVE,
     ELSEWHERE,

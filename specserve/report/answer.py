@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
 from specserve.report.console import LiveLine, clean, say
-from specserve.report.numbers import count
-from specserve.report.serializer import VERSION, picked
+from specserve.report.text import VERSION, count, picked
 from specserve.serve.client import Answer, SpeculationCounts
 
 if TYPE_CHECKING:

@@ -24,17 +24,6 @@ from specserve.measure.bench.result import (
 )
 from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.numbers import (
-    NONE,
-    moment,
-    number,
-    percent,
-    quantiles_words,
-    rate,
-    spread,
-    took,
-    with_spread,
-)
 from specserve.report.page import (
     Block,
     Card,
@@ -48,8 +37,20 @@ from specserve.report.page import (
     Verbatim,
     render,
 )
-from specserve.report.serializer import json_document
-from specserve.report.table import Column, Table
+from specserve.report.text import (
+    NONE,
+    Column,
+    Table,
+    json_document,
+    moment,
+    number,
+    percent,
+    quantiles_words,
+    rate,
+    spread,
+    took,
+    with_spread,
+)
 
 FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03

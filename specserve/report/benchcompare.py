@@ -11,10 +11,8 @@ from typing import TextIO
 from specserve.errors import without_user
 from specserve.measure.bench.result import Cell, Comparison, Interval, Point, Result, Verdict
 from specserve.report.bench import load, load_words, setting, size, where
-from specserve.report.numbers import moment, number, rate, with_spread
 from specserve.report.page import Block, Document, Items, Paragraph, Section, render
-from specserve.report.serializer import json_document, picked
-from specserve.report.table import Column, Table
+from specserve.report.text import Column, Table, json_document, moment, number, picked, rate, with_spread
 
 _ARM_KEYS = ("model", "method", "draft_model", "num_speculative_tokens", "fingerprint", "url")
 _HEAD = (

@@ -18,9 +18,7 @@ from specserve.measure.watch.compare import (
     ServerTotals,
 )
 from specserve.report.console import filled, in_one_line, out, say, styled
-from specserve.report.numbers import NONE, count, took
-from specserve.report.serializer import VERSION, json_values, picked
-from specserve.report.table import Column, Table, toned
+from specserve.report.text import NONE, VERSION, Column, Table, count, json_values, picked, toned, took
 
 _NAMES = {"acceptance": "acceptance", "tpot": "TPOT", "errors": "errors"}
 _COLUMNS = (

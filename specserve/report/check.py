@@ -17,9 +17,7 @@ from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.report.console import clean, filled, styled
 from specserve.report.findings import COLOURS, render
-from specserve.report.numbers import GIB, count, gib, low_to_high
-from specserve.report.serializer import json_document, picked
-from specserve.report.table import Column, Table
+from specserve.report.text import GIB, Column, Table, count, gib, json_document, low_to_high, picked
 
 _TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
 _BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}

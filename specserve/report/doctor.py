@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specserve.report.console import clean, filled, styled
-from specserve.report.numbers import count as plural
-from specserve.report.serializer import json_document, picked
+from specserve.report.text import count as plural
+from specserve.report.text import json_document, picked
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from specserve.checks.doctor.host import Remains
+    from specserve.checks.doctor.leftovers import Remains
     from specserve.checks.doctor.limits import Line, State
     from specserve.serve.detached.observe import Seen
 

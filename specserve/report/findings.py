@@ -16,7 +16,7 @@ from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
 from specserve.profile.source import recall
 from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
-from specserve.report.numbers import count
+from specserve.report.text import count
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""

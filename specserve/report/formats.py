@@ -17,13 +17,12 @@ from specserve import __version__
 from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
 from specserve.report.console import clean, json_text
 from specserve.report.manual import HOME, Page, body, pages
-from specserve.report.serializer import json_document, picked
+from specserve.report.text import json_document, picked
 
 if TYPE_CHECKING:
     from specserve.memory.constants import Bounds
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
-
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

@@ -16,9 +16,9 @@ from specserve.checks.rules import RETIRED, all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError, did_you_mean, quoted
-from specserve.profile.codes import CODES
+from specserve.profile.problems import CODES
 from specserve.report.console import WIDTH, styled
-from specserve.report.serializer import json_document, picked
+from specserve.report.text import json_document, picked
 
 HOME = "https://github.com/specserve/specserve"
 NEEDED: Mapping[Need, str] = {

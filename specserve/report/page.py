@@ -12,11 +12,10 @@ from specserve import __version__
 from specserve.errors import FactError, without_user
 from specserve.report.charts import Chart, key
 from specserve.report.console import clean, filled, in_one_line, styled
-from specserve.report.table import TONES, Table, code, markdown, markdown_sentence, sentence_parts, toned
+from specserve.report.text import TONES, Table, code, markdown, markdown_sentence, sentence_parts, toned
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
 
 _LABEL = 24
 """Columns of a label whose neighbours line up with it."""

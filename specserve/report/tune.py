@@ -15,7 +15,6 @@ from specserve.measure.tune.predict import Row, place_of
 from specserve.measure.tune.result import TuneResult
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.console import clean
-from specserve.report.numbers import NONE, count, moment, number, took, with_spread
 from specserve.report.page import (
     Block,
     Card,
@@ -28,8 +27,18 @@ from specserve.report.page import (
     Section,
     Verbatim,
 )
-from specserve.report.serializer import json_document, json_values
-from specserve.report.table import Column, Table
+from specserve.report.text import (
+    NONE,
+    Column,
+    Table,
+    count,
+    json_document,
+    json_values,
+    moment,
+    number,
+    took,
+    with_spread,
+)
 
 _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""

@@ -27,9 +27,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.report.answer import acceptance_json
 from specserve.report.console import LiveLine, filled, in_one_line, say
-from specserve.report.numbers import count
-from specserve.report.serializer import json_document, json_values
-from specserve.report.table import toned
+from specserve.report.text import count, json_document, json_values, toned
 from specserve.serve.server import Gate, RunningServer
 from specserve.serve.signals import notify
 

@@ -15,9 +15,7 @@ from specserve.measure.watch.verdict import JudgedPromise, WatchState
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
-from specserve.report.numbers import NONE, count, number
-from specserve.report.serializer import VERSION, picked
-from specserve.report.table import STYLES, TONES, toned
+from specserve.report.text import NONE, STYLES, TONES, VERSION, count, number, picked, toned
 
 _BAR = 30
 

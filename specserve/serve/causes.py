@@ -12,10 +12,10 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.profile.secrets import redacted
-from specserve.serve.logs import LogLine, Phase, is_disk_full, read_end, without_requests
+from specserve.serve.events import Phase
+from specserve.serve.logs import TRACEBACK, LogLine, is_disk_full, read_end, root_exception
 from specserve.serve.process import Group, count_oom_kills
 from specserve.serve.signals import signal_name
-from specserve.serve.tracebacks import TRACEBACK, root_exception
 
 # Tried in this order: what ends a start at once stands before what may also be an echo.
 _TABLES = (
@@ -163,7 +163,7 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory
     `exit_code` is that of vLLM's first process, negative for a signal, None if it had to be stopped.
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
-    own = without_requests(lines)
+    own = _without_requests(lines)
     faults = [line for line in own if line.is_fault]
     texts = [line.text for line in faults]
     return (
@@ -329,3 +329,32 @@ def _error(
 def duration(seconds: float) -> str:
     """`3.1s`, `41s`."""
     return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
+
+
+# uvicorn puts this before the stack of a request that its application did not answer.
+_REQUEST = re.compile(r"^ERROR: +Exception in ASGI application")
+
+
+_OTHER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL): ")
+
+
+def _without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
+    """The lines without the failures of single requests.
+
+    The API server reports those, and the deaths of others, at level ERROR; what ends itself it raises, and
+    that has no level. (vllm 0.26 to 0.33, entrypoints/)
+    """
+    kept = []
+    in_request: str | None = None  # the process whose request fails
+    for line in lines:
+        if _REQUEST.match(line.text):
+            in_request = line.process
+            continue
+        if in_request is not None:
+            if not line.level and line.process == in_request and not _OTHER.match(line.text):
+                continue
+            in_request = None
+        if line.level == "ERROR" and line.process.startswith("APIServer"):
+            continue
+        kept.append(line)
+    return kept

@@ -16,8 +16,8 @@ from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.causes import stalled
-from specserve.serve.events import Hangs
-from specserve.serve.logs import Phase, is_disk_full
+from specserve.serve.events import Hangs, Phase
+from specserve.serve.logs import is_disk_full
 from specserve.serve.process import Group
 from specserve.serve.requests import Response, fetch, message_in
 

@@ -1,19 +1,16 @@
-"""vLLM's log: plain lines, the phases of a start, the figures that it reports."""
+"""vLLM's log: plain lines, files that grow, and the exception that its tracebacks come from."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
-import operator
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specserve.serve.files import open_regular, state_folder
 
@@ -149,161 +146,147 @@ def default_log(name: str) -> Path:
     return path
 
 
-class Phase(StrEnum):
-    """What vLLM is doing, in the words that are shown; in the order in which it happens."""
-
-    ENGINE = "starting the engine"
-    DOWNLOAD = "downloading weights"
-    WEIGHTS = "loading weights"
-    COMPILE = "compiling"
-    KV_CACHE = "allocating the KV cache"
-    GRAPHS = "capturing CUDA graphs"
-    API = "starting the API server"
-    WARM_UP = "warming up"
-    SERVING = "serving"
-
-
-# Sources: vllm 0.26 to 0.33, v1/worker/{gpu,cpu}_model_runner.py, v1/worker/gpu/model_runner.py,
-# compilation/backends.py, v1/core/kv_cache_utils.py, entrypoints/launchers, huggingface_hub's progress bars.
-SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
-    (Phase.DOWNLOAD, re.compile(r"^(Fetching \d+ files|Downloading |\S+\.(safetensors|bin|gguf): +\d+%)")),
-    (
-        Phase.WEIGHTS,
-        re.compile(
-            r"^(Starting to load model |Loading drafter model|Time spent downloading weights"
-            r"|Loading \w+ checkpoint shards|Loading weights (on|took) )"
-        ),
-    ),
-    (
-        Phase.COMPILE,
-        re.compile(
-            r"Using cache directory: .* torch\.compile|Dynamo bytecode transform time|Compiling a graph"
-            r"|Directly load the compiled graph|^Warming up model for the compilation|torch\.compile took"
-        ),
-    ),
-    (
-        Phase.KV_CACHE,
-        re.compile(
-            r"^Available KV cache memory|KV cache size: |^Explicitly set .* GiB for KV cache"
-            r"|GiB (memory )?for KV [Cc]ache|^Using \w+ KV cache layout"
-        ),
-    ),
-    (Phase.GRAPHS, re.compile(r"Capturing CUDA graphs?\b|Graph capturing finished")),
-    (
-        Phase.API,
-        re.compile(r"^Starting vLLM (API )?server|^Supported tasks: |Waiting for application startup"),
-    ),
-)
-_RANK = {phase: rank for rank, phase in enumerate(Phase)}
-# A draft may be downloaded after the target was loaded: these two may alternate.
-_RANK[Phase.DOWNLOAD] = _RANK[Phase.WEIGHTS]
-
-
-_BACK = re.compile(r"^Warming up model for the compilation")
-"""On the CPU vLLM compiles when its KV cache is there already (v1/worker/cpu_model_runner.py)."""
-
-
-def next_phase(current: Phase, line: LogLine) -> Phase:
-    """The phase after this line. Goes back in one place only: of several workers, the first one counts."""
-    if current is Phase.KV_CACHE and _BACK.search(line.text):
-        return Phase.COMPILE
-    for phase, sign in SIGNS:
-        if phase is not current and _RANK[phase] >= _RANK[current] and sign.search(line.text):
-            return phase
-    return current
-
-
-GIB = 1 << 30
+TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """What vLLM said about memory, of the fullest GPU; None = it did not say. Tokens are per engine."""
+class Raised:
+    """An exception of the log: its class and message, and the frames of its traceback, outermost first."""
 
-    weights_gib: float | None = None
-    checkpoint_gib: float | None = None
-    """Size of the weight files, target and draft together; the CPU backend reports no other size."""
-    kv_cache_gib: float | None = None
-    kv_cache_tokens: int | None = None
-    max_concurrency: float | None = None
-    """How many requests of `max_model_len` tokens fit at once."""
-    max_model_len: int | None = None
-    graphs_gib: float | None = None
+    text: str
+    stack: str = ""
+    is_silent: bool = False
+    """Whether it has no message of its own."""
+    is_quoted: bool = False
+    """Whether only another process reports it."""
+
+    @property
+    def place(self) -> str | None:
+        """The innermost file of vLLM in the stack, with its line and function."""
+        frames = _VLLM_FRAME.findall(self.stack)
+        return f"{frames[-1][0]}:{frames[-1][1]}, in {frames[-1][2]}" if frames else None
 
 
-def _last(_before: float, now: float) -> float:
-    return now
-
-
-# A line that vLLM writes, the figure that it holds, and what several of them make. (vllm 0.32:
-# v1/worker/gpu_model_runner.py, v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py)
-_FIGURES: tuple[tuple[re.Pattern[str], str, Callable[[float, float], float]], ...] = (
-    (re.compile(r"Model loading took ([\d.]+) GiB"), "weights_gib", max),
-    (re.compile(r"Checkpoint size: ([\d.]+) GiB"), "checkpoint_gib", operator.add),
-    (re.compile(r"Available KV cache memory: ([\d.]+) GiB"), "kv_cache_gib", min),
-    (re.compile(r" \(([\d.]+)/[\d.]+\) GiB for KV cache"), "kv_cache_gib", min),
-    (re.compile(r"\w KV cache size: ([\d,]+) tokens"), "kv_cache_tokens", _last),
-    (re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x"), "max_concurrency", _last),
-    (re.compile(r"Maximum concurrency for ([\d,]+) tokens per request"), "max_model_len", _last),
-    (re.compile(r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB"), "graphs_gib", _last),
+_VLLM_FRAME = re.compile(r'^\s*File ".*?(vllm(?:/\w+)+\.py)", line (\d+), in (\w+)', re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
+_NAMED = r"(?:[A-Za-z_]\w*\.)*[A-Z]?\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)"
+_EXCEPTION = re.compile(rf"^(?P<name>{_NAMED})(?::(?P<message>.*))?$")
+# A class of a module, and the first line below the frames that is not indented: whatever the class is called.
+_QUALIFIED = re.compile(r"^(?P<name>(?:[a-z_]\w*\.){2,}[A-Z]\w*):(?P<message> .*)$")
+_AFTER_FRAMES = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?P<message>.*))?$")
+_REPR = re.compile(rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.+)(?P=quote),?\)""")
+_CAUSE = re.compile(r"^The above exception was the direct cause")
+_CONTEXT = re.compile(r"^During handling of the above exception, another exception")
+_IGNORED = re.compile(r"^Exception ignored in")
+# What the engine says of a worker's exception. (vllm 0.32, v1/executor/multiproc_executor.py)
+_QUOTES = re.compile(r"^Worker failed with error '(?P<quoted>.*?)(?:', please check.*)?$")
+_LOOKUP = re.compile(r"^(?:KeyError|IndexError|StopIteration|(?:_?queue\.)?Empty)\b")
+# What the survivors say about a death elsewhere: never the root cause.
+_ECHO = re.compile(
+    r"EngineDeadError|root cause above|(?:stack ?trace|error)s? (?:\(above\)|above) for (?:the|more)"
+    r"|Engine core initialization failed|Frontend process failed during engine core"
+    r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
+    r"|CancelledError|^EOFError$|Executor failed|^(?:Connection|BrokenPipe|ConnectionReset)\w*Error"
+    r"|ProcessDiedError|ActorDiedError|ncclRemoteError|^zmq\.error|^Exception: WorkerProc|RemoteTraceback"
 )
-_WHOLE = frozenset({"kv_cache_tokens", "max_model_len"})
+_MESSAGE_LINES = 80
+"""How far below its class the text of an exception is looked for: a compiler quotes the kernel in between."""
 
 
-def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
-    """The figures after this log line."""
-    for pattern, name, combined in _FIGURES:
-        if match := pattern.search(line.text):
-            value, before = float(match[1].replace(",", "")), getattr(figures, name)
-            value = value if before is None else combined(before, value)
-            change: dict[str, Any] = {name: int(value) if name in _WHOLE else value}
-            figures = replace(figures, **change)
-    return figures
+def root_exception(lines: Sequence[LogLine]) -> Raised | None:
+    """The exception at the root of the last failure that the lines tell; None without one.
 
-
-def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
-    """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
-    from specserve.metrics.prometheus import cache_config
-
-    labels = cache_config(metrics_text)
-
-    def number(name: str) -> float:
-        try:
-            return float(labels.get(name, 0))
-        except ValueError:
-            return 0.0  # vLLM exports "None" for what is not set
-
-    tokens = number("kv_cache_size_tokens") or number("num_gpu_blocks") * number("block_size")
-    return replace(
-        figures,
-        kv_cache_tokens=figures.kv_cache_tokens or int(tokens) or None,
-        max_concurrency=figures.max_concurrency or number("kv_cache_max_concurrency") or None,
-        kv_cache_gib=figures.kv_cache_gib or number("kv_cache_memory_bytes") / GIB or None,
-    )
-
-
-# uvicorn puts this before the stack of a request that its application did not answer.
-_REQUEST = re.compile(r"^ERROR: +Exception in ASGI application")
-_OTHER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL): ")
-
-
-def without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
-    """The lines without the failures of single requests.
-
-    The API server reports those, and the deaths of others, at level ERROR; what ends itself it raises, and
-    that has no level. (vllm 0.26 to 0.33, entrypoints/)
+    Workers write their lines between each other's, so each process is read on its own. In a chain the
+    innermost exception with a message is the root; one that only reports the failure of another process is
+    none, and one raised while a failed look-up was handled comes before the look-up.
     """
-    kept = []
-    in_request: str | None = None  # the process whose request fails
-    for line in lines:
-        if _REQUEST.match(line.text):
-            in_request = line.process
-            continue
-        if in_request is not None:
-            if not line.level and line.process == in_request and not _OTHER.match(line.text):
-                continue
-            in_request = None
-        if line.level == "ERROR" and line.process.startswith("APIServer"):
-            continue
-        kept.append(line)
-    return kept
+    texts: dict[str, list[tuple[int, str]]] = {}
+    for position, line in enumerate(lines):
+        texts.setdefault(line.process, []).append((position, line.text))
+    roots = [root for own in texts.values() for root in _roots(own)]
+    return max(roots, key=lambda root: (not root[1].is_quoted, root[0]))[1] if roots else None
+
+
+def _roots(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Raised]]:
+    """The root of each chain of tracebacks of one process, with the position of the chain's end."""
+    chain: list[Raised] = []
+    stack: list[str] = []
+    link: str | None = None
+    end = 0
+    is_ignored = False
+    texts = [text for _, text in lines]
+    for at, (position, text) in enumerate(lines):
+        if _CAUSE.match(text) or _CONTEXT.match(text):
+            link = text
+        elif TRACEBACK in text:
+            stack = []
+        elif _IGNORED.match(text):
+            is_ignored = True
+        elif _FRAME.match(text):
+            stack.append(text.strip())
+        elif match := _exception(text, texts[at - 1] if at else "", in_stack=bool(stack)):
+            raised = _raised(match, texts, at, stack="\n".join(stack))
+            if link is None and chain:
+                if root := _root(chain):
+                    yield end, root
+                chain = []
+            is_next = bool(link and _CONTEXT.match(link) and chain and _LOOKUP.match(chain[-1].text))
+            if not is_ignored:
+                chain.insert(len(chain) - is_next, raised)
+            stack, link, end, is_ignored = [], None, position, False
+    if chain and (root := _root(chain)):
+        yield end, root
+
+
+def _root(chain: Sequence[Raised]) -> Raised | None:
+    roots = [raised for raised in chain if not _ECHO.search(raised.text)]
+    return next((raised for raised in roots if not raised.is_silent), roots[0] if roots else None)
+
+
+def _exception(text: str, before: str, *, in_stack: bool) -> re.Match[str] | None:
+    match = _EXCEPTION.match(text) or _QUALIFIED.match(text)
+    if match is None and in_stack and before[:1].isspace():
+        match = _AFTER_FRAMES.match(text)
+    return match
+
+
+def _raised(match: re.Match[str], texts: Sequence[str], at: int, *, stack: str) -> Raised:
+    name, message = match["name"], (match["message"] or "").strip()
+    if not message:
+        statement = _statement(texts, at)
+        is_silent = not statement.startswith("assert")
+        return Raised(f"{name}: {statement}" if statement else name, stack, is_silent)
+    quoted = _QUOTES.match(message)
+    if quoted:
+        name, message = "a worker's exception", quoted["quoted"]
+    if message.endswith(":") or "validation error" in message:  # only the head of a message of several lines
+        message = _below(texts, at) or message
+        if found := _REPR.match(message):
+            name, message = found["name"], found["message"]
+    return Raised(f"{name}: {message}", "" if quoted else stack, is_quoted=quoted is not None)
+
+
+def _statement(texts: Sequence[str], at: int) -> str:
+    """The source line that raised an exception without a message."""
+    for text in reversed(texts[max(0, at - 3) : at]):
+        if _FRAME.match(text) or TRACEBACK in text:
+            return ""
+        if text.strip() and not set(text.strip()) <= set("^~ "):
+            return text.strip()
+    return ""
+
+
+def _below(texts: Sequence[str], at: int) -> str:
+    """The line of a message that says most: a quoted exception, what pydantic says, else the last one."""
+    said = ""
+    for text in texts[at + 1 : at + 1 + _MESSAGE_LINES]:
+        if TRACEBACK in text or _CAUSE.match(text) or _CONTEXT.match(text) or _EXCEPTION.match(text):
+            break
+        line = text.strip()
+        if _REPR.match(line):
+            return line
+        if line.startswith("Value error, "):
+            return line.removeprefix("Value error, ").partition(" [type=")[0]
+        if line and not set(line) <= set("^~ "):
+            said = line
+    return said

@@ -14,10 +14,10 @@ from typing import NoReturn
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import Holder, holder
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import causes, events, health, logs
-from specserve.serve.events import OnEvent
+from specserve.serve import causes, events, health
+from specserve.serve.events import MemoryFigures, OnEvent, Phase, next_phase
 from specserve.serve.health import Links, ProgressWatch, StallClock
-from specserve.serve.logs import LogTail, MemoryFigures, Phase, next_phase
+from specserve.serve.logs import LogTail
 from specserve.serve.process import Child, Group, end, resident_bytes, resolve_env
 from specserve.serve.signals import StopRequest, notify, signal_name
 
@@ -112,7 +112,7 @@ class RunningServer:
 
     def _read_log(self) -> None:
         for line in self._tail.read():
-            self.figures = logs.add_line(self.figures, line)
+            self.figures = events.add_line(self.figures, line)
             phase = next_phase(self.phase, line)
             if phase is not self.phase:
                 self._end_phase()
@@ -131,7 +131,7 @@ class RunningServer:
         self._end_phase()
         if self.plan.answers:
             with contextlib.suppress(ValueError):
-                self.figures = logs.add_metrics(self.figures, health.metrics_text(self.url))
+                self.figures = events.add_metrics(self.figures, health.metrics_text(self.url))
 
     def _warm_up(self) -> None:
         """Send one short completion and wait for it; a server that refuses it is ready all the same."""

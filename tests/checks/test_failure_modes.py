@@ -9,7 +9,7 @@ import pytest
 
 from specserve.checks.rules import all_rules
 from specserve.cli.commands import COMMANDS as BUILT
-from specserve.profile.codes import NAMES
+from specserve.profile.problems import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "failure-modes.md"
 COMMANDS = (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.generate import generate_file
+from specserve.cli.ask import generate_file
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.commands import COMMAND_GROUPS, COMMANDS, LazyGroup, app, help_rows
+from specserve.cli.commands import (
+    COMMAND_GROUPS,
+    COMMANDS,
+    LazyGroup,
+    app,
+    format_help,
+    help_rows,
+    with_limits,
+)
 from specserve.cli.options import OPTION_GROUPS
-from specserve.report.help import format_help, with_limits
 
 Help = Callable[[str, int], str]
 

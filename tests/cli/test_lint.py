@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.app import _run
-from specserve.cli.plainlint import plain_lint
+from specserve.cli.app import _run, plain_lint
 from specserve.profile.find import profiles
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -7,7 +7,8 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.words import argv_words, starred
+from specserve.convert.command import starred
+from specserve.convert.words import argv_words
 
 WORDS = st.lists(st.text(alphabet=st.characters(blacklist_characters="\n\r\t\0", codec="utf-8")), min_size=1)
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specserve.errors import Interrupted
-from specserve.measure.distill.training import ask_child, has_speculators
+from specserve.measure.distill.plan import has_speculators
+from specserve.measure.distill.run import ask_child
 from specserve.serve.signals import StopRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]

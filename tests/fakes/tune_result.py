@@ -5,7 +5,8 @@ from __future__ import annotations
 from tune_machine import Machine, measured, prompts, texts, tune_plan
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.choose import Confirmed, choose, ladder
+from specserve.measure.tune.candidates import ladder
+from specserve.measure.tune.choose import Confirmed, choose
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import CandidateInfo
 from specserve.measure.tune.predict import Prediction, plain_rows, predict

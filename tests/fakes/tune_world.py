@@ -97,7 +97,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     def driver(**_: object) -> Any:
         return SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
 
-    monkeypatch.setattr(subject, "host_load", lambda: HostLoad(0.0, 0.0))
+    monkeypatch.setattr(subject, "_host_load", lambda: HostLoad(0.0, 0.0))
     monkeypatch.setattr(subject, "running", running)
     monkeypatch.setattr(subject, "connect", _connecting(here))
     monkeypatch.setattr(subject, "free_port", lambda _: 1)

@@ -9,7 +9,7 @@ import pytest
 from specserve.memory.breakdown import Footprint, ModelSizes
 from specserve.memory.constants import Runner, regime
 from specserve.memory.situation import Settings, Speculative
-from specserve.vllm.batch import captured_graphs
+from specserve.vllm.limits import captured_graphs
 
 GIB = 2**30
 QWEN_8B = ModelSizes(hidden=4096, vocab=151936, layers=36, intermediate=12288)

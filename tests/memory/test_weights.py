@@ -14,9 +14,9 @@ from specserve.errors import FactError
 from specserve.memory.demand import demand
 from specserve.memory.situation import Settings, Speculative
 from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
+from specserve.models.config import as_stored
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.facts import published as published_facts
-from specserve.models.quantization import as_stored
 from specserve.models.shape import read_shape
 from specserve.models.tensors import expected_tensors, mtp_tensors
 from tests.memory.recordings import ANSWERED, FOLDER, RECORDED, facts_of, settings_of

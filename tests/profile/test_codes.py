@@ -11,8 +11,8 @@ from textwrap import dedent
 import pytest
 
 from specserve.diagnostics import Code, Severity
-from specserve.profile.codes import CODES
 from specserve.profile.load import examine
+from specserve.profile.problems import CODES
 
 HEADINGS = ["Why is this bad?", "Example", "Use instead", "Source"]
 PACKAGE = Path(__file__).parents[2] / "specserve"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specserve.diagnostics import Severity, Span
 from specserve.errors import did_you_mean, quoted
-from specserve.profile.codes import NAMES, ordered, problem
+from specserve.profile.problems import NAMES, ordered, problem
 
 
 def test_a_problem_of_the_file_is_an_error_with_a_name() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Point, Result, Verdict, read_result, result_from_json
 from specserve.report.bench import FORMS, load, rendered
-from specserve.report.table import Column, Table
+from specserve.report.text import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.plan.compare import Difference, LaunchComparison, Written
-from specserve.report.difference import Named, difference_text
+from specserve.report.launch import Named, difference_text
 
 SIDE = Named("a.yaml", "0" * 64, "0.32", "cuda")
 

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
 from specserve.measure.distill.run import Distilled, Gain, Outcome
-from specserve.report.distill import card_text, distilled_json, distilled_text
+from specserve.report.drafts import card_text, distilled_json, distilled_text
 
 AT = Point("held-out", 0.0, concurrency=4)
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.doctor.host import Remains
-from specserve.checks.doctor.leftovers import Leftovers, Process, Strays
+from specserve.checks.doctor.leftovers import Leftovers, Process, Remains, Strays
 from specserve.checks.doctor.limits import Line, State
 from specserve.report.doctor import doctor_json, doctor_text
 

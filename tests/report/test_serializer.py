@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specserve.report.serializer import json_document, json_values, picked
+from specserve.report.text import json_document, json_values, picked
 
 
 class _Word(StrEnum):

@@ -12,10 +12,10 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.numbers import duration
 from specserve.report.servers import JsonView, TextView, kv_cache_line, memory_line, ready_block
+from specserve.report.text import duration
 from specserve.serve import events
-from specserve.serve.logs import MemoryFigures, Phase
+from specserve.serve.events import MemoryFigures, Phase
 
 PLAN = LaunchPlan(
     name="demo",

@@ -13,7 +13,7 @@ from specserve.diagnostics import NoNotices
 from specserve.measure.tune.candidates import plan_tune
 from specserve.measure.tune.earlier import EarlierRun
 from specserve.measure.tune.plan import BASELINE, TunePlan, TuneRequest
-from specserve.report.serializer import json_document
+from specserve.report.text import json_document
 from specserve.report.tune import plan_content, plan_text
 
 PROFILE = """\

@@ -24,7 +24,7 @@ from specserve.report.servers import JsonView, TextView, as_json, table
 from specserve.serve import events
 from specserve.serve.detached.observe import Seen
 from specserve.serve.detached.registry import Ended, Record
-from specserve.serve.logs import MemoryFigures
+from specserve.serve.events import MemoryFigures
 from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

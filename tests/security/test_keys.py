@@ -22,7 +22,7 @@ from specserve.profile.secrets import redacted
 from specserve.report.findings import crash_report, failure, trace
 from specserve.serve import causes, requests
 from specserve.serve.detached.registry import Record
-from specserve.serve.logs import Phase
+from specserve.serve.events import Phase
 from specserve.serve.requests import Endpoint, endpoint
 from specserve.serve.server import refuse_taken_port
 from tests.serve.conftest import Ended

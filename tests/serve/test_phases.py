@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.logs import (
-    SIGNS,
-    LogLine,
-    MemoryFigures,
-    Phase,
-    add_line,
-    add_metrics,
-    next_phase,
-    read_end,
-)
+from specserve.serve.events import SIGNS, MemoryFigures, Phase, add_line, add_metrics, next_phase
+from specserve.serve.logs import LogLine, read_end
 
 LOGS = Path(__file__).parent / "logs"
 SPOKEN = ["healthy_text", "healthy_json", "healthy_colour_and_prefix"]

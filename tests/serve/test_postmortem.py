@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.serve import causes
-from specserve.serve.logs import Phase
+from specserve.serve.events import Phase
 from tests.serve.conftest import Ended
 
 

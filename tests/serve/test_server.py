@@ -22,8 +22,8 @@ from specserve.metrics.counters import Counters, EngineName
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
+from specserve.serve.events import Phase
 from specserve.serve.health import ProgressWatch, is_healthy, served_models
-from specserve.serve.logs import Phase
 from specserve.serve.process import Child
 from specserve.serve.server import RunningServer, running
 from specserve.serve.signals import StopRequest

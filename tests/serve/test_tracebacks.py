@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.serve.causes import Stage, find_cause, stages, table
-from specserve.serve.logs import parse
-from specserve.serve.tracebacks import Raised, root_exception
+from specserve.serve.logs import Raised, parse, root_exception
 from specserve.vllm.versions import versions_with
 
 TRACEBACK = "Traceback (most recent call last):\n"

@@ -11,7 +11,7 @@ import pytest
 from specserve.errors import Interrupted, LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
-from specserve.serve.logs import Phase
+from specserve.serve.events import Phase
 from specserve.serve.server import running
 from specserve.serve.signals import StopRequest
 

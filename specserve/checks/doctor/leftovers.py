@@ -1,4 +1,4 @@
-"""What earlier servers left: processes, shared memory, sockets, rendezvous files."""
+"""What earlier servers left behind: processes, shared memory, sockets, rendezvous files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 
-from specserve.checks.doctor.limits import SHM, Line
+from specserve.checks.doctor.limits import SHM, Line, examined
 from specserve.checks.rules.memory import gib
 
 PROC = Path("/proc")
@@ -314,3 +314,29 @@ def leftover_lines(found: Leftovers) -> Iterator[Line]:
     if words:
         fix = "`specserve doctor --leftovers | xargs -d '\\n' rm`, unless containers share these folders"
         yield Line("leftovers", "note", f"no process here holds {', '.join(words)}", fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What killed servers left behind, as far as it could be found."""
+
+    files: Leftovers
+    processes: Strays
+
+
+def remains(*, ours: Collection[int] | None) -> tuple[Remains, list[Line]]:
+    """What killed servers left, and the lines about it. `ours` None: unknown, so no process is named."""
+    files, processes = Leftovers(), Strays()
+
+    def read_processes() -> Iterator[Line]:
+        nonlocal processes
+        processes = find_strays(ours) if ours is not None else Strays()
+        yield from stray_lines(processes)
+
+    def read_files() -> Iterator[Line]:
+        nonlocal files
+        files = find_leftovers()
+        yield from leftover_lines(files)
+
+    lines = [*examined("leftovers", read_processes), *examined("leftovers", read_files)]
+    return Remains(files, processes), lines or [Line("leftovers", "ok", "nothing left of killed servers")]

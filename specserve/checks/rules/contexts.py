@@ -6,8 +6,8 @@ from specserve.checks.config import model_type, section, stretches, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.errors import FactError
 from specserve.models.shape import read_shape
-from specserve.vllm.context import context_length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
+from specserve.vllm.limits import context_length
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
 _APART = frozenset({"LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"})

@@ -18,7 +18,7 @@ from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_
 from specserve.checks.rules.heads import head_arms
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.models.facts import BITS, ModelFacts
-from specserve.vllm.context import ropes
+from specserve.vllm.limits import ropes
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""

@@ -9,8 +9,8 @@ from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, count, rule
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
-from specserve.vllm.batch import batch_defaults, capture_sizes
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
+from specserve.vllm.limits import batch_defaults, capture_sizes
 from specserve.vllm.speculation import BLOCK_DRAFTS
 from specserve.vllm.speculation import needed_slots as slots
 

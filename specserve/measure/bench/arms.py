@@ -344,16 +344,3 @@ class HostLoad(NamedTuple):
     def text(self) -> str:
         """For the result."""
         return f"{self.busy_share:.0%} busy, {self.stolen_percent:.0f}% stolen"
-
-
-_LOAD_SAMPLE_S = 0.5
-
-
-def host_load() -> HostLoad:
-    """Returns how busy the processors are, over half a second."""
-    import psutil
-
-    times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)
-    stolen = float(getattr(times, "steal", 0.0))
-    idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
-    return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
 from specserve.measure.distill.traffic import Split, read_split
-from specserve.measure.distill.training import has_speculators
 from specserve.measure.workloads.workload import Prompt
 from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
@@ -289,3 +290,15 @@ def commands(plan: DistillPlan, samples: Path) -> list[tuple[str, list[str]]]:
             ],
         ),
     ]  # fmt: skip
+
+
+def has_speculators(python: str | None) -> bool:
+    """Whether an interpreter, by default this one, can train heads. Raises UsageError if it does not run."""
+    if python is None:
+        return importlib.util.find_spec("speculators") is not None
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('speculators') is None)"
+    try:
+        done = subprocess.run([python, "-P", "-c", probe], check=False, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"`--python {python}` does not run: {error}") from None
+    return done.returncode == 0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import queue
+import signal
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from specserve.errors import FactError
+from specserve.errors import FactError, Interrupted
 from specserve.measure.bench.arms import BASELINE, PROFILE
 from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.plan import BenchRequest
@@ -17,14 +22,15 @@ from specserve.measure.bench.result import Comparison, Interval, Verdict
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.distill.plan import EPOCHS, OLD_SHARE, DistillPlan, commands, write_samples
-from specserve.measure.distill.training import ask_child
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.run import Outlet
 from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
+from specserve.serve.causes import died
 from specserve.serve.files import read_own
-from specserve.serve.signals import stop_on_signals
+from specserve.serve.process import JsonChild
+from specserve.serve.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from specserve.measure.bench.rundir import Pass
@@ -316,3 +322,69 @@ def write_alternative(plan: DistillPlan, found: Distilled) -> Distilled:
     remark = f"specserve distill: {found.created[:10]}, acceptance {gain.old:.2f} to {gain.new:.2f}"
     write_alternatives(plan.request.profile, {ALTERNATIVE: plan.new_block}, remark=remark)
     return replace(found, alternative=ALTERNATIVE)
+
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.distilling")
+_ELSEWHERE = """
+import runpy, sys
+sys.path.append(sys.argv.pop())
+runpy.run_module("specserve.engine.distilling", run_name="__main__")
+"""
+"""For another Python: its own packages come first, and specserve need not be among them."""
+_TICK_S = 0.2
+_SAVE_S = 60.0
+"""How long a training that is stopped gets to save its state."""
+
+
+def ask_child(
+    request: Mapping[str, Any],
+    *,
+    log_path: Path,
+    stop: StopRequest,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    python: str | None = None,
+) -> dict[str, Any]:
+    """The child's last message. `on_event` takes the others. `python`: the interpreter, if it is not this one.
+
+    Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
+    """
+    child = JsonChild(_command(python), env={}, log_path=log_path)
+    asked_at: float | None = None
+    try:
+        child.tell(request)
+        while True:
+            if stop.count and asked_at is None:
+                asked_at = time.monotonic()
+                child.send(signal.SIGTERM)
+            if asked_at is not None and (stop.count > 1 or time.monotonic() - asked_at > _SAVE_S):
+                raise _interrupted(stop)
+            try:
+                message = child.receive(_TICK_S)
+            except queue.Empty:
+                continue
+            if asked_at is not None and (message is None or message["event"] != "done"):
+                if message is None or message["event"] == "stopped":
+                    raise _interrupted(stop)
+                continue
+            if message is None or message["event"] == "failed":
+                child.wait()
+                said = str(message["error"]) if message is not None else None
+                raise died(child, str(request["work"]), after_s=child.elapsed_s, said=said)
+            if message["event"] == "done":
+                return message
+            on_event(message)
+    finally:
+        child.close()
+
+
+def _command(python: str | None) -> tuple[str, ...]:
+    if python is None:
+        return CHILD
+    return (python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[3]))
+
+
+def _interrupted(stop: StopRequest) -> Interrupted:
+    return Interrupted(
+        "interrupted; what was learned is kept, and the same command resumes",
+        signal_number=stop.signal or signal.SIGINT,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.arms import Variant, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
-from specserve.measure.tune.choose import between, ladder, ranges, schedule_obstacle
+from specserve.measure.tune.choose import between, ranges, schedule_obstacle
 from specserve.measure.tune.plan import (
     BASELINE,
     TUNED,
@@ -347,3 +347,26 @@ def ladder_obstacle(method: str, runner: str, *, engines: int = 1, uses_graphs: 
     if reason is None and runner == "v1" and uses_graphs:
         return "a schedule makes vLLM's V1 runner use other CUDA graphs"
     return reason
+
+
+_LEAST_BESIDE, _MOST_BESIDE = 3, 7
+
+
+def ladder(loads: Collection[int], *, most_tokens: int, most_requests: int) -> dict[int, int]:
+    """K by batch size for a launch that measures several K: of every load, and of a few batches beside them.
+
+    The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
+    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart. The
+    largest batch has K = 0: what such a range costs while a draft is loaded.
+    """
+    found = {load: max(1, round(most_tokens / place)) for place, load in enumerate(sorted(loads), start=1)}
+    largest = max(found)
+    beside = dict.fromkeys(batch for load in found for batch in (load + 1, load - 1))
+    near = [batch for batch in beside if 1 <= batch <= most_requests and batch not in found]
+    further = range(largest + 2, min(largest + 1 + _LEAST_BESIDE, most_requests) + 1)
+    kept = sorted([*near[:_MOST_BESIDE], *list(further)[: max(0, _LEAST_BESIDE - len(near))]])
+    other = (1, most_tokens, max(1, most_tokens // 2))
+    found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
+    if max(found) < most_requests:
+        found[max(found) + 1] = 0
+    return dict(sorted(found.items()))

@@ -105,28 +105,7 @@ def schedule_obstacle(method: str, runner: str, *, engines: int = 1) -> str | No
     return None
 
 
-_LEAST_BESIDE, _MOST_BESIDE = 3, 7
 _LEAST_STEP, _MOST_BETWEEN = 1.12, 9
-
-
-def ladder(loads: Collection[int], *, most_tokens: int, most_requests: int) -> dict[int, int]:
-    """K by batch size for a launch that measures several K: of every load, and of a few batches beside them.
-
-    The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
-    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart. The
-    largest batch has K = 0: what such a range costs while a draft is loaded.
-    """
-    found = {load: max(1, round(most_tokens / place)) for place, load in enumerate(sorted(loads), start=1)}
-    largest = max(found)
-    beside = dict.fromkeys(batch for load in found for batch in (load + 1, load - 1))
-    near = [batch for batch in beside if 1 <= batch <= most_requests and batch not in found]
-    further = range(largest + 2, min(largest + 1 + _LEAST_BESIDE, most_requests) + 1)
-    kept = sorted([*near[:_MOST_BESIDE], *list(further)[: max(0, _LEAST_BESIDE - len(near))]])
-    other = (1, most_tokens, max(1, most_tokens // 2))
-    found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
-    if max(found) < most_requests:
-        found[max(found) + 1] = 0
-    return dict(sorted(found.items()))
 
 
 def between(loads: Collection[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:

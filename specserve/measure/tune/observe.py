@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.statistics import library
 
@@ -69,30 +69,6 @@ def steps_of(pairs: Sequence[tuple[int, int]], *, output_tokens: int, prompt: st
             kept.append((accepted, drafted) if accepted < left else (left - 1, left - 1))
             left -= kept[-1][0] + 1
     return Steps(tuple(each[0] for each in kept), tuple(each[1] for each in kept), left, prompt)
-
-
-def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000) -> Interval | None:
-    """The mean acceptance length with so many draft tokens and its 95 % bounds; None without a step.
-
-    Bootstrap over prompts, with all requests that sent one; always the same draws. One prompt says nothing of others.
-    """
-    sums: dict[str, tuple[int, int]] = {}
-    for index, each in enumerate(requests):
-        if each.tokens:
-            name = each.prompt or f"#{index}"
-            made, steps = sums.get(name, (0, 0))
-            sums[name] = made + each.tokens, steps + each.steps_with(tokens)
-    if not sums:
-        return None
-    np = library("numpy")
-    counts = np.array(list(sums.values()), dtype=float)
-    value = float(counts[:, 0].sum() / counts[:, 1].sum())
-    if len(counts) < 2:
-        return Interval(value, 0.0, math.inf)
-    picked = np.random.default_rng(20260101).integers(len(counts), size=(draws, len(counts)))
-    drawn = counts[picked].sum(axis=1)
-    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
-    return Interval(value, min(value, float(low)), max(value, float(high)))
 
 
 _TINY_S = 1e-4

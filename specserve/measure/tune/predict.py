@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass
-from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, length_interval, observed
+from specserve.measure.statistics import library
+from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, observed
 from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, TuneLaunch, TunePlan
 from specserve.profile.schema import Expectation
 
@@ -323,3 +324,27 @@ class Measured:
 
 def _mean_ms(seconds: Sequence[float]) -> float | None:
     return statistics.fmean(seconds) * 1000 if seconds else None
+
+
+def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000) -> Interval | None:
+    """The mean acceptance length with so many draft tokens and its 95 % bounds; None without a step.
+
+    Bootstrap over prompts, with all requests that sent one; always the same draws. One prompt says nothing of others.
+    """
+    sums: dict[str, tuple[int, int]] = {}
+    for index, each in enumerate(requests):
+        if each.tokens:
+            name = each.prompt or f"#{index}"
+            made, steps = sums.get(name, (0, 0))
+            sums[name] = made + each.tokens, steps + each.steps_with(tokens)
+    if not sums:
+        return None
+    np = library("numpy")
+    counts = np.array(list(sums.values()), dtype=float)
+    value = float(counts[:, 0].sum() / counts[:, 1].sum())
+    if len(counts) < 2:
+        return Interval(value, 0.0, math.inf)
+    picked = np.random.default_rng(20260101).integers(len(counts), size=(draws, len(counts)))
+    drawn = counts[picked].sum(axis=1)
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+    return Interval(value, min(value, float(low)), max(value, float(high)))

@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specserve.measure.statistics import quantile
-from specserve.metrics.counters import (
-    Acceptance,
-    Counters,
-    EngineName,
-    Histogram,
-    since,
-    total_acceptance,
-)
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram, since, total_acceptance
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 
 
@@ -154,7 +147,6 @@ class Window:
 
 
 Interval = tuple[float, float]
-_Z = 1.959964
 _GROUPS = 12
 _LEAST_GROUPS = 3
 _REQUESTS_PER_GROUP = 1.5
@@ -230,20 +222,6 @@ def groups_of(stretches: Sequence[Stretch], *, request_s: float | None) -> list[
     if kept_s and groups:
         groups[-1] += kept
     return groups
-
-
-def quantile_interval(observed: Histogram, share: float) -> Interval | None:
-    """Return where a quantile lies, by the ranks that it can have and the edges of their buckets.
-
-    None without an observation. The upper end is infinite if there are too few to bound it (a p99: under 470).
-    """
-    count = observed.count
-    if not count:
-        return None
-    spread = _Z * math.sqrt(count * share * (1 - share))
-    low_rank, high_rank = math.floor(count * share - spread), math.ceil(count * share + spread) + 1
-    high = observed.around(high_rank)[1] if high_rank <= count else math.inf
-    return observed.around(low_rank)[0], high
 
 
 NUMBER_DRAFTS = 200

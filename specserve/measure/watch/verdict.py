@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specserve.diagnostics import Span
-from specserve.measure.watch.figures import (
-    LENGTH,
-    NUMBER_DRAFTS,
-    Collapse,
-    Interval,
-    WatchFigures,
-    quantile_interval,
-)
+from specserve.measure.watch.figures import LENGTH, NUMBER_DRAFTS, Collapse, Interval, WatchFigures
+from specserve.metrics.counters import Histogram
 from specserve.profile.schema import Expectation, Profile
 
 _LATENCY_REQUESTS = 30
@@ -264,3 +258,20 @@ def _factor(value: float | None, interval: Interval | None, boundary: float) -> 
 
 def _count(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+_Z = 1.959964
+
+
+def quantile_interval(observed: Histogram, share: float) -> Interval | None:
+    """Return where a quantile lies, by the ranks that it can have and the edges of their buckets.
+
+    None without an observation. The upper end is infinite if there are too few to bound it (a p99: under 470).
+    """
+    count = observed.count
+    if not count:
+        return None
+    spread = _Z * math.sqrt(count * share * (1 - share))
+    low_rank, high_rank = math.floor(count * share - spread), math.ceil(count * share + spread) + 1
+    high = observed.around(high_rank)[1] if high_rank <= count else math.inf
+    return observed.around(low_rank)[0], high

@@ -20,9 +20,8 @@ from specserve.errors import FactError, SpecserveError, UsageError
 from specserve.serve.causes import died
 from specserve.serve.detached import registry
 from specserve.serve.detached.registry import NAME, Ended, Record, folder_of
-from specserve.serve.events import OnEvent
+from specserve.serve.events import OnEvent, Phase
 from specserve.serve.files import is_alive, read_own, state_folder, ticks
-from specserve.serve.logs import Phase
 from specserve.serve.process import Group, clear, end
 from specserve.serve.signals import StopRequest
 

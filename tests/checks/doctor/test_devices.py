@@ -7,7 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from specserve.checks.doctor.installation import NvidiaDriver, Software, Torch, device_lines, read_driver
+from specserve.checks.doctor.host import NvidiaDriver, Software, Torch, device_lines, read_driver
 from specserve.checks.doctor.limits import Line
 from specserve.hardware.accelerators import Gpu
 from specserve.vllm.versions import Installed

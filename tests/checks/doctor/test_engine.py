@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.installation import Software, Torch, engine_lines
+from specserve.checks.doctor.host import Software, Torch, engine_lines
 from specserve.checks.doctor.limits import Line
 from specserve.vllm.versions import Installed, known_versions
 

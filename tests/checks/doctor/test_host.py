@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor import host
-from specserve.checks.doctor.host import Remains, host_lines, remains
-from specserve.checks.doctor.leftovers import Leftovers, Strays
+from specserve.checks.doctor import host, leftovers
+from specserve.checks.doctor.host import host_lines
+from specserve.checks.doctor.leftovers import Leftovers, Remains, Strays, remains
 from specserve.checks.doctor.limits import Line, examined
 
 CPU_ENGINE = {"CPU", "plug-in", "OpenMP", "compiler"}
@@ -55,15 +55,15 @@ def test_one_broken_reader_leaves_the_others_their_lines(
 
 @pytest.mark.parametrize("reader", ["find_leftovers", "find_strays"])
 def test_leftovers_that_cannot_be_found_are_told(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, reader, broken)
+    monkeypatch.setattr(leftovers, reader, broken)
     found, lines = remains(ours=())
     assert "could not be examined" in " ".join(line.text for line in lines)
     assert found.files.files == () or found.processes.orphans == ()
 
 
 def test_where_our_servers_are_unknown_no_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_strays", broken)
-    monkeypatch.setattr(host, "find_leftovers", Leftovers)
+    monkeypatch.setattr(leftovers, "find_strays", broken)
+    monkeypatch.setattr(leftovers, "find_leftovers", Leftovers)
     assert remains(ours=None) == (
         Remains(Leftovers(), Strays()),
         [Line("leftovers", "ok", "nothing left of killed servers")],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.installation import processor_lines
+from specserve.checks.doctor.host import processor_lines
 from specserve.plan.host import PLUGIN, Host
 
 GOOD = Host(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.doctor.installation import distributions, read_software, read_torch, wanted_torch
+from specserve.checks.doctor.host import distributions, read_software, read_torch, wanted_torch
 from specserve.vllm.versions import installed_version
 
 Write = Callable[..., Path]
@@ -100,7 +100,7 @@ def test_a_vllm_of_another_python_is_found_by_its_program(
 ) -> None:
     write("#!/bin/sh\n", "bin/vllm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("specserve.checks.doctor.installation.installed", lambda: None)
+    monkeypatch.setattr("specserve.checks.doctor.host.installed", lambda: None)
     assert read_software().elsewhere == str(tmp_path / "bin" / "vllm")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     assert read_software().elsewhere is None

@@ -19,7 +19,7 @@ from specserve.measure.bench.rundir import Pass, RunDirectory, resume
 from specserve.measure.run import Outlet
 from specserve.measure.workloads.load import load
 from specserve.report.bench import rendered
-from specserve.report.benchplan import BenchView
+from specserve.report.estimates import BenchView
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import request
 

@@ -80,7 +80,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     here = World()
     monkeypatch.setattr(subject, "connect", here.connect)
     monkeypatch.setattr(subject, "Driver", here.driver)
-    monkeypatch.setattr(subject, "host_load", lambda: here.load)
+    monkeypatch.setattr(subject, "_host_load", lambda: here.load)
     return here
 
 

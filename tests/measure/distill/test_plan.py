@@ -22,7 +22,7 @@ from specserve.measure.distill.plan import (
     plan_distillation,
     write_samples,
 )
-from specserve.report.distill import commands_text
+from specserve.report.drafts import commands_text
 from tests.cli.pair import laid_out
 
 HEAT: dict[str, object] = {"temperature": 0.6}

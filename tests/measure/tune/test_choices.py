@@ -11,9 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specserve.measure.tune import choose, plan
-from specserve.measure.tune.candidates import ladder_obstacle
-from specserve.measure.tune.choose import ladder, ranges, schedule_obstacle
-from specserve.measure.tune.observe import Steps, length_interval
+from specserve.measure.tune.candidates import ladder, ladder_obstacle
+from specserve.measure.tune.choose import ranges, schedule_obstacle
+from specserve.measure.tune.observe import Steps
+from specserve.measure.tune.predict import length_interval
 from tests.measure.tune.making import problems
 
 wanted = st.lists(

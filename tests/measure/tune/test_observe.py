@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
-from specserve.measure.tune.choose import ladder
+from specserve.measure.tune.candidates import ladder
 from specserve.measure.tune.observe import Observed, StepModel, observed
 from specserve.measure.tune.predict import predict
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.bench.plan import Block
-from specserve.measure.tune.choose import between, ladder
+from specserve.measure.tune.candidates import ladder
+from specserve.measure.tune.choose import between
 from specserve.measure.tune.plan import TUNED, TunePlan, items, split
 from specserve.measure.workloads.workload import Prompt
 

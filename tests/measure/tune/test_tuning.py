@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specserve.measure.tune.choose import Choice, choose, ladder, speedups
+from specserve.measure.tune.candidates import ladder
+from specserve.measure.tune.choose import Choice, choose, speedups
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import TuneLaunch, TunePlan
 from specserve.measure.tune.predict import Prediction, predict

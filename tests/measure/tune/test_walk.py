@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune.observe import Steps, length_interval, steps_of
+from specserve.measure.tune.observe import Steps, steps_of
+from specserve.measure.tune.predict import length_interval
 from specserve.measure.tune.roofline import geometric, geometric_rate
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)

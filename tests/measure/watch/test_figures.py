@@ -19,11 +19,11 @@ from specserve.measure.watch.figures import (
     figures,
     groups_of,
     joined,
-    quantile_interval,
     quantiles_s,
     ratio_interval,
     request_interval,
 )
+from specserve.measure.watch.verdict import quantile_interval
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.metrics.prometheus import read
 from tests.measure.watch.conftest import made

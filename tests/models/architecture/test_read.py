@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.models.config import Fields, UnknownArchitecture, family
+from specserve.models.config import Fields, UnknownArchitecture, as_stored, family
 from specserve.models.facts import Tensor
-from specserve.models.quantization import as_stored
 from specserve.models.shape import Attention, Latent, Shape, State, read_mtp, read_shape
 from specserve.models.tensors import encoder_tensors, expected_tensors
 

@@ -1,11 +1,13 @@
-"""`specserve explain` and `specserve rules`: pages and the list, for people and for scripts."""
+"""`specserve explain`, `rules` and `schema`: pages, the list, and what editors read."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from specserve.cli.app import _run
@@ -51,3 +53,13 @@ def test_a_prefix_of_no_code_is_an_error(specserve: Run) -> None:
     done = specserve("rules", "SD9")
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"no code starts with `SD9`" in done.stderr
+
+
+def test_the_schema_is_valid_and_is_the_one_beside_the_shipped_profiles(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run(["schema"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    jsonschema.validators.validator_for(content).check_schema(content)
+    shipped = Path(__file__).parents[2] / "configs" / "profile.schema.json"
+    assert content == json.loads(shipped.read_text(encoding="utf-8"))

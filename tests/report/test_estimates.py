@@ -12,7 +12,7 @@ import pytest
 
 from specserve.measure.tune.estimate import Assumed, Estimate, estimate
 from specserve.measure.tune.roofline import geometric_rate
-from specserve.report.tuneestimate import estimate_document, estimate_json
+from specserve.report.estimates import estimate_document, estimate_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm

@@ -1,15 +1,22 @@
-"""A table as text of 80 columns and as markdown; names from outside stay names in both."""
+"""What all reports are made of: figures as short words, tables of 80 columns, sentences and names, JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TextIO
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from specserve.errors import without_user
-from specserve.report.console import WIDTH, in_one_line, styled
-from specserve.report.numbers import NONE
+from specserve.report.console import WIDTH, in_one_line, json_text, styled
+
+if TYPE_CHECKING:
+    from specserve.measure.bench.result import Interval, Quantiles
 
 TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "SAME", "ok", "agree"), "good"),
@@ -173,3 +180,128 @@ def sentence_parts(text: object) -> list[tuple[str, bool]]:
     if len(pieces) % 2 == 0:
         return [(str(text), False)]
     return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]
+
+
+NONE = "-"
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def count(number: int, word: str) -> str:
+    """Returns `1 model`, `2 models`, `1,204 tokens`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def rate(value: float | None) -> str:
+    """Returns three digits or more: `4.21`, `82.6`, `1,204`."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
+    return f"{value:,.{digits}f}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Returns the value with that many decimals."""
+    return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """Returns a share of 1 as `65 %`."""
+    return NONE if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
+
+
+def spread(interval: Interval | None, digits: int = 2) -> str:
+    """Returns the bounds, `2.08-2.25`; `2.08 or more` if too little was measured for an upper one."""
+    if interval is None:
+        return NONE
+    low = number(interval.low, digits)
+    return f"{low}-{number(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
+
+
+def with_spread(interval: Interval | None, digits: int = 2, unit: str = "") -> str:
+    """Returns the value and its bounds, `2.17 (2.08-2.25)`."""
+    return f"{number(interval.value, digits)}{unit} ({spread(interval, digits)})" if interval else NONE
+
+
+def low_to_high(low: str, high: str, *, between: str = "-") -> str:
+    """Returns both ends of a range, or one if they read the same."""
+    return low if low == high else f"{low}{between}{high}"
+
+
+def quantiles_words(quantiles: Quantiles | None, *, divisor: float = 1) -> str:
+    """Returns P50, P90 and P99, `26.2/28.8/31.5`."""
+    if quantiles is None:
+        return NONE
+    return "/".join(rate(value / divisor) for value in (quantiles.p50, quantiles.p90, quantiles.p99))
+
+
+def gib(size_bytes: float) -> str:
+    """Returns bytes in GiB, without the unit."""
+    return f"{size_bytes / GIB:.2f}"
+
+
+def took(duration_s: float) -> str:
+    """Returns the length of a run: `42 s`, `12 min`, `3 h 07 min`."""
+    if not math.isfinite(duration_s):
+        return NONE
+    whole = max(0, round(duration_s))
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def duration(seconds: float) -> str:
+    """Returns how long something took: `3.1s`, `41s`, `2m05s`, `3h07m`, `5d02h`."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    if seconds < 120:
+        return f"{seconds:.0f}s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def moment(created: str) -> str:
+    """Returns `2026-11-21 12:00 UTC`; a day, or a text that is not a time, as it is."""
+    if len(created) <= len("2026-11-21"):
+        return created
+    try:
+        return f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return created
+
+
+VERSION = 1
+
+
+def json_document(content: object, *, indent: int | None = 2) -> str:
+    """Returns the text of a document; `content` is a mapping or a data class. No character in it steers a terminal."""
+    values = {"version": VERSION, **json_values(content)}
+    return json_text(json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def json_values(value: Any, *, digits: int | None = None) -> Any:
+    """Returns the value as JSON holds it: what is not finite is null, floats have `digits` significant digits."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else float(f"{value:.{digits}g}")
+    if isinstance(value, str | int) or value is None:
+        return value
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_values(item, digits=digits) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [json_values(item, digits=digits) for item in value]
+    return str(value)
+
+
+def picked(source: object, *names: str) -> dict[str, Any]:
+    """Returns these attributes of an object by their names, as JSON holds them."""
+    return {name: json_values(getattr(source, name)) for name in names}

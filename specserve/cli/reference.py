@@ -1,7 +1,8 @@
-"""`specserve rules`: the catalogue of what lint and check can find."""
+"""`specserve rules`, `explain` and `schema`: what specserve can find, and what a profile may hold."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 import typer
@@ -62,3 +63,38 @@ def rules(
     if chosen:
         out(listing(chosen))
     say(f"{len(chosen)} of {len(known)} codes; `specserve explain CODE` describes one")
+
+
+def explain(
+    codes: Annotated[
+        list[str], typer.Argument(metavar="CODE…", help="Codes such as SD104, or names such as split-draft.")
+    ],
+) -> None:
+    """Explain a finding: what it means and what to do.
+
+    The page says why the finding matters, shows an example and what to write instead, names the source, and says how to
+    silence the finding.
+
+    \b
+    specserve explain SD104
+    specserve explain split-draft open-bind
+    """
+    from specserve.report.console import out
+    from specserve.report.manual import find, manual
+
+    pages = list(dict.fromkeys(find(code) for code in codes))
+    out("\n\n".join(manual(page) for page in pages))
+
+
+def schema() -> None:
+    """Print the JSON Schema of a profile, for editors.
+
+    \b
+    specserve schema > profile.schema.json
+    # then, as the first line of a profile:
+    # yaml-language-server: $schema=./profile.schema.json
+    """
+    from specserve.profile.schema import json_schema
+    from specserve.report.console import out
+
+    out(json.dumps(json_schema(), indent=2))

@@ -1,17 +1,102 @@
-"""`specserve down`: stop detached servers."""
+"""`specserve ps`, `logs` and `down`: the detached servers of this user on this host."""
 
 from __future__ import annotations
 
+import json
+import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import flag
+from specserve.cli.options import Format, TextOrJson, flag
 
 if TYPE_CHECKING:
     from specserve.serve.events import Event
     from specserve.serve.signals import StopRequest
+
+
+def ps(
+    *,
+    format: Format = TextOrJson.TEXT,
+) -> None:
+    """List detached servers: state, port, acceptance.
+
+    States: starting, ready, silent (does not answer), hung (answers, but no token comes), stopping, dead (ended by
+    itself; the cause is shown), gone (the host was restarted; shown once), lost (runs, but its state on disk is gone).
+    ACCEPTED is the share of draft tokens that the target accepted in the last minute.
+
+    \b
+    specserve ps
+    specserve ps --format json
+    """
+    from specserve.report.console import out, say
+    from specserve.report.servers import as_json, table
+    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.detached.registry import remove
+
+    servers = list(observe_all())
+    if format is TextOrJson.JSON:
+        out(json.dumps(as_json(servers), indent=2))
+    elif servers:
+        out(table(servers))
+    else:
+        say("there are no detached servers; `specserve up PROFILE --detach` starts one")
+    for seen in servers:
+        if seen.state == "gone" and seen.record is not None:
+            remove(seen.name, run=seen.record.run)
+
+
+_LOOK_S = 0.2
+
+
+def logs(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", show_default=False, help="Name of a detached server (default: the only one)."
+        ),
+    ] = None,
+    *,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "-f", "--follow", help="Keep printing new lines until the server ends or you press Ctrl-C."
+        ),
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", min=0, help="Print this many of the last lines; 0 prints all.")
+    ] = 100,
+) -> None:
+    """Print a detached server's log, or follow it.
+
+    Control characters are shown as escapes, because a log contains text from outside.
+
+    \b
+    specserve logs demo
+    specserve logs demo -f
+    specserve logs demo -n 0 | grep SpecDecoding
+    """
+    from specserve.report.servers import print_last, print_lines
+    from specserve.serve.detached.processes import Detached
+    from specserve.serve.detached.registry import only_server
+
+    record = only_server(name)
+    tail = print_last(Path(record.log_path), lines=lines)
+    server = Detached(record)
+    try:
+        while follow:
+            runs = server.is_running()
+            new = tail.read_raw()
+            print_lines(new)
+            if not new and not runs:
+                print_lines([tail.rest] if tail.rest else [])
+                return
+            if not new:
+                time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        return
 
 
 def down(
@@ -49,12 +134,12 @@ def down(
     if not wanted:
         say("there are no detached servers")
     with stop_on_signals() as stop:
-        failed = [name for name in wanted if not _one(name, stop)]
+        failed = [name for name in wanted if not _stop_one(name, stop)]
     if failed:
         raise typer.Exit(2)
 
 
-def _one(name: str, stop: StopRequest) -> bool:
+def _stop_one(name: str, stop: StopRequest) -> bool:
     """Stop one; an error is printed, and the others are stopped all the same."""
     from specserve.errors import FactError, SpecserveError
     from specserve.report.console import clean, say
@@ -62,7 +147,7 @@ def _one(name: str, stop: StopRequest) -> bool:
     from specserve.serve.detached.processes import stop_marked, stop_server
     from specserve.serve.detached.registry import read, remove
 
-    show = partial(_show, name)
+    show = partial(_say_event, name)
     try:
         try:
             record = read(name)
@@ -84,10 +169,10 @@ def _one(name: str, stop: StopRequest) -> bool:
     return True
 
 
-def _show(name: str, event: Event) -> None:
+def _say_event(name: str, event: Event) -> None:
     """Say what happens to a server."""
     from specserve.report.console import say
-    from specserve.report.numbers import duration
+    from specserve.report.text import duration
     from specserve.serve import events
 
     match event:
