@@ -116,7 +116,7 @@ def _row(point: Mapping[str, Any], *, rules: Regime | None) -> Row | str:
     needed = _cache(point, s)
     known, is_own = _weights(point, s, rules=rules or regime(s.settings.version, runner=s.runner))
     if known is None:
-        return "weights are not known: quantised, and not in the log"
+        return "weights are not known: quantized, and not in the log"
     stage = replace(needed.stages[0], target_weights_bytes=known, draft_weights_bytes=(drafted or 0) * is_own)
     return Row(point, s, replace(needed, stages=(stage,)))
 
@@ -324,7 +324,7 @@ def intermediate(sizes: Mapping[str, Any]) -> int:
 
 
 def weights_bytes(point: Mapping[str, Any]) -> int | None:
-    """Weights of one GPU by parameter count; None with pipeline stages, quantised, or of unknown size."""
+    """Weights of one GPU by parameter count; None with pipeline stages, quantized, or of unknown size."""
     params, width = (point.get("config") or {}).get("params"), _BYTES.get(str(point.get("dtype") or "bf16"))
     if not params or not width or point.get("quant") or int(point.get("pp") or 1) > 1:
         return None

@@ -38,7 +38,7 @@ def tensors_of(config: dict[str, Any]) -> list[list[Any]]:
 
 
 def main() -> None:
-    """Record every config that is a model of its own, and not quantised."""
+    """Record every config that is a model of its own, and not quantized."""
     rows = {}
     for path in sorted(CONFIGS.glob("*.json")):
         config = json.loads(path.read_text())

@@ -108,6 +108,6 @@ def sizes(made: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization(made: Mapping[str, Any]) -> str | None:
-    """The method of a quantised shape."""
+    """The method of a quantized shape."""
     found = made.get("quantization_config")
     return str(found["quant_method"]) if found else None

@@ -122,8 +122,8 @@ def check(
     listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer
-    and no configuration of the model ships with specserve. Two cases fail only with --strict: a model that is judged
-    by a configuration that ships with specserve, and with --offline a model that is not in the Hub cache.
+    and no configuration of the model ships with specserve. With --strict, it is also 1 if a model could be judged
+    only by a configuration that ships with specserve, or, with --offline, if a model is not in the Hub cache.
 
     \b
     specserve check configs/demo.yaml

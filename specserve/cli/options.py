@@ -117,11 +117,17 @@ Format = Annotated[TextOrJson, typer.Option("--format", help="Output format; jso
 Settings = Annotated[
     list[str] | None, text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set")
 ]
-Alternative = Annotated[str | None, text_option("NAME", "Use this one of the profile's `alternatives`.")]
+Alternative = Annotated[
+    str | None, text_option("NAME", "Use the block of this name from the profile's `alternatives`.")
+]
 Baseline = Annotated[bool, flag("--baseline", "Leave speculation out.")]
 Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
 Locked = Annotated[
-    bool, flag("--locked", "Use exactly the files that the lock names, without the Hub, or fail.")
+    bool,
+    flag(
+        "--locked",
+        "Use exactly the files that the profile's lock names (see `lock`), without the Hub; fail if one is missing.",
+    ),
 ]
 NoLock = Annotated[bool, flag("--no-lock", "Ignore the lock beside the profile.")]
 Port = Annotated[
@@ -190,5 +196,7 @@ DryRun = Annotated[
 ]
 ApiKeyEnv = Annotated[
     str | None,
-    text_option("NAME", "Read the server's key from this environment variable, and from no other."),
+    text_option(
+        "NAME", "Read the server's API key from this environment variable, not from that of the profile."
+    ),
 ]

@@ -94,7 +94,7 @@ def up(
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
-    The first request to a new server is slow, so up sends a short one itself. When it is answered, up says that the
+    The first request to a new server is slow, so `up` sends a short one itself. When it is answered, `up` says that the
     server is ready, and notifies systemd. The address and a request to try go to stdout, the progress goes to stderr,
     and vLLM's own log to a file.
 

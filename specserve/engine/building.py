@@ -1,6 +1,6 @@
 """Builds the models of a launch without memory: on the meta device, no weight is read. Part of the oracle.
 
-`Stage` holds what the GPUs of one pipeline stage would hold. What a quantised checkpoint becomes after loading is not
+`Stage` holds what the GPUs of one pipeline stage would hold. What a quantized checkpoint becomes after loading is not
 computed. Written against vLLM 0.26 to 0.33.
 """
 
@@ -127,7 +127,7 @@ def _is_gpu(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _any_kernel() -> Iterator[None]:
-    """Let a CPU without the instructions for a quantised format build it: no kernel runs here."""
+    """Let a CPU without the instructions for a quantized format build it: no kernel runs here."""
     from vllm.model_executor.kernels import linear
     from vllm.platforms import current_platform
 

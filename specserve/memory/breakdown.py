@@ -21,7 +21,7 @@ _PARALLEL_DRAFTS = frozenset({"dflash", "dspark", "p_eagle"})
 _GRAPH_POOL = 0.25 * GIB
 """The most that the first captured graph takes beside its activations: the kernels' workspaces."""
 _UNSURE_EXPERTS = Bounds(0.8, 1.25)
-"""Mixtures of experts with quantised weights: their kernels' workspaces differ."""
+"""Mixtures of experts with quantized weights: their kernels' workspaces differ."""
 _COPIES = 1.5
 """Of the logits that are verified at one time: in fp32, and in part once more for top-k and top-p."""
 _RECURRENT_IN_GRAPHS = 110 / 1024

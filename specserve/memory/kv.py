@@ -22,7 +22,7 @@ LayerKind = Literal["full", "mla", "indexer", "sliding", "chunked", "state"]
 
 
 def served_bytes(dtype: str, *, given: str | None) -> int:
-    """Bytes of an unquantised weight. `given`: config.json's own; vLLM serves float32 in half precision on `auto`.
+    """Bytes of an unquantized weight. `given`: config.json's own; vLLM serves float32 in half precision on `auto`.
 
     Raises FactError for a type that vLLM has no name for.
     """

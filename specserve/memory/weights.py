@@ -225,8 +225,8 @@ def tallied(
     stored = sizes and as_stored(sizes, model=facts.model, config=config, online=online)
     if stored:
         return tally(stored)
-    quantised = quantization_of(config).get("quant_method") or (online if is_online else None)
-    what = f" quantised by `{quantised}`" if quantised else ""
+    quantized = quantization_of(config).get("quant_method") or (online if is_online else None)
+    what = f" quantized by `{quantized}`" if quantized else ""
     raise FactError(
         (
             f"the size of the weights of `{facts.model}`{what} is not known: there are no safetensors "

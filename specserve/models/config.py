@@ -241,7 +241,7 @@ _FORMATS: Mapping[str, Mapping[str, str]] = {
 
 
 class _StoredFormat(NamedTuple):
-    """How a quantised checkpoint stores its weights."""
+    """How a quantized checkpoint stores its weights."""
 
     name: str
     bits: int = 4
@@ -252,9 +252,9 @@ class _StoredFormat(NamedTuple):
 def as_stored(
     tensors: Mapping[str, tuple[int, ...]], *, model: str, config: Mapping[str, Any], online: str | None
 ) -> dict[str, Tensor] | None:
-    """Each tensor with its type. `online`: the method that vLLM applies to an unquantised checkpoint while loading.
+    """Each tensor with its type. `online`: the method that vLLM applies to an unquantized checkpoint while loading.
 
-    Unquantised ones are BF16: they are served in the type of the model. Raises FactError for a quantization_config
+    Unquantized ones are BF16: they are served in the type of the model. Raises FactError for a quantization_config
     of wrong types.
     """
     fields = Fields(model, quantization_of(config), "quantization_config.")

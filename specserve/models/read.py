@@ -117,7 +117,7 @@ def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> No
         f"`{model}`{at} is not in the Hub cache, and {why}",
         hint=(
             f"{first}run `specserve pull PROFILE` to download it, or `specserve lock PROFILE` to record "
-            "what check needs to know"
+            "what `check` needs"
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint of a config.json holds: names as published, shapes, types as quantised."""
+"""The tensors that a checkpoint of a config.json holds: names as published, shapes, types as quantized."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _TOWERS = ("audio_config", "vision_tower", "visual")
 
 
 def expected_tensors(model: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Name → shape of every tensor, unquantised; None for what is not known: other model types, other encoders.
+    """Name → shape of every tensor, unquantized; None for what is not known: other model types, other encoders.
 
     Multi-token prediction layers are left out. Raises FactError for a config.json that does not make sense.
     """

@@ -99,7 +99,7 @@ def compare(
         "not_checked", target_vocab_size=_vocab_size(target), draft_vocab_size=_vocab_size(draft)
     )
     if "published" in ((tokenizer or target).origin, draft.origin):
-        return replace(start, reasons=("only the configurations are known here, not the tokenizers",))
+        return replace(start, reasons=("the configurations that ship with specserve include no tokenizers",))
     try:
         return _compared(tokenizer or target, draft, start)
     except FactError as error:

@@ -34,7 +34,7 @@ CODES: tuple[Code, ...] = (
         "The text is not YAML, or it contains YAML that has no meaning in a profile.",
         """
         A parser's guess about broken text may not be what the author meant. A tag such as `!!python/object`
-        asks for code to be run, and a character that YAML does not allow is invisible to a reader.
+        asks for code to be run, and a character that YAML does not allow may be invisible.
         """,
         "target: {model: org/target",
         "target: {model: org/target}",

@@ -127,7 +127,10 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        more = f"; speculation costs {lost:.1%}" if lost > 0 else ""
+        is_sure = (
+            alone.low > estimate.kv_cache_tokens.low and lost > 0
+        )  # else the two lie within the bounds' error
+        more = f"; speculation costs {lost:.1%}" if is_sure else ""
         yield f"  KV cache without speculation: {_tokens(alone)} tokens{more}"
     if estimate.is_kv_known:
         largest = estimate.largest_max_model_len

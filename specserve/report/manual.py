@@ -111,9 +111,14 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
         lines.append("A policy of specserve, not of vLLM: only a warning if you check a vLLM command.")
     for heading, text in page.parts.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
-        lines += _laid_out(text, indent="  " if heading else "")
+        lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")
     silence = page.silence or "It cannot be silenced."
     return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
+
+
+def _one_a_line(heading: str, text: str) -> str:
+    """The text; several sources as a list."""
+    return "- " + text.replace("\n", "\n- ") if heading == "Source" and "\n" in text else text
 
 
 def _laid_out(text: str, *, indent: str) -> Iterator[str]:
@@ -188,7 +193,7 @@ def body(page: Page, *, level: int) -> str:
     for heading, text in page.parts.items():
         if heading:
             lines += [f"{'#' * level} {heading}", ""]
-        for kind, block in blocks(text):
+        for kind, block in blocks(_one_a_line(heading, text)):
             if kind == "code":
                 language = "console" if block.startswith("$ ") else "yaml"
                 lines += [f"```{language}", block, "```", ""]

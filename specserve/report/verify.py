@@ -32,7 +32,7 @@ from specserve.serve.server import Gate, RunningServer
 from specserve.serve.signals import notify
 
 NOT_SEEN = (
-    "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
+    "wrong weights, a wrong chat template, quantization: the server is compared with itself "
     "(`--against URL` compares it with another)",
     "what this run did not request: other temperatures, adapters, images, and penalties and long contexts beyond the "
     "smoke tests",

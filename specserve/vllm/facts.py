@@ -304,7 +304,7 @@ STRETCHED_HEADS: Fact[frozenset[str]] = fact(
 
 _DFLASH_FILE = "model_executor/models/qwen3_dflash.py"
 QUANTIZED_DFLASH = since(
-    "a DFlash head may be quantised; before, vLLM joins its packed matrices as if they were plain",
+    "a DFlash head may be quantized; before, vLLM joins its packed matrices as if they were plain",
     "0.31",
     _DFLASH_FILE,
     "isinstance(proj.quant_method, UnquantizedLinearMethod)",

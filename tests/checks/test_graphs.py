@@ -17,23 +17,23 @@ HEAD = "speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}\
 @pytest.mark.parametrize(
     ("engine", "messages"),
     [
-        ("max_num_seqs: 14, max_cudagraph_capture_size: 42", ["40 tokens; a decode step of 14 requests has 42"]),
+        ("max_num_seqs: 14, max_cudagraph_capture_size: 42", ["14 requests has 42 tokens; graphs end at 40"]),
         ("max_num_seqs: 8, max_cudagraph_capture_size: 24", []),
-        ("max_num_seqs: 1, max_cudagraph_capture_size: 2", ["2 tokens; a decode step of 1 requests has 3"]),
+        ("max_num_seqs: 1, max_cudagraph_capture_size: 2", ["1 request has 3 tokens; graphs end at 2"]),
         ("max_num_seqs: 1, max_cudagraph_capture_size: 4", []),
-        ("max_num_seqs: 2, max_cudagraph_capture_size: 7", ["4 tokens; a decode step of 2 requests has 6"]),
-        ("max_num_seqs: 90, max_cudagraph_capture_size: 271", ["256 tokens; a decode step of 90 requests has 270"]),
+        ("max_num_seqs: 2, max_cudagraph_capture_size: 7", ["2 requests has 6 tokens; graphs end at 4"]),
+        ("max_num_seqs: 90, max_cudagraph_capture_size: 271", ["90 requests has 270 tokens; graphs end at 256"]),
         ("max_num_seqs: 14, cudagraph_capture_sizes: [3, 42]", []),
-        ("max_num_seqs: 14, cudagraph_capture_sizes: [3, 41]", ["41 tokens; a decode step of 14 requests has 42"]),
+        ("max_num_seqs: 14, cudagraph_capture_sizes: [3, 41]", ["14 requests has 42 tokens; graphs end at 41"]),
         ("max_num_seqs: 9, compilation_config: {max_cudagraph_capture_size: 9}",
-         ["8 tokens; a decode step of 9 requests has 27"]),
+         ["9 requests has 27 tokens; graphs end at 8"]),
         ("max_num_seqs: 14, max_cudagraph_capture_size: 14, enforce_eager: true", []),
         ("max_cudagraph_capture_size: 14", []),
     ],
 )  # fmt: skip
 def test_a_decode_step_is_measured_in_tokens(profile: Load, engine: str, messages: list[str]) -> None:
     found = of("SD164", profile(f"{HEAD}engine: {{{engine}}}"))
-    assert [item.message.removeprefix("graphs are captured up to ") for item in found] == messages
+    assert [item.message.removeprefix("a decode step of ") for item in found] == messages
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_a_smaller_vocabulary_needs_its_map(profile: Load, names: tuple[str, ...
     assert codes(profile(block("eagle3")), models) == ["SD240"] * hits
 
 
-def test_settings_beside_the_checkpoint_say_how_it_is_quantised(profile: Load) -> None:
+def test_settings_beside_the_checkpoint_say_how_it_is_quantized(profile: Load) -> None:
     loaded = profile("target: {model: org/t, quantization: gptq}")
     plain = {"config.json": ModelFile(), "model.safetensors": ModelFile()}
     assert codes(loaded, {"org/t": facts(LLAMA, files=plain)}) == ["SD248"]

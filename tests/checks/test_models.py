@@ -189,7 +189,7 @@ def test_a_draft_of_a_quarter_is_large(profile: Load, target: Any, draft: Any, h
         ("", "fp8", 0),
     ],
 )
-def test_one_quantisation_goes_by_several_names(profile: Load, has: str, asked: str, hits: int) -> None:
+def test_one_quantization_goes_by_several_names(profile: Load, has: str, asked: str, hits: int) -> None:
     config = {**LLAMA, **({"quantization_config": {"quant_method": has}} if has else {})}
     loaded = profile(f"target: {{model: org/t, quantization: {asked}}}")
     assert codes(loaded, {"org/t": facts(config)}) == ["SD248"] * hits

@@ -137,7 +137,7 @@ REFUSED: tuple[Case, ...] = (
     ),
     Case("bitsandbytes", f'vllm: "==0.32.*"\n{_target("llama-bnb")}', "config", "SD247"),
     Case(
-        "another quantisation than the checkpoint's",
+        "another quantization than the checkpoint's",
         f'vllm: "==0.32.*"\n{_target("mimo-packed", quantization="fp8")}',
         "config",
         "SD248",
@@ -296,7 +296,7 @@ SOUND: tuple[Case, ...] = (
         "K by running requests",
         _pair(_target(), f"{_DRAFT}, num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 128, 1]]"),
     ),
-    Case("a draft that is quantised alike", _pair(_target(), f"{_DRAFT}, max_model_len: 2048")),
+    Case("a draft that is quantized alike", _pair(_target(), f"{_DRAFT}, max_model_len: 2048")),
     Case("adapters", f'vllm: "==0.32.*"\n{_target()}engine: {{enable_lora: true, max_lora_rank: 16}}\n'),
     Case("a model with positions of its own", f'vllm: "==0.32.*"\n{_target("gpt2")}'),
 )

@@ -177,7 +177,7 @@ def test_prediction_layers_are_left_out_where_they_are_not_served_and_counted_wh
     assert served.stages[0].draft_weights_bytes == 512 * 1024 * 2
 
 
-def test_a_quantised_checkpoint_weighs_what_it_stores() -> None:
+def test_a_quantized_checkpoint_weighs_what_it_stores() -> None:
     """gpt-oss in MXFP4: half a byte a weight, and a byte of scale for 32 of them."""
     known = facts_of("gpt-oss-mxfp4")
     tensors = published("gpt-oss")
@@ -204,9 +204,9 @@ def test_scales_of_rows_are_held_whole_by_each_gpu() -> None:
 def test_weights_in_a_format_that_is_not_known_are_not_guessed() -> None:
     known = facts_of("llama")
     config = {**known.config, "quantization_config": {"quant_method": "brandnew"}}
-    with pytest.raises(FactError, match="quantised by `brandnew` is not known"):
+    with pytest.raises(FactError, match="quantized by `brandnew` is not known"):
         weighed(ModelFacts("org/model", "hub", config))
-    with pytest.raises(FactError, match="quantised by `bitsandbytes` is not known"):
+    with pytest.raises(FactError, match="quantized by `bitsandbytes` is not known"):
         weighed(known, quantization="bitsandbytes")
 
 
@@ -217,7 +217,7 @@ def test_a_formula_for_an_unknown_model_type_is_not_guessed() -> None:
         weighed(ModelFacts("org/model", "hub", config))
 
 
-def test_full_precision_modules_of_a_quantised_checkpoint_stay_as_they_are() -> None:
+def test_full_precision_modules_of_a_quantized_checkpoint_stay_as_they_are() -> None:
     ignored = ["model.layers.0.mlp", "re:.*q_proj"]
     config = {
         **facts_of("llama").config,

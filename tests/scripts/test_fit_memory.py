@@ -122,7 +122,7 @@ def test_points_that_say_too_little_are_counted_and_named(tmp_path: Path) -> Non
     (table,) = _tables(told)
     assert table["all"] == ["1", "0", "-", "-", "-", "0 of 1", "0 of 0"]
     assert "Not scored: 4" in told
-    assert "- weights are not known: quantised, and not in the log: x2" in told
+    assert "- weights are not known: quantized, and not in the log: x2" in told
     assert "- the GPU's memory is not stated: x4" in told
     assert "- the outcome is not stated: x3" in told
     assert "x5" in told

@@ -89,8 +89,8 @@ def misplaced_argument(ctx: Context) -> Hits:
 def wrong_argument_value(ctx: Context) -> Hits:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
-    vLLM ends with a usage error, or with an error of pydantic. A parser, quantization method, load format or attention
-    backend that vLLM does not have is only a warning, because a plug-in may add it.
+    vLLM ends with a usage error, or with an error of pydantic. If the value names a parser, quantization
+    method, load format or attention backend that vLLM does not have, this is only a warning: a plug-in may add it.
     Example: engine: {max_num_seqs: many}
     Use instead: engine: {max_num_seqs: 64}
     Source: vllm/engine/arg_utils.py, `class EngineArgs`

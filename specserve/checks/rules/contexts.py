@@ -168,8 +168,8 @@ def missing_hybrid_manager(ctx: Context) -> Hits:
     """The hybrid KV cache manager is off, and the model cannot run without it.
 
     Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
-    the hybrid manager holds both. Some KV connectors cannot work with it, and vLLM then switches it off by itself. In
-    either case the launch fails after the weights are loaded, with speculation and without.
+    the hybrid manager holds both. Some KV connectors cannot work with it, so vLLM then switches it off by itself. In
+    each case the launch fails after the weights are loaded, with speculation and without.
     Example:
         target: {model: ./granite-hybrid}
         engine: {disable_hybrid_kv_cache_manager: true}

@@ -224,7 +224,7 @@ def head_of_another_target(arm: Arm) -> Hits:
     """The head's own config.json says that it was trained for another model.
 
     The sizes fit, so vLLM serves the pair. But a head follows the hidden states of one model: with another of the same
-    family, its tokens are rejected more often. Quantised checkpoints of the same model count as the same.
+    family, its tokens are rejected more often. Quantized checkpoints of the same model count as the same.
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}

@@ -79,7 +79,7 @@ def too_few_accelerators(ctx: Context) -> Hits:
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
     and other executors may also use accelerators of machines that the profile does not name, so `lint` reports nothing
-    if one of them is set. `check` still reports an error if the machine that it checks for has too few.
+    if the profile sets such an executor. `check` still reports an error if the machine that it checks for has too few.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

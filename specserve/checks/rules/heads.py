@@ -123,8 +123,8 @@ def plain_mtp_target(arm: Arm) -> Hits:
 def missing_mtp_weights(arm: Arm) -> Hits:
     """The checkpoint has lost its multi-token prediction layers.
 
-    Fine-tuning, merging and quantising often drop them, but leave config.json as it was. vLLM fails after the target is
-    loaded; with a quantised checkpoint it may serve layers that were never filled, and no draft token is accepted.
+    Fine-tuning, merging and quantizing often drop them, but leave config.json as it was. vLLM fails after the target is
+    loaded; with a quantized checkpoint it may serve layers that were never filled, and no draft token is accepted.
     Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -180,8 +180,8 @@ def reused_layer(arm: Arm) -> Hits:
     k, own = _excess(arm) or (0, 0)
     if own and not k % own and model_type(arm.config or {}) not in _STEPPED | _ONE:
         trained_for = "1 further token" if own == 1 else f"{own} further tokens"
-        text = f"the layers were trained for {trained_for}; they run again for the rest of {k}"
-        help_ = "measure several K on your own traffic, and use the smallest that pays off"
+        text = f"the prediction layers were trained for {trained_for}; for the other {k - own} of {k} they run again"
+        help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"
         yield arm.hit("num_speculative_tokens", text, help=help_)
 
 
@@ -189,8 +189,8 @@ def reused_layer(arm: Arm) -> Hits:
 def unknown_head(arm: Arm) -> Hits:
     """vLLM has no class for this head.
 
-    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class in the head's config.json, and has such classes only for
-    families that heads were published for: it has no `Eagle3EagleLlamaForCausalLM`, for example.
+    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class name from the head's config.json. It has such classes
+    only for families that heads were published for: there is no `Eagle3EagleLlamaForCausalLM`, for example.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}

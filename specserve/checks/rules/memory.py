@@ -183,7 +183,7 @@ def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
     Activations, CUDA graphs and communication buffers cannot be known in advance. A tight fit also means that a
-    promised concurrency, or the verification of drafts, which vLLM's profile run does not cover, may not fit. If the
+    promised concurrency, or the verification of drafts, which vLLM does not profile, may not fit. If the
     only doubt is a model that is not known, this is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
@@ -292,8 +292,8 @@ def large_draft_buffer(arm: Arm) -> Hits:
 def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine than the launch needs now.
 
-    vLLM refuses to start if less memory is free than its share, or than weights and a KV cache of fixed size need:
-    often the previous server is still there. On the CPU, each rank fills its KV cache while it serves; if only all of
+    vLLM refuses to start if less memory is free than its share, or than the weights and a KV cache of fixed size need.
+    Often the previous server still runs. On the CPU, each rank fills its KV cache while it serves; if only all of
     them together do not fit, this is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
@@ -351,12 +351,12 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less" if most else None,
+            f"write `max_num_seqs: {most}` or less, which surely starts" if most else None,
             _advice(memory, without="max_num_seqs"),
         ]
         yield Hit(
             "engine.max_num_seqs",
-            f"`max_num_seqs` is {states.max_num_seqs:,}, but the KV cache has {blocks} blocks for recurrent states",
+            f"{states.max_num_seqs:,} requests need as many blocks for their states; the KV cache has {blocks}",
             notes=memory.notes,
             help="; ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,

@@ -48,8 +48,8 @@ def unsupported_runner(ctx: Context) -> Hits:
 def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
-    If it is left out, vLLM enables it when it can. If it is `true`, vLLM refuses `ngram` (V2 accepts it since 0.33),
-    `suffix`, `custom_class`, `disable_padded_drafter_batch`, and pipeline parallelism on the V1 runner.
+    If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `ngram` (V2 accepts it
+    since 0.33), `suffix`, `custom_class`, `disable_padded_drafter_batch`, and pipeline parallelism on the V1 runner.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}

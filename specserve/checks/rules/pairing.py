@@ -199,7 +199,9 @@ def inherited_tensors(arm: Arm) -> Hits:
     """
     is_shared = arm.model is not None and arm.get("draft_load_config") is None
     if is_shared and arm.ctx.engine.get("load_format") == "tensorizer":
-        text = "the draft is loaded with `tensorizer` too, from the target's tensors"
+        text = (
+            "vLLM will load the draft with `tensorizer` too, and from the target's tensors instead of its own"
+        )
         help_ = "write `draft_load_config: {load_format: auto}`"
         yield arm.hit("model", text, related={"engine.load_format": "asked for here"}, help=help_)
 

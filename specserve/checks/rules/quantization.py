@@ -1,4 +1,4 @@
-"""SD234, SD247, SD248, SD257, SD311: quantised checkpoints that vLLM, its versions or a GPU cannot run."""
+"""SD234, SD247, SD248, SD257, SD311: quantized checkpoints that vLLM, its versions or a GPU cannot run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LEAST_CAPABILITY = {
 
 @arm_rule("SD234", ERROR, needs="models")
 def unquantized_mtp(arm: Arm) -> Hits:
-    """The multi-token prediction layers are not quantised, and the checkpoint does not say so.
+    """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantised unless the checkpoint's own list excludes it. It then finds plain weights instead
+    vLLM builds every layer quantized unless the checkpoint's own list excludes it. It then finds plain weights instead
     of packed ones, and fails after the target is loaded, or no draft token is accepted (vllm-project/vllm#53387,
     vllm-project/vllm#52649). The rule knows the lists of compressed-tensors, Quark and ModelOpt.
     Example:
@@ -50,7 +50,7 @@ def unquantized_mtp(arm: Arm) -> Hits:
     config, facts = own_layers(arm) or ({}, None)
     if facts is not None and (found := _plain_layer(facts, config)):
         text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
-        help_ = "use a checkpoint that lists these layers there, or one that quantised them"
+        help_ = "use a checkpoint that lists these layers there, or one that quantized them"
         yield arm.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
 
 
@@ -89,7 +89,7 @@ def _could_name(entry: str, module: str) -> bool:
 
 @rule("SD247", ERROR, needs="models")
 def unknown_quantization(ctx: Context) -> Hits:
-    """The checkpoint is quantised in a way that vLLM does not read.
+    """The checkpoint is quantized in a way that vLLM does not read.
 
     vLLM refuses to start. From 0.28 on, it no longer supports `bitsandbytes`.
     Example:
@@ -109,10 +109,10 @@ def unknown_quantization(ctx: Context) -> Hits:
 
 @rule("SD248", ERROR, needs="models")
 def quantization_mismatch(ctx: Context) -> Hits:
-    """The profile asks for another quantisation than the checkpoint has.
+    """The profile asks for another quantization than the checkpoint has.
 
-    vLLM reads the quantisation from the checkpoint. If the profile names another, vLLM refuses to start. If the
-    checkpoint is not quantised and the format needs prepared weights, as AWQ does, loading fails.
+    vLLM reads the quantization from the checkpoint. If the profile names another, vLLM refuses to start. If the
+    checkpoint is not quantized and the format needs prepared weights, as AWQ does, loading fails.
     Example: target: {model: ./llama, quantization: awq}
     Use instead: target: {model: ./llama}
     Source: vllm/config/model.py, `"Quantization method specified in the model config "`
@@ -125,15 +125,15 @@ def quantization_mismatch(ctx: Context) -> Hits:
         if wanted and has and _FAMILIES.get(has) not in (wanted, None):
             text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
         elif wanted in _FROM_FILES and is_plain:
-            text = f"the checkpoint is not quantised; `{asked}` needs weights that were prepared for it"
+            text = f"the checkpoint is not quantized; `{asked}` needs weights that were prepared for it"
         else:
             continue
-        help_ = "leave `quantization` out, or use a checkpoint that was quantised that way"
+        help_ = "leave `quantization` out, or use a checkpoint that was quantized that way"
         yield Hit(path, text, help=help_)
 
 
 def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
-    """Each model whose quantisation the profile names, with the place."""
+    """Each model whose quantization the profile names, with the place."""
     target, quantization = ctx.target_config, ctx.profile.target.quantization
     if target is not None and ctx.target and isinstance(quantization, str):
         yield "target.quantization", target, ctx.target, quantization
@@ -155,9 +155,9 @@ def _method(config: Config) -> str:
 
 @rule("SD257", ERROR, needs="models")
 def quantized_block_head(ctx: Context) -> Hits:
-    """The DFlash head is quantised, but this vLLM supports only unquantised DFlash heads.
+    """The DFlash head is quantized, but this vLLM supports only unquantized DFlash heads.
 
-    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantised. It loads the head, and the
+    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantized. It loads the head, and the
     engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
     Example:
         vllm: "==0.27.*"
@@ -169,8 +169,8 @@ def quantized_block_head(ctx: Context) -> Hits:
     found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
     for arm, config in head_arms(ctx) if found else ():
         if arm.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
-            text = f"vLLM {', '.join(found)} does not support quantised DFlash heads"
-            yield arm.hit("model", text, versions=found, help="use a head that is not quantised")
+            text = f"vLLM {', '.join(found)} does not support quantized DFlash heads"
+            yield arm.hit("model", text, versions=found, help="use a head that is not quantized")
 
 
 @rule("SD311", ERROR, needs="hardware")

@@ -204,9 +204,9 @@ def unreadable_lock(ctx: Context) -> Hits:
     """The lock beside the profile cannot be used.
 
     `up`, `plan` and `check` take the models' revisions from the lock. If the lock is unreadable, for example after an
-    unfinished merge or because a newer specserve wrote it, they must not fall back to whatever the Hub has today.
+    unfinished merge or because a newer specserve wrote it, they stop rather than take whatever the Hub has today.
     Example:
-        # beside it lies a p.lock.json that was cut short
+        # p.lock.json, beside this profile, was cut short
         target: {model: ./llama}
     Use instead: target: {model: ./llama}
     Source: specserve, models/lock.py
@@ -224,7 +224,7 @@ def unlocked_model(ctx: Context) -> Hits:
     The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
     --locked` cannot judge it.
     Example:
-        # beside it lies a p.lock.json with ./llama only
+        # p.lock.json, beside this profile, has ./llama only
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Use instead: target: {model: ./llama}
@@ -242,7 +242,7 @@ def changed_model(ctx: Context) -> Hits:
     What was measured is not what will be served. Weights are compared by size and header only, so changed numbers in
     tensors of the same shapes are not noticed.
     Example:
-        # beside it lies a p.lock.json that was written before ./llama/config.json was edited
+        # p.lock.json, beside this profile, was written before ./llama/config.json was edited
         target: {model: ./llama}
     Use instead: target: {model: ./llama}
     Source: specserve, models/lock.py

@@ -91,8 +91,8 @@ def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
     Ranks exchange messages and NCCL data through shared memory. A container has only 64 MiB of it by default. This is
-    an error below 240 MiB: vLLM then refuses to create its message queue (on the CPU also with one rank). It is a
-    warning below 1 GiB: NCCL may then hang, or die with a bus error.
+    an error below 240 MiB: vLLM then refuses to create its message queue, which the CPU engine needs even for one
+    rank. It is a warning below 1 GiB: NCCL may then hang, or die with a bus error.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`

@@ -63,9 +63,8 @@ def uncaptured_decode(arm: Arm) -> Hits:
     needed = requests * (arm.k + 1)
     if captured < needed:
         step = 8 if needed <= 256 else 16
-        text = (
-            f"a decode step of {requests} requests has {needed} tokens; graphs are captured up to {captured}"
-        )
+        words = f"{requests} request{'s' if requests > 1 else ''}"
+        text = f"a decode step of {words} has {needed} tokens; graphs end at {captured}"
         help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
         yield Hit(path, text, related=_beside(arm, requests), help=help_)
 

@@ -207,7 +207,7 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
             "the tokenizers of draft and target could not be compared",
             related={"target.model": "its token ids go to the draft"},
             notes=found.reasons,
-            help="the acceptance rate that `specserve ask` shows says whether draft and target agree",
+            help="start the server, and look at the acceptance rate that `specserve ask` prints",
         )
 
 

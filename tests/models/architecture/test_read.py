@@ -215,7 +215,7 @@ def test_a_target_without_prediction_layers_has_no_mtp() -> None:
         ({"quant_method": "of tomorrow"}, None),
     ],
 )  # fmt: skip
-def test_a_quantised_weight_is_stored_as_its_format_packs_it(
+def test_a_quantized_weight_is_stored_as_its_format_packs_it(
     quantization: dict[str, Any], expected: dict[str, tuple[str, tuple[int, ...]]] | None
 ) -> None:
     config = {"quantization_config": quantization}
