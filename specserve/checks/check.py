@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -137,7 +138,9 @@ def _verdict(
     path: str, known: Gathered, found: Examined, skipped: list[Skipped], *, not_run: tuple[str, ...]
 ) -> Checked:
     context, result = known.context, verdict_of(found.findings)
-    own = next((arm for arm in context.arms if arm.path == "speculation"), None)
+    own = None
+    with suppress(UnreadableValue):
+        own = next((arm for arm in context.arms if arm.path == "speculation"), None)
     names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in known.missing]
     return Checked(
         path,

@@ -122,7 +122,8 @@ def _text(text: str) -> Any:
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
     text = text.encode(errors="replace").decode()
-    plain = text.isprintable() and is_plain_text(text) and not _MISREAD.fullmatch(text)
+    # readers do not agree on a plain text that starts with a colon, such as `:;` in a mapping of one line
+    plain = text.isprintable() and is_plain_text(text) and not _MISREAD.fullmatch(text) and text[:1] != ":"
     return text if plain else DoubleQuotedScalarString(text)
 
 

@@ -89,6 +89,17 @@ def test_check_runs_every_group_beside_a_wrong_name(write: Write) -> None:
     }
 
 
+def test_check_reports_a_method_that_does_not_exist(write: Write) -> None:
+    file = str(
+        write(
+            "target: {model: ./m}\nspeculation: {method: medusa, model: org/head, num_speculative_tokens: 3}"
+        )
+    )
+    for wanted in (CheckOptions(offline=True), CheckOptions(offline=True, here=False)):
+        report = check([(file, *examine_partial(file))], wanted=wanted)
+        assert "SD006" in {item.code for item in report.findings}
+
+
 def test_a_profile_with_problems_is_still_none_for_who_would_launch_it(write: Write) -> None:
     file = str(write("name: Bad_Name\ntarget: {model: ./m}"))
     assert examine(file)[0] is None
