@@ -120,8 +120,8 @@ def bench(
     that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03, COSTS if it
     lies below 0.97, NO DIFFERENCE if it lies between, else INCONCLUSIVE. The load generator is that of vLLM.
 
-    Exit codes: 1 if the confidence interval of a figure lies wholly outside a limit of the profile's `expect` section;
-    2 if nothing could be measured; 130 if interrupted (--resume continues).
+    Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its whole confidence
+    interval is on the wrong side; 2 if nothing could be measured; 130 if interrupted (--resume continues).
 
     \b
     specserve bench configs/demo.yaml --quick

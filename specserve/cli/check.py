@@ -121,9 +121,9 @@ def check(
     files and tensor headers from directories, the Hub cache or the Hub, but no weights. What it could not check is
     listed as skipped and never counts as ok.
 
-    Exit codes: 1 if errors were found; 2 if a model does not exist or is not accessible, or if the Hub does not answer
-    and no configuration of the model ships with specserve. With --strict, it is also 1 if a model could be judged
-    only by a configuration that ships with specserve, or, with --offline, if a model is not in the Hub cache.
+    Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not exist
+    or is not accessible, or if the Hub does not answer and no configuration of the model ships with specserve. If a
+    configuration that ships with specserve is used, or if --offline finds a model nowhere, that is a skipped check.
 
     \b
     specserve check configs/demo.yaml

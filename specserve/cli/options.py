@@ -150,7 +150,7 @@ NodeRank = Annotated[
         min=0,
         metavar="N",
         show_default=False,
-        help="Number of this node among `hardware.nodes`; the first is 0.",
+        help="Rank of this node, from 0 to `hardware.nodes` - 1.",
     ),
 ]
 MasterAddr = Annotated[str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].")]

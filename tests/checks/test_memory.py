@@ -62,7 +62,7 @@ def test_weights_that_are_too_large_are_an_error_with_the_figures(profile: Load)
     assert (finding.code, finding.severity, finding.span.path) == ("SD301", Severity.ERROR, "target.model")
     assert (
         finding.message
-        == "does not fit 1 x T4-16GB: the weights take 15.0 GiB per GPU, and vLLM may use 13.4 GiB"
+        == "the launch does not fit 1 x T4-16GB: the weights take 15.0 GiB per GPU, and vLLM may use 13.4 GiB"
     )
     assert finding.notes[0].startswith(
         "per GPU: vLLM may use 13.4 GiB of 14.6 GiB; estimated: weights 15.0 GiB, activations "

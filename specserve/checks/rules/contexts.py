@@ -130,8 +130,8 @@ def short_trained_head(arm: Arm) -> Hits:
 
     Usually vLLM raises the head's `max_position_embeddings` to that of the target, and acceptance falls beyond the
     trained length (sgl-project/sglang#6783). There are two exceptions. Up to 0.32, the V1 runner drafts nothing for a
-    batch that has a longer request. Some versions of the V2 runner do not raise it for `dflash` and `dspark`, and a
-    longer request ends the engine (vllm-project/vllm#57964).
+    batch if one of its requests is longer than the head's own length. Some versions of the V2 runner keep the own
+    length of a `dflash` or `dspark` head, and a request beyond it ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

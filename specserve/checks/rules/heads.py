@@ -150,8 +150,8 @@ def is_further(name: str, depth: int) -> bool:
 def indivisible_token_count(arm: Arm) -> Hits:
     """K is not a multiple of the number of tokens that the trained layers predict.
 
-    The model has n such layers, each trained for one further token. For a K (`num_speculative_tokens`) above n, vLLM
-    runs all n layers several times, so it refuses a K that is not a multiple of n.
+    The model has n such layers, each trained for one further token. If K (`num_speculative_tokens`) is larger than n,
+    vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.
     Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}
@@ -180,7 +180,9 @@ def reused_layer(arm: Arm) -> Hits:
     k, own = _excess(arm) or (0, 0)
     if own and not k % own and model_type(arm.config or {}) not in _STEPPED | _ONE:
         trained_for = "1 further token" if own == 1 else f"{own} further tokens"
-        text = f"the prediction layers were trained for {trained_for}; for the other {k - own} of {k} they run again"
+        text = (
+            f"the prediction layers were trained for {trained_for}; with K = {k}, they run again for the rest"
+        )
         help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"
         yield arm.hit("num_speculative_tokens", text, help=help_)
 
@@ -287,8 +289,9 @@ def _own_method(config: Config) -> str | None:
 def block_overrun(ctx: Context) -> Hits:
     """More tokens are drafted per step than the head was trained to draft.
 
-    A block head was never trained on tokens beyond its block: they are rejected, and their verification takes time. The
-    same holds for the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond its block: they are
+    rejected, and their verification takes time. The same holds for the DSpark stages inside a DeepSeek V4 checkpoint
+    (vllm-project/vllm#41834).
     Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}

@@ -36,11 +36,11 @@ def machine_words(machine: Machine) -> str:
 
 
 def _part_of(ctx: Context) -> str:
-    """The accelerators that one copy of the model takes: `1 of 4 x H100-80GB`; all of them: `4 x H100-80GB`."""
+    """The accelerators that one copy of the model takes: `1 of the 4 x H100-80GB`; all: `4 x H100-80GB`."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
-    return words if machine.is_cpu or each >= machine.count * machine.nodes else f"{each} of {words}"
+    return words if machine.is_cpu or each >= machine.count * machine.nodes else f"{each} of the {words}"
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
@@ -157,7 +157,7 @@ def insufficient_memory(ctx: Context) -> Hits:
             is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
                 path,
-                f"does not fit {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
+                f"the launch does not fit {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory, without=_SHARE if is_occupied else None),
                 severity=None if memory.certain else WARNING,
@@ -199,7 +199,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
-                f"may not fit {_part_of(ctx)}: {memory.reason or capacity(memory)}",
+                f"the launch may not fit {_part_of(ctx)}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,

@@ -38,7 +38,7 @@ def unsupported_runner(ctx: Context) -> Hits:
                 place,
                 f"the {name} model runner does not support {what}",
                 related={f"env.{SWITCH}": "the runner is chosen here"} if is_chosen else {},
-                notes=(f"it is {name}: {reason}",),
+                notes=(f"the runner is {name}, because {reason}",),
                 versions=versions,
                 help=f"leave `{SWITCH}` out, and vLLM chooses" if is_chosen else None,
             )

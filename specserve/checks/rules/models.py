@@ -109,9 +109,9 @@ def _speculator(config: Config) -> Hit:
 def indivisible_heads(ctx: Context) -> Hits:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    vLLM refuses a number of attention heads that the number of ranks does not divide, for the draft, too: small drafts
-    often have few, such as 14. Loading fails if the KV heads neither divide nor repeat evenly, or if the vocabulary,
-    padded to 64 rows, does not divide.
+    vLLM refuses to start unless the ranks divide the number of attention heads, of the draft, too: small drafts often
+    have an awkward number, such as 14. Loading fails if the KV heads can be neither divided over the ranks nor
+    repeated evenly, or if the ranks do not divide the size of the vocabulary, rounded up to a multiple of 64.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}

@@ -83,8 +83,8 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. This is an info if only the target is not pinned and no code of it
-    is known; `check` looks for such code.
+    branch or a tag can be moved, a commit cannot. This is an info if only the target is not pinned, and its
+    repository was not seen to contain code. `lint` cannot look there; `check` does.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -149,8 +149,9 @@ def unpinned_revision(ctx: Context) -> Hits:
 def split_revision(arm: Arm) -> Hits:
     """The target is pinned, but its own prediction layers are not.
 
-    If the block names no model, `mtp` and `dspark` draft with layers of the target's repository. vLLM loads these
-    layers separately, at the revision of the `speculation` block, or from the default branch if the block has none.
+    If the `speculation` block names no model, the methods `mtp` and `dspark` draft with layers from the target's own
+    repository. vLLM loads these layers separately, at the revision of the block, or from the default branch if the
+    block has none.
     Once that branch moves, target and layers come from different commits, and acceptance falls without a warning.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}

@@ -194,7 +194,7 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
         refused = [version for version in arm.on("V2", by_target=True) if version in stopped]
     in_turns = arm.method == "eagle3" and arm.ctx.engine.get("async_scheduling") is False
     if stages > 1 and (refused or in_turns or arm.method == "mtp"):
-        text = f"`{arm.method}` is not reliable over {stages} pipeline stages"
+        text = f"`{arm.method}` is not reliable with pipeline parallelism ({stages} stages)"
         if refused:
             text = f"the V2 runner refuses `{arm.method}` over {stages} pipeline stages"
         yield arm.hit(
@@ -336,7 +336,12 @@ def contradictory_drafts(arm: Arm) -> Hits:
     if arm.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
         found = list(arm.ctx.judged) if probabilistic else arm.ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
         place = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
-        text = "a draft of another vocabulary must draft greedily, from all its logits"
+        why = (
+            "must draft greedily"
+            if probabilistic
+            else "needs all its logits, which this option never gathers"
+        )
+        text = f"a draft with another vocabulary than the target's {why}"
         related, help_ = {arm.at("use_heterogeneous_vocab"): "another vocabulary"}, "leave it out"
     elif argmax and probabilistic:
         found, place, help_ = arm.on("V2"), "use_local_argmax_reduction", ""

@@ -240,8 +240,11 @@ def fewer_active_requests(arm: Arm) -> Hits:
     if needed < budget and budget // needed < active:
         yield Hit(
             TOKENS,
-            f"the drafter's pass has room for {budget // needed} requests",
-            related={SEQUENCES: f"{active} are allowed", arm.at("method"): f"takes {needed} tokens each"},
+            f"at most {budget // needed} of {active} requests will run in parallel: the drafter's pass holds no more",
+            related={
+                SEQUENCES: f"{active} are allowed",
+                arm.at("method"): f"takes {needed} tokens for each request",
+            },
             versions=capped,
             help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
         )

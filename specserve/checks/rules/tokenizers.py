@@ -168,8 +168,8 @@ def foreign_tokenizer(ctx: Context) -> Hits:
     """The tokenizer that the profile names does not match the target's token ids.
 
     vLLM uses it without a check. The target reads other words than the user wrote, and its answer is decoded to other
-    words than it meant. Both tokenizers encode a sample text. If 2 % or more of its token ids differ, this is an error;
-    below 0.1 %, it is an info; between, a warning.
+    words than it meant. specserve encodes a sample text with both tokenizers. If 2 % or more of the ids differ, this is
+    an error; below 0.1 %, it is an info; between, a warning.
     Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
     Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
     Source: vllm/config/model.py, `self.tokenizer = self.model`
