@@ -14,10 +14,19 @@ from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.facts import READ, SHORTENS_TARGET
-from specserve.vllm.limits import ASSUMED, CPU_DEFAULTS, Length, batch_defaults, context_length
+from specserve.vllm.limits import (
+    ASSUMED,
+    CPU_DEFAULTS,
+    SCHEDULE,
+    Length,
+    batch_defaults,
+    context_length,
+    graph_setting,
+    has_full_graphs,
+    is_eager,
+)
 from specserve.vllm.runner import which_runner
 
-SCHEDULE = "num_speculative_tokens_per_batch_size"
 GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes by default. Source: vllm/config/cache.py."""
 HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
@@ -193,10 +202,10 @@ def situation(
         ),
         kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else fixed,
         is_kv_cache_default=is_default,
-        enforce_eager=_is_eager(engine),
+        enforce_eager=is_eager(engine),
         has_full_graphs=has_full_graphs(engine, runner=runner, keys=keys),
         capture_sizes=_capture_sizes(engine),
-        max_capture_size=_integer(_compilation(engine, "max_cudagraph_capture_size")),
+        max_capture_size=_integer(graph_setting(engine, "max_cudagraph_capture_size")),
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit.most,
         promises=tuple(filter(None, promises)),
@@ -317,36 +326,8 @@ def _tiers(schedule: Any) -> int:
     return len({str(row[2]) for row in rows if isinstance(row, (list, tuple)) and len(row) == 3}) or 1
 
 
-def _compilation(engine: Mapping[str, Any], name: str) -> Any:
-    """An argument that may also stand in `compilation_config`."""
-    compilation = engine.get("compilation_config")
-    return engine.get(name, compilation.get(name) if isinstance(compilation, Mapping) else None)
-
-
-def _graph_mode(engine: Mapping[str, Any]) -> str | None:
-    """`cudagraph_mode` in capitals, or as its number; None: vLLM's default."""
-    mode = _compilation(engine, "cudagraph_mode")
-    return None if mode is None else str(mode).upper()
-
-
-def _is_eager(engine: Mapping[str, Any]) -> bool:
-    no_graphs = _graph_mode(engine) in ("NONE", "0")
-    return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
-
-
-def has_full_graphs(engine: Mapping[str, Any], *, runner: Runner, keys: Mapping[str, Any]) -> bool:
-    """Whether the arguments let vLLM capture whole steps, and not only the pieces between attention layers.
-
-    Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`.
-    """
-    if runner == "cpu" or _is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
-        return False
-    mode = _graph_mode(engine)
-    return mode not in ("PIECEWISE", "1") if mode else engine.get("optimization_level") != 1
-
-
 def _capture_sizes(engine: Mapping[str, Any]) -> tuple[int, ...] | None:
-    sizes = _compilation(engine, "cudagraph_capture_sizes")
+    sizes = graph_setting(engine, "cudagraph_capture_sizes")
     if not isinstance(sizes, (list, tuple)):
         return None
     return tuple(size for size in map(_integer, sizes) if size is not None)

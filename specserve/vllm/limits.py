@@ -10,6 +10,7 @@ from specserve.vllm.facts import LARGEST_STEP, ROPES_NOT_MULTIPLIED, SMALL_GB10
 
 CPU_DEFAULTS = (2048, 128)
 """(max_num_batched_tokens, max_num_seqs) on CPUs, for each rank. Source: `get_batch_defaults` in arg_utils.py."""
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 LEAST_SEQUENCES = 256
 """The smallest default of `max_num_seqs` on a GPU."""
 
@@ -25,6 +26,37 @@ def batch_defaults(
         return 16384, 1024
     is_small = "a100" in gpu.lower() or (compute_capability == (12, 1) and SMALL_GB10.at(version))
     return (8192, 1024) if gpu_bytes >= 70 * 2**30 and not is_small else (2048, 256)
+
+
+def graph_setting(engine: Mapping[str, Any], name: str) -> Any:
+    """An argument that may also stand in `compilation_config`."""
+    compilation = engine.get("compilation_config")
+    return engine.get(name, compilation.get(name) if isinstance(compilation, Mapping) else None)
+
+
+def _graph_mode(engine: Mapping[str, Any]) -> str | None:
+    """`cudagraph_mode` in capitals, or as its number; None: vLLM's default."""
+    mode = graph_setting(engine, "cudagraph_mode")
+    return None if mode is None else str(mode).upper()
+
+
+def is_eager(engine: Mapping[str, Any]) -> bool:
+    """Whether the arguments keep vLLM from capturing any CUDA graph."""
+    no_graphs = _graph_mode(engine) in ("NONE", "0")
+    return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
+
+
+def has_full_graphs(engine: Mapping[str, Any], *, runner: str, keys: Mapping[str, Any]) -> bool:
+    """Whether the arguments let vLLM capture whole steps, and not only the pieces between attention layers.
+
+    `runner`: `v1`, `v2` or `cpu`; `keys`: of the block of speculation.
+
+    Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`.
+    """
+    if runner == "cpu" or is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
+        return False
+    mode = _graph_mode(engine)
+    return mode not in ("PIECEWISE", "1") if mode else engine.get("optimization_level") != 1
 
 
 class Captured(NamedTuple):

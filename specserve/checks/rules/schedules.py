@@ -8,9 +8,8 @@ from specserve.checks.config import section, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule
 from specserve.checks.rules.heads import trained
 from specserve.checks.rules.steps_and_graphs import gpu_kind
-from specserve.memory.situation import has_full_graphs
 from specserve.vllm.facts import FLASHINFER_WITHOUT_GRAPHS, V2_RUNS_MTP_LAYERS, WHOLE_GRAPH_BACKENDS
-from specserve.vllm.limits import LEAST_SEQUENCES
+from specserve.vllm.limits import LEAST_SEQUENCES, has_full_graphs
 from specserve.vllm.runner import SWITCH
 from specserve.vllm.speculation import (
     BLOCK_DRAFTS,
