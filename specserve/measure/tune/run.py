@@ -251,7 +251,8 @@ def run_tune(
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(name for name in plan.budget.kept if name != TUNED)
-        say(f"measuring {len(plan.points)} points on {names}; K up to {plan.candidates[0].most_tokens}")
+        points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
+        say(f"measuring {points} on {names}; K up to {plan.candidates[0].most_tokens}")
         say("other concurrencies are measured too, because the prediction needs more step times")
         say(f"run directory: {directory.path}")
         tune = Tune(plan, directory, view, stop)
