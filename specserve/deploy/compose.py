@@ -292,8 +292,8 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         "init": True,
     }
     service["labels"]["specserve.version"] = VERSION
-    start = f"{made.start_limit_from}; a download takes longer"
-    service["healthcheck"]["start_period"] = Commented(start, f"{made.start_limit_s}s")
+    start = f"{made.start_limit_from}{'; as long again for the download' if made.downloads else ''}"
+    service["healthcheck"]["start_period"] = Commented(start, f"{made.download_s + made.start_limit_s}s")
     content = {"name": made.name, "services": {"sglang": service}, "volumes": {"home": {}}}
     text = yaml_text(content, head=f"{head}\n\n{_START}")
     return (Artifact("launch.sh", script), Artifact("compose.yaml", text, alone=False))

@@ -204,6 +204,11 @@ class Deployment:
         return math.ceil((_BASE_START_S + self.weights_bytes / _BYTES_PER_S) / 60) * 60
 
     @property
+    def download_s(self) -> int:
+        """How long the models take from the Hub at 100 MB/s, in whole minutes; 0 if nothing is downloaded."""
+        return math.ceil(self.weights_bytes / _BYTES_PER_S / 60) * 60 if self.downloads else 0
+
+    @property
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
         lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
@@ -359,7 +364,8 @@ def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
     for use in model_uses(profile, alternatives=False):
         key = (use.model, use.revision)
         if not use.model.startswith(".") and key not in found:
-            step = "tokenizer" if use.tokenizer_only else "draft" if found else "target"
+            loaded = "draft" if use.path.startswith("speculation") else "target"
+            step = "tokenizer" if use.tokenizer_only else loaded
             found[key] = StagedModel(step, *key, tokenizer_only=use.tokenizer_only)
     return tuple(found.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.deploy.deployment import HEADER, PLAIN, Artifact, Deployment
@@ -21,10 +21,10 @@ _POOL = "specserve/pool"
 _ADDS_PODS = ("autoscaling", "plain-pool", "canary")
 _ASSUMED_CROSSOVER = 32
 _ADAPTER = """\
-needs the metric in the cluster's custom metrics, such as by a rule of prometheus-adapter:
-- seriesQuery: 'vllm:num_requests_waiting{namespace!="",pod!=""}'
+must be custom metrics of the cluster, such as by this rule of prometheus-adapter for both numbers of requests:
+- seriesQuery: '{__name__=~"^vllm:num_requests_(waiting|running)$",namespace!="",pod!=""}'
   resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
-  name: {as: vllm_num_requests_waiting}
+  name: {matches: "^vllm:(.*)$", as: "vllm_${1}"}
   metricsQuery: sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"""
 _TEXTS = {
     "plain-pool": (
@@ -108,7 +108,9 @@ def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
     made, found = main.made, {}
     pools = {}
     if made.has_plain_pool and made.plain:
-        pools["plain-pool"] = _Pool(made, made.plain, "plain")
+        loaded = tuple(one for one in made.downloads if one.step != "draft")
+        plain = replace(made, plan=made.plain, downloads=loaded)
+        pools["plain-pool"] = _Pool(plain, plain.plan, "plain")
     if made.canary:
         pools["canary"] = _Pool(made.canary.made, made.canary.made.plan, "canary")
     for name, pool in pools.items():
@@ -188,14 +190,18 @@ class _Pool:
             return self.object(self.owner["apiVersion"], self.owner["kind"], group)
         strategy = Commented(
             "the old pod stops before the new one starts, because a cluster seldom has the accelerators twice; "
-            "if yours does, set maxSurge 1 and maxUnavailable 0",
+            "if yours does, set maxSurge 1 and maxUnavailable 0 in your own kustomization",
             {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        )
+        waited_s = self.made.download_s + self.made.start_limit_s + 1800
+        deadline = (
+            f"{'the download at 100 MB/s, ' if self.made.downloads else ''}the start, and 30 minutes more"
         )
         spec = {
             "replicas": 1 if self.made.is_cpu else Commented("each replica takes GPUs of its own", 1),
             "selector": {"matchLabels": self.selector},
             "strategy": strategy,
-            "progressDeadlineSeconds": self.made.start_limit_s + 1800,
+            "progressDeadlineSeconds": Commented(deadline, waited_s),
             "template": self.template(self.plan),
         }
         return self.object(self.owner["apiVersion"], self.owner["kind"], spec)
@@ -282,7 +288,8 @@ def _policy(pool: _Pool) -> Object:
     """Requests reach the port of the server, and nothing else of a pod; ranks reach each other."""
     mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": pool.made.name}}}
     sources = Commented(
-        "every pod of this namespace; name others, or Prometheus' namespace, here", [{"podSelector": {}}]
+        "every pod of this namespace; add Prometheus' namespace and others in your own kustomization",
+        [{"podSelector": {}}],
     )
     rules: list[Any] = [{"from": sources, "ports": [{"port": "http"}]}]
     if pool.made.nodes > 1:
@@ -302,7 +309,7 @@ def _claims(pool: _Pool) -> list[Object]:
         mode = Commented("the pods run on several nodes", [SHARED_MODE])
     if made.downloads:
         size = f"{max(10, -int(-1.5 * made.weights_bytes // 1e9))}G"
-        sizes["cache"] = Commented(f"{made.weights_basis}, and half as much", size)
+        sizes["cache"] = Commented(f"{made.weights_basis}, plus half as much again", size)
     if made.mounts:
         sizes["models"] = Commented(f"must hold {made.mounted}: copy them there once", "50Gi")
     specs = {
@@ -328,7 +335,7 @@ def _route(made: Deployment) -> Object:
     if made.canary:
         shared[0]["weight"] = main
         shared.append({"name": f"{name}-canary", "port": port, "weight": canary})
-    gateway = "the Gateway of your cluster that such requests come through"
+    gateway = "assumed: name the Gateway that such requests come through in your own kustomization"
     return {
         "parentRefs": Commented(gateway, [{"name": "inference"}]),
         "rules": [*rules, {"backendRefs": shared}],

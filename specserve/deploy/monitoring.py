@@ -212,7 +212,9 @@ def canary_analysis(*, canary: str, other: str, drafts: bool) -> dict[str, Any]:
         "tpot": (ratio(f"{TPOT}_sum", f"{TPOT}_count"), "<=", ">", 1.05),
         "errors": (f"({bad.rate(FINISHED)} or vector(0)) / {new.rate(FINISHED)}", "<=", ">", 0.01),
     }
-    prometheus = Commented("yours", "http://prometheus-operated.monitoring.svc:9090")
+    prometheus = Commented(
+        "assumed: name yours in your own kustomization", "http://prometheus-operated.monitoring.svc:9090"
+    )
     found = [
         {
             "name": name,

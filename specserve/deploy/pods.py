@@ -99,7 +99,8 @@ def pod(made: Deployment, container: Object) -> Object:
         spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
         accelerator = made.profile.hardware and made.profile.hardware.accelerator
         if accelerator:
-            note = f"the profile is for {accelerator}: name your nodes' label of it, if they differ"
+            which = f"if your nodes have different GPUs, select those with {accelerator} by their label"
+            note = f"{which}, in your own kustomization"
             spec["nodeSelector"] = Commented(note, {})
     if staged := _stagers(made):
         spec["initContainers"] = Commented("no pod is ready without all of its models", staged)

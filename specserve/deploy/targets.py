@@ -121,7 +121,8 @@ def caveats(made: Deployment, target: str) -> Iterator[str]:
         yield f"note: `{image.reference}` is a tag, which can move; `--image …@sha256:…` pins it"
     if target == "sglang":
         yield "note: specserve has never started SGLang, and checks its options by the source alone"
-    unpinned = [one.model for one in made.downloads if not one.revision]
+    canaries = made.canary.made.downloads if made.canary else ()
+    unpinned = {one.model for one in (*made.downloads, *canaries) if not one.revision}
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
         yield f"note: {models} not pinned, and the main branch can move; `specserve lock` pins the commits"

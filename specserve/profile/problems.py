@@ -80,7 +80,7 @@ CODES: tuple[Code, ...] = (
         """,
         """
         target: {model: org/target}
-        speculation: {method: ngram, num_speculative_token: 5, num_speculative_tokens: 4}
+        speculation: {method: ngram, num_speculative_token: 5}
         """,
         """
         target: {model: org/target}

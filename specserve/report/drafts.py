@@ -56,9 +56,8 @@ _TELLS = (
     "`ngram` and `suffix` need no draft: what they bring depends on how often your texts repeat."
 )
 _ESTIMATED = (
-    "c=N: speedup of decoding with N concurrent requests, estimated from the least to the largest acceptance "
-    "that the authors report, on engines that reach less or more of the peak rates; `-`: no acceptance is "
-    "published with its K."
+    "c=N: speedup of decoding with N concurrent requests, estimated for the K and from the least to the largest "
+    "acceptance that the authors report, on engines that reach less or more of the peak rates; `-`: they report none."
 )
 _ASSUMED = (
     "*: no configuration of this head is known; it is taken for one layer as wide as the target, with 32,000 tokens "

@@ -139,6 +139,15 @@ def test_the_start_may_take_as_long_as_the_weights_need() -> None:
     assert limit_s() > limit_s(weights_bytes=157e9)  # without a lock: whatever fills four H100
 
 
+def test_a_rollout_may_take_as_long_as_the_download_and_the_start(demo: Deployment) -> None:
+    def limit_s(made: Deployment) -> int:
+        found = objects_of(files_of("kubernetes", made))[f"Deployment/{made.name}"]["spec"]
+        return int(found["progressDeadlineSeconds"])
+
+    assert limit_s(made_of(LLAMA, weights_bytes=157e9)) == 1620 + 2220 + 1800
+    assert limit_s(demo) == demo.start_limit_s + 1800  # whose models lie in a claim
+
+
 def test_requests_may_end_before_the_kill() -> None:
     made = made_of(LLAMA, "server.shutdown_timeout_s=90")
     assert pod_of(made)["terminationGracePeriodSeconds"] == 120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import yaml
 from specserve.cli.commands import run
 from specserve.deploy.deployment import Deployment
 from specserve.deploy.kubernetes import crossover
-from specserve.deploy.targets import with_canary
+from specserve.deploy.targets import caveats, with_canary
 from specserve.errors import SpecserveError, UsageError
 from specserve.hardware.host import free_port
 from tests.deploy.conftest import ROOT, files_of, made_of, objects_of
@@ -58,6 +59,36 @@ def test_each_pool_has_pods_a_service_and_series_of_its_own(pools: Deployment) -
     assert '"method": "draft_model"' in " ".join(pods["main"])
     assert '"method": "eagle3"' in " ".join(pods["canary"])
     assert "--speculative-config" not in pods["plain"] and "--tensor-parallel-size" in pods["plain"]
+
+
+def test_servers_without_speculation_download_no_draft_and_have_their_own_fingerprint(
+    pools: Deployment,
+) -> None:
+    plain = components(pools)["components/plain-pool/Deployment/pools-plain"]
+    staged = plain["spec"]["template"]["spec"]["initContainers"]
+    assert [one["name"] for one in staged] == ["stage-target"]
+    assert pools.plain is not None
+    assert plain["metadata"]["annotations"]["specserve/fingerprint"] == pools.plain.fingerprint
+    local = made_of(LLAMA, "target.model=/models/70b")  # the draft alone is downloaded
+    assert [one.step for one in local.downloads] == ["draft"]
+
+
+def test_every_model_that_is_downloaded_is_counted_as_not_pinned(pools: Deployment) -> None:
+    assert any("note: 3 models are not pinned" in line for line in caveats(pools, "kubernetes"))
+
+
+def test_the_rule_for_the_adapter_makes_every_metric_of_the_autoscaler(pools: Deployment) -> None:
+    text = files_of("kubernetes", pools)["components/autoscaling/autoscaler.yaml"]
+    lines = [line[4:] for line in text.splitlines() if line.startswith(("  # - ", "  #   "))]
+    (rule,) = yaml.safe_load("\n".join(lines))
+    series = re.search(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    assert series is not None
+    names = [f"vllm:num_requests_{state}" for state in ("waiting", "running")]
+    assert all(re.search(series[1], name) for name in names)
+    made = [
+        re.sub(rule["name"]["matches"], rule["name"]["as"].replace("${1}", r"\1"), name) for name in names
+    ]
+    assert made == [one["pods"]["metric"]["name"] for one in yaml.safe_load(text)["spec"]["metrics"]]
 
 
 def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None:

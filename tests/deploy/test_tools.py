@@ -56,6 +56,26 @@ def test_kustomize_builds_the_server_and_every_component(
     assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteMany"]]  # pods on several nodes
 
 
+def test_kustomize_applies_every_patch_that_the_manual_shows(pools: Deployment, tmp_path: Path) -> None:
+    kubectl = tool("kubectl")
+    text = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
+    own = text.partition("# deploy/prod/kustomization.yaml\n")[2].partition("```")[0]
+    own = own.replace("components/monitoring]", "components/monitoring, ../llama/components/routes]")
+    written(tmp_path / "llama", files_of("kubernetes", pools))
+    done = run(kubectl, "kustomize", str(written(tmp_path / "prod", {"kustomization.yaml": own})))
+    assert done.returncode == 0, done.stderr
+    found = {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    requests = pod["containers"][0]["resources"]["requests"]
+    assert (list(pod["nodeSelector"]), requests["memory"]) == (["nvidia.com/gpu.product"], "160Gi")
+    assert (requests["cpu"], len(pod["containers"])) == ("10", 1)
+    assert len(found["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 2
+    assert found["HTTPRoute"]["spec"]["parentRefs"] == [{"name": "my-gateway", "namespace": "gateways"}]
+    for kind in ("PodMonitor", "PrometheusRule"):
+        labels = found[kind]["metadata"]["labels"]
+        assert (labels["release"], labels["specserve/pool"]) == ("kube-prometheus-stack", "main")
+
+
 def test_systemd_verifies_every_unit(
     demo: Deployment, llama: Deployment, two_nodes: Deployment, tmp_path: Path
 ) -> None:
