@@ -43,6 +43,8 @@ class Compared:
     label: str
     profile: Profile
     lock: Lock | None = None
+    ignored: tuple[str, ...] = ()
+    """What is not compared of a command, because vLLM does not have it."""
 
 
 def both_sides(
@@ -105,7 +107,12 @@ def _side(words: Sequence[str], settings: Iterable[str]) -> Compared:
     if name.endswith(_LOCK):
         return _beside_lock(name, settings)
     place = at_revision(name)
-    profile = load_at(*place, settings=settings) if place else load_profile(name, settings=settings)
+    try:
+        profile = load_at(*place, settings=settings) if place else load_profile(name, settings=settings)
+    except ProfileError as error:
+        if not place and Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"):
+            error.hint = f"if it is a script, `specserve convert {name}` makes a profile of it"
+        raise
     return Compared(name, profile)
 
 
@@ -125,9 +132,13 @@ def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
     except NoStart as error:
         error.hint = "write `specserve diff A -- vllm serve MODEL …`"
         raise
-    if profile is None or any(finding.code.startswith("SD0") for finding in findings):
+    unread = (
+        item for item in findings if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
+    )
+    if profile is None or any(unread):
         raise ProfileError("specserve cannot plan this command", findings=tuple(findings))
-    return Compared(profile.file, profile)
+    ignored = tuple(item.message for item in findings if item.code == "SD102")
+    return Compared(profile.file, profile, ignored=ignored)
 
 
 def compare_sides(

@@ -239,6 +239,8 @@ def diff(
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         say(f"models and memory are not compared: {clean(unknown[0])}{more}")
+    for text in dict.fromkeys(text for item in taken for text in item.ignored):
+        say(f"note: not compared: {clean(text)}")
     if format is TextOrJson.TEXT:
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")

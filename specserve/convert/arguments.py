@@ -5,28 +5,37 @@ Source: FlexibleArgumentParser, vllm/utils/argparse_utils.py, 0.32.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.convert.words import UNKNOWN, NotJson, Word, finding, json_node, readable
+from specserve.convert.words import (
+    OBJECT,
+    UNKNOWN,
+    NotJson,
+    Word,
+    finding,
+    json_node,
+    readable,
+    repaired_json,
+)
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
+from specserve.plan.arguments import ELSEWHERE
+from specserve.profile import schema
 from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND, MAX_BYTES, parse, recall
 from specserve.profile.values import Node, Scalar, meaning
 from specserve.vllm.arguments import Argument, ArgumentProblem, VllmTable, human_int
-from specserve.vllm.versions import ARGUMENTS, options
+from specserve.vllm.versions import ARGUMENTS, newest, options
 
 Known = Mapping[str, tuple[Argument, bool]]
 LEFT_OVER = "belongs to no option"
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
-_OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
-_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
+_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
 _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
@@ -168,7 +177,7 @@ def command_settings(
     whether the program takes a model among its words.
     """
     parsed, loose = parse_options(words, known, positional=positional)
-    settings = settings_of(parsed, found)
+    settings = settings_of(parsed, found, unresolved)
     for word, before in loose:
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
         answer = _ANSWERS.get(word.text.lower()) if switch else None
@@ -203,12 +212,17 @@ def left_open(word: Word) -> Finding:
     return finding("SD105", f"the source does not say what {name} is", word.span, help="write its value")
 
 
-def settings_of(parsed: Iterable[Option], found: list[Finding]) -> dict[str, Setting]:
-    """The settings of a command line by name. `found` gets what vLLM's parser refuses or overrides."""
+def settings_of(
+    parsed: Iterable[Option], found: list[Finding], unresolved: list[Finding]
+) -> dict[str, Setting]:
+    """The settings of a command line by name.
+
+    `found` gets what vLLM's parser refuses or overrides, `unresolved` the options whose value cannot be read.
+    """
     settings: dict[str, Setting] = {}
     dotted: dict[str, Setting] = {}
     for option in parsed:
-        if (node := node_of(option, found)) is None:
+        if (node := node_of(option, found, unresolved)) is None:
             continue
         setting = Setting(option.name, node, option.flag, option.argument, inline=option.inline)
         chosen = dotted if option.keys else settings
@@ -254,38 +268,64 @@ def _file_settings(
     for key, node in ((tree.mapping if tree else None) or {}).items():
         argument, negative = options().get("--" + key.replace("_", "-"), (None, False))
         held = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
-        if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
-            try:
-                held = replace(json_node(Word(node.value, node.span)), key=node.key)
-            except NotJson as error:
-                found.append(finding("SD105", f"the value of `{key}` is not JSON: {error}", node.span))
         called = argument.name if argument else key.replace("-", "_")
+        if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
+            word = Word(node.value, node.span)
+            try:
+                read: Node | None = json_node(word)
+            except NotJson as error:
+                read = _repaired(word, key, called, error, found, unresolved)
+            if read is None:
+                continue
+            held = replace(read, key=node.key)
         settings[called] = Setting(called, held, key, argument)
     return settings
 
 
-def node_of(option: Option, found: list[Finding]) -> Node | None:
+def place_of(name: str, table: VllmTable) -> str:
+    """The dotted path of a profile that holds an argument."""
+    return _PLACES.get(name, f"{'frontend' if name in table.frontend else 'engine'}.{name}")
+
+
+def _unread(text: str, name: str, span: Span, help: str | None = None) -> Finding:
+    """An error about an argument that a profile will not have, because its value cannot be read."""
+    table = newest()
+    path = place_of(name, table) if name in {**table.engine, **table.frontend} else ""
+    return finding("SD105", text, replace(span, path=path), help=help)
+
+
+def _repaired(
+    word: Word, written: str, name: str, error: NotJson, found: list[Finding], unresolved: list[Finding]
+) -> Node | None:
+    """The value of a word that is not JSON, but means some; else None, and an error in `unresolved`."""
+    made = repaired_json(word.text)
+    at = min(error.position, max(len(word.text) - 1, 0))
+    span = word.part(at, at + 1).span
+    if made:
+        if not UNKNOWN.search(word.text):
+            text = f"the value of `{written}` must be JSON: {quoted(word.text)} becomes {quoted(made)}"
+            found.append(finding("SD105", text, span, help=f"write `'{made}'`"))
+        return json_node(Word(made, word.span))
+    if UNKNOWN.search(word.text):
+        text = f"the source does not say the value of `{written}`: it reads {quoted(readable(word.text))}"
+        unresolved.append(_unread(text, name, span, "write its value"))
+    else:
+        unresolved.append(_unread(f"the value of `{written}` is not JSON: {error}", name, span, _EXAMPLE))
+    return None
+
+
+def node_of(option: Option, found: list[Finding], unresolved: list[Finding]) -> Node | None:
     """The value of an option, its key the option's own word; None and a finding if it has no usable one."""
     form, place = option.argument.form if option.argument else None, option.word.span
     if not option.values and (option.keys or form not in (None, "flag", "optional_value")):
-        found.append(finding("SD105", f"`{option.flag}` needs a value", place))
+        unresolved.append(_unread(f"`{option.flag}` needs a value", option.name, place))
         return None
     try:
-        node = _dotted(option) if option.keys else _whole(option)
+        node: Node | None = _dotted(option) if option.keys else _whole(option)
     except NotJson as error:
-        word = option.values[0]
-        at = min(error.position, max(len(word.text) - 1, 0))
-        message, help = f"the value of `{option.flag}` is not JSON: {error}", _EXAMPLE
-        pairs = None
-        if _PAIRS.fullmatch(word.text):  # `image=4,video=1`, as earlier vLLMs took it
-            items = (pair.split("=") for pair in word.text.split(","))
-            pairs = json.dumps({name: int(number) for name, number in items})
-            message = f"the value of `{option.flag}` must be JSON now: `{word.text}` becomes `{pairs}`"
-            help = f"write `'{pairs}'`"
-        found.append(finding("SD105", message, word.part(at, at + 1).span, help=help))
-        if pairs is None:
-            return None
-        node = json_node(Word(pairs, word.span))
+        node = _repaired(option.values[0], option.flag, option.name, error, found, unresolved)
+    if node is None:
+        return None
     if form == "flag" and option.inline and not option.keys:
         text = f"`{option.flag}` is a switch and takes no value"
         found.append(
@@ -301,7 +341,7 @@ def _whole(option: Option) -> Node:
     if not words or form == "flag":
         return Node(not option.negative, option.word.span)
     text, span = words[0].text, words[0].span
-    if form == "json" or (form == "json_or_str" and _OBJECT.fullmatch(text)):
+    if form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
         return Node(None, span) if text in ("", "None") else json_node(words[0])
     if form == "comma":
         return Node([Node(_scalar(part, argument), span, raw=part) for part in text.split(",")], span)

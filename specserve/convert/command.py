@@ -10,14 +10,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.arguments import Setting, command_settings, left_open, refused_spellings, said_twice
+from specserve.convert.arguments import (
+    Setting,
+    command_settings,
+    left_open,
+    place_of,
+    refused_spellings,
+    said_twice,
+)
 from specserve.convert.invocation import STARTS, EngineStart, invocation
 from specserve.convert.words import UNKNOWN, Word, argv_words, finding
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import UsageError, did_you_mean, quoted
-from specserve.plan.arguments import ELSEWHERE, REFUSED, problems
+from specserve.plan.arguments import REFUSED, problems
 from specserve.plan.launch import DRAIN_MARGIN_S
-from specserve.profile import schema
 from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.problems import ordered
 from specserve.profile.schema import Profile
@@ -89,6 +95,9 @@ def _started(argv: Sequence[Word]) -> EngineStart:
         whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
         start.words = [replace(word, span=whole) for word in start.words]
         start.start = replace(start.start, span=whole)
+        start.env = {
+            name: word if word.columns else replace(word, span=whole) for name, word in start.env.items()
+        }
     return start
 
 
@@ -97,7 +106,7 @@ def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Sett
     names = argument_names()
     for name, setting in given.items():
         if name not in names:
-            text, help_text = f"vLLM has no option {quoted(setting.written)}", _advice(name, names)
+            text, help_text = f"vLLM has no option {quoted(setting.written)}", advice(name, names)
             found.append(finding("SD102", text, setting.place, help=help_text))
     return {name: setting for name, setting in given.items() if name in names}
 
@@ -132,7 +141,7 @@ def _open_to_all(profile: Profile, start: EngineStart) -> list[Finding]:
     return [finding("SD108", text, start.start.span, severity=Severity.WARNING, help=hint)]
 
 
-def _advice(name: str, known: Collection[str]) -> str | None:
+def advice(name: str, known: Collection[str]) -> str | None:
     """What to write in place of an argument that no vLLM has any more, or never had."""
     old = ARGUMENTS.get(name)
     if old is None:
@@ -174,7 +183,6 @@ def remembered(name: str) -> list[str] | None:
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")
-_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
 _NGRAM = ("ngram", "[ngram]")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
@@ -203,8 +211,7 @@ def profile_sections(
         if name in (*SECRETS, *REFUSED) and name != API_KEY:
             continue
         node = _node(setting, found)
-        default = f"{'frontend' if name in table.frontend else 'engine'}.{name}"
-        section, _, key = _PLACES.get(name, default).partition(".")
+        section, _, key = place_of(name, table).partition(".")
         if section == "speculation" and key:
             if key in block:
                 found.append(said_twice(block[key].key or block[key].span, setting, refused=True))

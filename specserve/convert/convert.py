@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_ve
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
+OPEN_MARK = "TODO"
+"""How the comment begins that stands in the place of a value that the source does not say."""
 _ROUNDS = 5
 _Removed = list[tuple[str, str, Node]]
 """The path, the key and the value of what is taken out of a tree."""
@@ -65,11 +68,12 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
     known, versions = _image_table(given, notes)
     given = translated(given, table=known)
     notes += given.notes
-    found = list(given.unresolved)
+    found = list(map(_missing, given.unresolved))
     tree = _complete(_tree(given, known, notes), notes, found)
     tree, profile = _cured(tree, known, notes)
     tree = _for_versions(tree, profile, versions, notes)
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
+    notes.sort(key=lambda note: note.line or sys.maxsize)
     line = f", line {given.place.line}" if given.place.line > 1 else ""
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
     if profile:
@@ -84,9 +88,16 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
     return Converted(text, tuple(notes), tuple(found))
 
 
+def _missing(finding: Finding) -> Finding:
+    """The error with what the profile lacks for it."""
+    lacks = f", so `{finding.span.path}` is missing from the profile" if finding.span.path else ""
+    return replace(finding, message=_harmless(finding.message) + lacks)
+
+
 def _open_note(finding: Finding) -> Note:
     """The comment in the place of what the source leaves open."""
-    return Note(finding.span.path, _harmless(f"{finding.message}; {finding.help}"))
+    help = f"; {finding.help}" if finding.help else ""
+    return Note(finding.span.path, _harmless(f"{OPEN_MARK}: {finding.message}{help}"))
 
 
 def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
@@ -264,8 +275,8 @@ def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str 
                 notes.append(Note("vllm", f"from the image {name}", image.span.line))
                 return found, f">={major}.{minor},<{major}.{minor + 1}"
         known = ", ".join(judged_versions(None))
-        text = f"the image {name} has a vLLM that specserve does not know; the profile is for {known}"
-    notes.append(Note("vllm", text, image.span.line))
+        text = f"specserve does not know the vLLM of the image {name}; the profile is for vLLM {known}"
+    notes.append(Note("", text, image.span.line))
     return newest(), None
 
 

@@ -105,6 +105,7 @@ class _Shell:
         self.file, self.line, self.positional = file, line, positional
         self.variables: dict[str, Value] = {**variables}
         self.exported = dict.fromkeys(variables)
+        self.places: dict[str, Span] = {}
         self.functions: dict[str, Node] = {}
         self.found: list[Command] = []
         self.assumed: dict[Note, None] = {}
@@ -200,6 +201,7 @@ class _Shell:
         """The name that an assignment sets, and its value."""
         target, *values = node.named_children
         name = _name_of(target)
+        self.places[name] = self.span(node)
         new: Value = _finished(self._bounded(values[0])) if values else ""
         if values and values[0].type == "array":
             new = [text for item in values[0].named_children for text in self.fields(item)]
@@ -262,8 +264,11 @@ class _Shell:
             self.found[-1].notes.append(Note("", said, words[0].span.line))
         else:
             values = {name: self.variables.get(name) for name in self.exported}
-            place = words[0].span
-            exported = {name: Word(value, place) for name, value in values.items() if isinstance(value, str)}
+            exported = {
+                name: Word(value, self.places.get(name, words[0].span))
+                for name, value in values.items()
+                if isinstance(value, str)
+            }
             self.found.append(Command(words, exported))
 
     def words(self, node: Node) -> list[Word]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert.arguments import Setting, merged
-from specserve.convert.command import inferred_method
+from specserve.convert.command import advice, inferred_method
 from specserve.convert.invocation import EngineStart
 from specserve.convert.words import Note, Word, unresolved
 from specserve.profile.values import Node, meaning
 from specserve.sglang import options as sglang
 from specserve.vllm.arguments import Argument, VllmTable, flag_of
-from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement
+from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, argument_names
 
 _DEFAULT_K = 3
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
@@ -215,10 +215,13 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
             made.settings[name] = replace(setting, node=node)
             if setting.written.startswith("--disable-") and not name.startswith("disable_"):
                 section = "frontend" if name in table.frontend else "engine"
-                made.notes.append(Note(f"{section}.{name}", f"from `{setting.written}`", setting.place.line))
+                now = f"{section}.{name}: {json.dumps(setting.node.value)}"
+                text = f"`{setting.written}` is now `{now}`"
+                made.notes.append(Note(f"{section}.{name}", text, setting.place.line))
         else:
             kind = "vLLM has nothing of the kind" if made.foreign else "no vLLM that specserve knows has it"
-            made.leave_out(setting, kind)
+            guess = advice(name, argument_names())
+            made.leave_out(setting, f"{kind}; {guess}" if guess else kind)
     config = made.settings.get("speculative_config")
     written = (config.node.mapping if config else None) or {}
     made.block = {key.replace("-", "_"): node for key, node in written.items()}
@@ -226,7 +229,8 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
         made.apply(setting, old)
     if made.foreign:
         made.block |= speculation(given, made.notes)
-    if made.block or config:
+    is_open = config is not None and config.node.value is not None and config.node.mapping is None
+    if (made.block or config) and not is_open:
         whole = config.node if config else Node(None, given.place, key=given.place)
         node = _current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ OPEN, CLOSE = "\ue000", "\ue001"
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
 MAX_DEPTH = 50
+OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
+_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
 _BRACKETS = "\u2039\u203a"
 """Around the name of a placeholder in its mark, where a shell must not see `<` and `>`."""
 _PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
@@ -169,6 +172,18 @@ def json_node(word: Word) -> Node:
         raise NotJson(reason, 0) from error
     except ValueError as error:  # more digits than Python converts
         raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
+
+
+def repaired_json(text: str) -> str | None:
+    """The JSON of `image=4,video=1`, as earlier vLLMs took it, or of a mapping in Python or YAML; else None."""
+    if _PAIRS.fullmatch(text):
+        items = (pair.split("=") for pair in text.split(","))
+        return json.dumps({name: int(number) for name, number in items})
+    if OBJECT.fullmatch(text) and not re.search("[$&]", text):  # `&`: an alias could grow without bounds
+        with suppress(yaml.YAMLError, RecursionError, TypeError, ValueError):
+            made = json.dumps(yaml.safe_load(text), allow_nan=False)
+            return None if re.search('null|"None"', made) else made  # `{key:value}` is a key without a value
+    return None
 
 
 def _placed(word: Word, tree: Any, *, depth: int) -> Node:

@@ -264,7 +264,8 @@ def examine_partial(
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         missing = isinstance(error, FileNotFoundError)
         near = near_file(file) if missing else None
-        message = "no such file" if missing else f"cannot read the file: {system_reason(error)}"
+        absent = "no such file" if Path(file).suffix else "no such file or folder"
+        message = absent if missing else f"cannot read the file: {system_reason(error)}"
         help = f"did you mean `{near}`?" if near else None
         return None, [problem("SD001", message, Span(file), help=help)]
     tree, findings = parse(data, file=file)

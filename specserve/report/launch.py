@@ -138,20 +138,25 @@ def say_converted(
     result: Converted, findings: Sequence[Finding], *, target: str | None, others: Sequence[EngineStart]
 ) -> bool:
     """The changes, what is still to be done, and what else was in the text, on stderr. Returns True for errors."""
+    from specserve.convert.convert import OPEN_MARK
     from specserve.diagnostics import Severity
     from specserve.report.findings import render
 
+    text = "starts another engine, which is left out"
+    notes = [(other.place.line, f"line {other.place.line}: {other.what} {text}") for other in others]
     for note in result.notes:
         place = f"line {note.line}: " if note.line > 1 else ""
-        about = f"`{note.path}`: " if note.path else ""
-        say(f"note: {clean(f'{place}{about}{note.text}')}")
-    for other in others:
-        say(f"note: line {other.place.line}: {clean(other.what)} starts another engine, which is left out")
+        about = f"`{note.path}`: " if note.path and f"`{note.path}:" not in note.text else ""
+        notes.append((note.line or sys.maxsize, f"{place}{about}{note.text}"))
+    for _, said in sorted(notes, key=lambda item: item[0]):
+        say(f"note: {clean(said)}")
     if findings:
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     what = f"`{clean(target)}`" if target else "the profile"
-    still = f": {errors} error{'s' if errors > 1 else ''} left to fix" if errors else " passes lint"
+    still = f": {count(errors, 'error')} left to fix" if errors else " passes lint"
+    if result.unresolved:
+        still += f", which `lint` cannot see: search for `{OPEN_MARK}`"
     say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
     return bool(errors)
 
@@ -216,11 +221,12 @@ def _from_here(file: Path) -> str:
 _TITLES = {
     "argv": "arguments",
     "env": "environment",
-    "profile": "not in the launch",
+    "profile": "other keys of the profile, not part of the launch",
     "models": "models",
     "memory": "memory, estimated",
     "effective": "effective configuration, by vLLM",
 }
+_MEANINGS = {"vllm": "vllm: the versions that it is for; for a command, those that have its options"}
 _WHERE_COLUMN = 44
 _MOST_DIGITS = 9
 
@@ -261,7 +267,7 @@ def _named_head(side: Named, other: Named) -> str:
 
 
 def _difference_block(item: Difference, stream: TextIO, *, in_units: bool) -> Iterator[str]:
-    yield f"  {clean(item.key)}"
+    yield f"  {clean(_MEANINGS.get(item.key, item.key))}"
     sides = [(sign, written) for sign, written in (("-", item.a), ("+", item.b)) if written is not None]
     words = _in_units if in_units else _plain_value
     for (sign, written), text in zip(sides, words(item.key, [side.value for _, side in sides]), strict=True):

@@ -87,6 +87,66 @@ def test_what_the_source_does_not_say_is_exit_code_1(
     assert "the source does not say `target.model`: it reads `$MODEL`" in err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ('"$SPEC"', "the source does not say the value of `--speculative-config`: it reads `$SPEC`"),
+        (
+            '"$(cat spec.json)"',
+            "the source does not say the value of `--speculative-config`: it reads `$(…)`",
+        ),
+        ("'{…}'", "the value of `--speculative-config` is not JSON: expecting property name"),
+        ("{method:ngram}", "the value of `--speculative-config` is not JSON: expecting property name"),
+        ("", "`--speculative-config` needs a value, so `speculation` is missing from the profile"),
+        ("'[1]'", "`speculation` must be a mapping or `null`; found a list"),
+    ],
+)
+def test_a_block_that_cannot_be_read_is_an_error_and_no_note(
+    value: str, why: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(write(f"vllm serve org/m --speculative-config {value}\n", "serve.sh"))]) == 1
+    out, err = capsys.readouterr()
+    assert why in err and "1 error left to fix" in err
+    if "[" not in value:
+        assert "so `speculation` is missing from the profile" in err and "# - TODO: " in out
+        assert "which `lint` cannot see: search for `TODO`" in err
+
+
+def test_a_block_in_python_and_an_option_of_json_that_is_open(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        """SPEC="{'method': 'ngram', 'num_speculative_tokens': 3, 'prompt_lookup_max': 4}"\n"""
+        """vllm serve org/m --speculative-config "$SPEC" --compilation-config "$X"\n"""
+    )
+    assert _run(["convert", str(write(text, "serve.sh"))]) == 1
+    out, err = capsys.readouterr()
+    assert "\nspeculation:\n  method: ngram\n  num_speculative_tokens: 3\n" in out
+    assert "the value of `--speculative-config` must be JSON: `{'method': 'ngram'" in err
+    assert "`engine.compilation_config` is missing from the profile" in err and "1 error left to fix" in err
+    text = 'LLM("org/m", speculative_config=block())'
+    assert _run(["convert", str(write(text, "offline.py"))]) == 1
+    assert "the source does not say `speculation`" in capsys.readouterr().err
+
+
+def test_notes_have_the_lines_of_what_they_are_about_in_order(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "#!/bin/sh\nexport VLLM_USE_V1=1\nexport HF_TOKEN=hf_abcdefghijklmnopqrstu\n"
+        "exec vllm serve org/m --host 127.0.0.1 --disable-log-requests --max-modle-len 8\n"
+    )
+    assert _run(["convert", str(write(text, "serve.sh"))]) == 0
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: line 2: `VLLM_USE_V1` is left out: vLLM has a single engine",
+        "note: line 3: `HF_TOKEN` is left out: it is a secret; export it where you start the server",
+        "note: line 4: `--disable-log-requests` is now `engine.enable_log_requests: false`",
+        "note: line 4: `--max-modle-len` is left out: no vLLM that specserve knows has it; "
+        "did you mean `--max-model-len`?",
+    ]
+
+
 def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     text = f"vllm serve org/plain\n{OLD}"
     assert _run(["convert", str(write(text, "serve.sh"))]) == 0

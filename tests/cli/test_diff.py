@@ -80,7 +80,7 @@ def test_an_arm_is_compared_with_its_own_profile(folder: Path, capsys: pytest.Ca
     assert _run(["diff", "a.yaml", "--alternative", "ngram", "--no-models"]) == 0
     stdout = capsys.readouterr().out
     assert "+++ a.yaml (alternative ngram)" in stdout
-    assert "--speculative-config.prompt_lookup_max" in stdout and "not in the launch" not in stdout
+    assert "--speculative-config.prompt_lookup_max" in stdout and "not part of the launch" not in stdout
     assert _run(["diff", "a.yaml", "--baseline", "--no-models"]) == 0
     assert "+++ a.yaml (baseline)" in capsys.readouterr().out
 
@@ -93,6 +93,18 @@ def test_a_command_is_a_side_behind_two_dashes(folder: Path, capsys: pytest.Capt
     assert "--max-model-len" not in stdout
     assert _run(["diff", "--no-models", "--", *command, "--", *command, "--max-num-seqs", "9"]) == 0
     assert capsys.readouterr().err == "Found 1 difference\n"
+    assert _run(["diff", "a.yaml", "--no-models", "--", *command, "--swap-space", "4"]) == 0
+    assert "note: not compared: vLLM has no option `--swap-space`\n" in capsys.readouterr().err
+
+
+def test_a_script_is_to_be_converted_and_what_cannot_be_read_is_not_compared(
+    folder: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(write("vllm serve org/t\n", "serve.sh"))
+    assert _run(["diff", "a.yaml", script]) == 2
+    assert f"`specserve convert {script}` makes a profile of it" in capsys.readouterr().err
+    assert _run(["diff", "a.yaml", "--", "vllm", "serve", "org/t", "--speculative-config", "$SPEC"]) == 2
+    assert "the value of `--speculative-config` is not JSON" in capsys.readouterr().err
 
 
 def test_versions_are_one_where_both_sides_have_one(
@@ -105,7 +117,8 @@ def test_versions_are_one_where_both_sides_have_one(
     assert (content["a"]["vllm"], content["b"]["vllm"]) == ("0.26", "0.26")
     new = str(write('vllm: ">=0.32"\n' + A, "new.yaml"))
     _run(["diff", old, new, "--no-models"])
-    assert "new.yaml  vLLM 0.33" in capsys.readouterr().out
+    stdout = capsys.readouterr().out
+    assert "new.yaml  vLLM 0.33" in stdout and "\n  vllm: the versions that it is for" in stdout
 
 
 def test_models_that_are_not_here_are_not_compared_and_that_is_said(

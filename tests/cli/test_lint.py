@@ -109,6 +109,11 @@ def test_a_file_that_is_named_is_a_profile_whatever_its_name_and_is_judged_once(
     assert json.loads(capsys.readouterr().out)["summary"]["profiles"] == 1
 
 
+def test_a_name_without_a_suffix_may_be_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "nothere/"]) == 1
+    assert "no such file or folder\n" in capsys.readouterr().out
+
+
 def test_a_file_that_may_not_be_read_is_a_finding(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,8 @@ def test_no_secret_is_shown() -> None:
         secret in line for secret in ("abcdefghijklmnop", "verysecretkey", "hf_abcdefghijklmnopqrst")
     )
     assert len(line) == len(text)
+    findings("bash -c 'export MY_TOKEN=zzverysecret; exec vllm serve org/target'")
+    assert "zzverysecret" not in recall("<command>").decode()
 
 
 def test_without_a_host_vllm_listens_everywhere_which_is_a_warning() -> None:

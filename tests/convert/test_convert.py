@@ -175,13 +175,16 @@ def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, p
 def test_what_the_source_does_not_say_is_a_comment_where_it_belongs() -> None:
     text = convert("vllm serve org/m --seed 1 --max-num-seqs $N --chat-template $T").text
     said = [line.strip() for line in text.splitlines()]
-    at = said.index("# the source does not say `engine.max_num_seqs`: it reads `$N`; write its value")
+    at = said.index("# TODO: the source does not say `engine.max_num_seqs`: it reads `$N`; write its value")
     assert said[at + 1] == "engine:"
-    assert "# - the source does not say `frontend.chat_template`: it reads `$T`; write its value" in said
+    assert (
+        "# - TODO: the source does not say `frontend.chat_template`: it reads `$T`; write its value" in said
+    )
 
 
 def test_the_present_name_of_a_switch_is_noted() -> None:
-    assert notes("vllm serve org/m --disable-log-requests") == ["from `--disable-log-requests`"]
+    said = "`--disable-log-requests` is now `engine.enable_log_requests: false`"
+    assert notes("vllm serve org/m --disable-log-requests") == [said]
     assert notes("vllm serve org/m --no-enable-log-requests") == []
 
 
@@ -226,7 +229,7 @@ def test_sglang_has_a_port_of_its_own(made: Callable[..., Profile]) -> None:
     [
         ("vllm/vllm-openai:v0.32.0", ">=0.32,<0.33", "from the image"),
         ("docker.io/vllm/vllm-openai:v0.33.1-cu129", ">=0.33,<0.34", "from the image"),
-        ("vllm/vllm-openai:v0.18.0", None, "has a vLLM that specserve does not know"),
+        ("vllm/vllm-openai:v0.18.0", None, "specserve does not know the vLLM of the image"),
         ("vllm/vllm-openai:latest", None, "does not say which vLLM it has"),
         ("vllm/vllm-openai", None, "does not say which vLLM it has"),
         ("vllm/vllm-openai:nightly", None, "does not say which vLLM it has"),

@@ -23,14 +23,14 @@ def plain(node: Node) -> Any:
 
 def settings(*words: str) -> dict[str, Any]:
     found: list[Finding] = []
-    made = settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found)
+    made = settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found, found)
     assert found == []
     return {name: plain(setting.node) for name, setting in made.items()}
 
 
 def problems(*words: str) -> list[str]:
     found: list[Finding] = []
-    settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found)
+    settings_of(parse_options(argv_words(words)[1], KNOWN)[0], found, found)
     return [finding.message for finding in found]
 
 
