@@ -88,7 +88,8 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
 
 `bench` starts the profile and the same server without speculation, sends the same prompts to both in short
 alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
-The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench.md) explains the rest."""),
+The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % interval is above 1.
+[How bench decides](bench.md) explains the rest."""),
     Step("""\
 ## 6. How many draft tokens are best?
 
@@ -96,8 +97,9 @@ The interval decides: PAYS if all of it is above 1.03. [How bench decides](bench
 draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run asks
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-`tune` chooses K = 0 (no speculation) only for the highest load, and only if K = 0 was measured there and was the
-fastest. At lower loads it always chooses a K above 0, and a note says if none of them is faster. `--write` puts the
+K = 0 in the table was measured on a server without speculation. In a schedule, K = 0 runs on the server with the draft,
+and is slower. `tune` chooses it only for the highest load, and only if that server, measured at K = 0, is the fastest
+there. If the server without speculation is faster than the choice at a load, a note says so. `--write` puts the
 choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\

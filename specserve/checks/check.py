@@ -37,8 +37,8 @@ class RuleGroup:
     name: Need
     rules: int
     findings: tuple[Finding, ...] = ()
-    skipped: Skipped | None = None
-    """Why it did not run, or not all of it."""
+    skipped: tuple[Skipped, ...] = ()
+    """Why it did not run, or not all of it, or not for every model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _group(name: Need, findings: list[Finding], skipped: list[Skipped]) -> RuleG
     codes = set(_codes(name))
     prefix = "SD0" if name == "nothing" else " "  # problems of the file stand beside its own rules
     own = tuple(item for item in findings if item.code in codes or item.code.startswith(prefix))
-    return RuleGroup(name, len(codes), own, next((item for item in skipped if item.group == name), None))
+    return RuleGroup(name, len(codes), own, tuple(item for item in skipped if item.group == name))
 
 
 def _codes(group: Need) -> tuple[str, ...]:
@@ -179,15 +179,19 @@ def _skipped(known: Gathered) -> list[Skipped]:
     by_files, items = tuple(sorted({*_OF_FILES, *of_tokenizers})), []
     for item in known.unread:
         if item.path == "target.model" or item.finding(profile) is None:
-            codes, known_part = _codes("models"), ""
+            codes, reason = _codes("models"), item.error.message
             if item.published and item.published.is_whole:
-                codes, known_part = (
+                why = reason.rpartition(", and ")[2] if item.error.cause == "offline" else reason
+                codes, reason = (
                     by_files,
-                    ", so its published configuration was checked, but not its files",
+                    (
+                        f"the files of `{item.published.model}` are not here ({why}), so the configuration that ships "
+                        "with specserve was checked"
+                    ),
                 )
             elif item.published and context.memory:
-                known_part = ", so memory rests on its published configuration"
-            reason = f"{item.error.message}{known_part}" + (f"; {item.error.hint}" if item.error.hint else "")
+                reason += ", so memory rests on its published configuration"
+            reason += f"; {item.error.hint}" if item.error.hint else ""
             cause = _CAUSES.get(item.error.cause, "unreachable")
             items.append(Skipped(profile.file, "models", codes, reason, cause))
     for group, reason in missing.items():

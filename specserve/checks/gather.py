@@ -152,12 +152,12 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
     seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
 
     def find(model: str, revision: str | None) -> ModelFacts:
-        wanted.tell(f"reading {model}")
         entry = lock.find(model, revision=revision) if lock else None
         if entry is not None and (wanted.locked or entry.commit is not None):
             return entry
         if wanted.locked:
             raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
+        wanted.tell(f"reading {model}")
         config = (model, revision) not in bare
         folder, offline = Path.cwd(), wanted.offline
         return read_model(model, revision=revision, folder=folder, offline=offline, need_config=config)
@@ -290,10 +290,10 @@ def _asked_vllm(
 
     kept_only, why = wanted.ask_vllm == "if_kept", missing.get("hardware", "")
     if context.machine is not None and not why:
-        wanted.tell("asking vLLM, about 10 s")
         try:
             vllm = vllm_to_ask(wanted.vllm_source)
-            context = replace(context, vllm=judgements(context, shapes, vllm=vllm, kept_only=kept_only))
+            said = judgements(context, shapes, vllm=vllm, kept_only=kept_only, tell=wanted.tell)
+            context = replace(context, vllm=said)
         except (FactError, UsageError) as error:
             why = error.message
     unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)

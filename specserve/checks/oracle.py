@@ -12,7 +12,7 @@ import json
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import Distribution
@@ -41,6 +41,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Speculation
 
 LIMIT_S = 300.0
+_WHEEL = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
 _KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
 """What the configuration code reads of a wheel; the kernels are most of its size."""
 _MOST_BYTES = 1 << 30
@@ -67,11 +68,12 @@ def vllm_to_ask(source: Path | None) -> VllmJudge:
             text = "vLLM is not installed in specserve's environment, so it cannot be asked"
             raise FactError(text, hint=hint)
         return VllmJudge(found.version)
+    if not source.exists():
+        raise FactError(f"there is no file or folder `{source}`", hint=_WHEEL)
     folder = _unpacked(source) if source.is_file() else source
     metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
     if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
-        hint = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
-        raise FactError(f"{source} does not contain vLLM", hint=hint)
+        raise FactError(f"{source} does not contain vLLM", hint=_WHEEL)
     return VllmJudge(Distribution.at(metadata[0].parent).version, folder.resolve())
 
 
@@ -109,7 +111,12 @@ class VllmQuestion:
 
 
 def judgements(
-    context: Context, shapes: Mapping[str, ModelFacts], *, vllm: VllmJudge, kept_only: bool = False
+    context: Context,
+    shapes: Mapping[str, ModelFacts],
+    *,
+    vllm: VllmJudge,
+    kept_only: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Judged, ...]:
     """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by path of their block.
 
@@ -133,7 +140,7 @@ def judgements(
         plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
         method = block.method if block else None
         questions.append(VllmQuestion(plan, shapes["target"], shapes.get(path), method))
-    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
+    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only, tell=tell)
     if not answers:
         return ()
     without, *others = map(as_far_as_known, answers, questions)
@@ -152,6 +159,7 @@ def ask(
     kept_only: bool = False,
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[VllmAnswer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
 
@@ -165,6 +173,7 @@ def ask(
         if answer is None and kept_only:
             return ()
         if answer is None:
+            tell("asking vLLM, about 10 s")
             answer = child_of((*(command or CHILD), *setting)).ask(request, limit_s=limit_s)
             if "not_judged" not in answer:  # a library that is not here today may be here tomorrow
                 keep_answer(file, answer)

@@ -52,7 +52,10 @@ def tune(
         str | None,
         _option(
             metavar="TIME",
-            help="Finish in about this time, such as 20m, with fewer prompts, then with fewer candidates.",
+            help=(
+                "Finish in about this time, launches included, such as 20m, with fewer prompts, then with fewer "
+                "candidates."
+            ),
         ),
     ] = None,
     no_confirm: Annotated[

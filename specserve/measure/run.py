@@ -158,6 +158,8 @@ class Measurement:
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}"))
+            elif isinstance(event, events.PhaseGoesOn):
+                self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}, {event.took_s:.0f}s so far"))
 
         self.directory.require(f"vLLM of `{arm.name}`", plan.vllm)
         self.launches += 1

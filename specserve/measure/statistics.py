@@ -77,6 +77,14 @@ class LogEstimate:
         """The value with its 95 % bounds."""
         return Interval(self.value, *self.bounds())
 
+    @property
+    def undecided(self) -> Interval | None:
+        """The interval of 99.5 % if it includes 1 and is all that keeps the verdict from PAYS or COSTS."""
+        low, high = self.bounds()
+        surely_low, surely_high = self.bounds(CERTAINTY)
+        is_last = (low > PAYS_ABOVE or high < COSTS_BELOW) and surely_low <= 1 <= surely_high
+        return Interval(self.value, surely_low, surely_high) if is_last else None
+
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Returns the bounds of the interval; 0 and infinity if nothing was repeated."""
         half = self.half(confidence)
@@ -226,12 +234,15 @@ def needed(estimate: LogEstimate) -> str:
     factor = _factor(estimate)
     if factor > _MOST:
         return "too many to be worth it: the speedup is too close to the limit of a verdict"
-    count, what = estimate.blocks, "blocks"
+    count, what, how = estimate.blocks, "block", ": run again with --blocks {}"
     if estimate.launches > 1:
-        count, what = estimate.launches, "launches"
+        count, what, how = estimate.launches, "launch", ""
     elif estimate.prompt_share > 0.5:
-        count, what = estimate.prompts, "prompts"
-    return f"about {max(1, math.ceil(count * (factor - 1)))} more {what}"
+        count, what = estimate.prompts, "prompt"
+        how = ": run again without --quick, or with a larger file (-w FILE)"
+    more = max(1, math.ceil(count * (factor - 1)))
+    plural = "" if more == 1 else "es" if what == "launch" else "s"
+    return f"about {more} more {what}{plural}{how.format(count + more)}"
 
 
 def _factor(estimate: LogEstimate) -> float:

@@ -243,7 +243,7 @@ def differences(old: Mapping[str, ModelFile], new: Mapping[str, ModelFile]) -> t
         elif name not in old:
             said.append(f"`{name}` is new")
         elif not _same(old[name], new[name]):
-            said.append(f"`{name}` is another")
+            said.append(f"`{name}` differs from the lock")
     return tuple(said)
 
 

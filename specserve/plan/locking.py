@@ -87,23 +87,32 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
 
     Every file of the lock must lie in the Hub cache at its locked commit, and every directory must be there.
     """
+    return tuple(_problems(profile, lock))
+
+
+_PULL = "`specserve pull` downloads what is missing"
+_RESTORE = "restore the directory, or run `specserve lock` if the change is meant"
+
+
+def _problems(profile: Profile, lock: Lock | None) -> dict[str, str]:
+    """The same, each with the way out; empty if there is none."""
     if lock is None:
-        return ("there is no lock",)
-    problems = list(_elsewhere(profile))
+        return {"there is no lock": ""}
+    problems = dict.fromkeys(_elsewhere(profile), "")
     cache = hub_cache({**os.environ, **profile.env})
     for use, entry, _ in entries(replace(profile, alternatives={}), lock):
         if entry is None:
-            problems.append(f"`{use.model}` is not in the lock")
+            problems[f"`{use.model}` is not in the lock"] = ""
         elif entry.commit is None:
-            problems += _absent(entry, Path(use.model))
+            problems |= dict.fromkeys(_unlike(entry, Path(use.model)), _RESTORE)
         else:
             snapshot = find_snapshot(use.model, revision=entry.commit, cache=cache)
             if snapshot is None:
-                problems.append(f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}")
+                problems[f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}"] = _PULL
             else:
-                problems += _absent(entry, snapshot)
-                problems += _refused(entry, snapshot) if "speculation" in use.path else []
-    return tuple(dict.fromkeys(problems))
+                refused = _refused(entry, snapshot) if "speculation" in use.path else []
+                problems |= dict.fromkeys((*_unlike(entry, snapshot), *refused), _PULL)
+    return problems
 
 
 def _elsewhere(profile: Profile) -> list[str]:
@@ -132,28 +141,28 @@ def _elsewhere(profile: Profile) -> list[str]:
 def _refused(entry: ModelFacts, folder: Path) -> list[str]:
     """A draft, unlike a target, is loaded by its Hub id: the library must take its snapshot for complete."""
     missing = missing_of_listing(folder)
-    return (
-        [f"`{missing[0]}` of `{entry.model}` is not in the Hub cache: `specserve pull` downloads it"]
-        if missing
-        else []
-    )
+    return [f"`{missing[0]}` of `{entry.model}` is not in the Hub cache"] if missing else []
 
 
-def _absent(entry: ModelFacts, folder: Path) -> list[str]:
-    """The files of a model that are not in a folder with their size."""
-    missing = []
-    for name, file in entry.files.items():
+def _unlike(entry: ModelFacts, folder: Path) -> list[str]:
+    """The files of a model that are not in a folder, and those that have another size there."""
+    missing, resized = [], []
+    for name in dict.fromkeys((*entry.files, *entry.weight_files)):
+        locked_bytes = entry.files[name].size_bytes if name in entry.files else None
         try:
             size = (folder / name).stat().st_size
         except OSError:
-            size = -1
-        if size < 0 or (file.size_bytes is not None and size != file.size_bytes):
             missing.append(name)
-    for name in entry.weight_files:
-        if name not in entry.files and not (folder / name).is_file():
-            missing.append(name)
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return [f"`{missing[0]}`{more} of `{entry.model}` is missing or truncated"] if missing else []
+        else:
+            resized += [name] if locked_bytes not in (None, size) else []
+    said = []
+    for names, one, several in (
+        (missing, "is missing", "are missing"),
+        (resized, "has another size than in the lock", "have another size than in the lock"),
+    ):
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        said += [f"`{names[0]}`{more} of `{entry.model}` {several if more else one}"] if names else []
+    return said
 
 
 _Key = tuple[str, str | None]
@@ -331,13 +340,10 @@ def without_hub(plan: LaunchPlan, profile: Profile, lock: Lock | None, *, needed
     """
     if lock is None:
         return plan
-    problems = offline_problems(profile, lock)
+    problems = _problems(profile, lock)
     if problems and needed:
-        raise FactError(
-            "some files that the lock lists are missing here",
-            hint="`specserve pull` downloads it",
-            causes=problems,
-        )
+        hint = "; ".join(dict.fromkeys(filter(None, problems.values())))
+        raise FactError("some files are not as the lock says", hint=hint or None, causes=tuple(problems))
     return plan if problems else offline(plan, why="the cache has everything that the lock lists")
 
 

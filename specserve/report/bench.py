@@ -67,7 +67,7 @@ _LEGEND = (
     "tokens per step; needed: the length at which speculation breaks even"
 )
 _METHOD = (
-    f"PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
+    f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. COSTS: below "
     f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
     "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across variants: "
     "with speculation one chunk holds several tokens."
@@ -97,8 +97,12 @@ def setting(point: Point) -> str:
 
 def where(point: Point) -> str:
     """Returns `chat, concurrency 16, temperature 0.7`."""
-    loaded = f"{size(point):g} requests/s" if point.concurrency is None else f"concurrency {size(point):g}"
-    return setting(point).replace(f"{point.workload}, ", f"{point.workload}, {loaded}, ", 1)
+    return setting(point).replace(f"{point.workload}, ", f"{point.workload}, {_loaded(point)}, ", 1)
+
+
+def _loaded(point: Point) -> str:
+    """Returns `concurrency 16`, or `2.5 requests/s`."""
+    return f"{size(point):g} requests/s" if point.concurrency is None else f"concurrency {size(point):g}"
 
 
 def arm_words(arm: ArmInfo) -> str:
@@ -238,14 +242,21 @@ def _cards(result: Result) -> Iterator[Card]:
 
 
 def _counted(comparisons: Sequence[Comparison]) -> str:
-    """Returns `pays at 3, costs at 1 of 4 points`."""
+    """Returns `pays at 3 of 4 points, costs at the other`."""
     counts = Counter(item.verdict for item in comparisons)
     total = len(comparisons)
     if len(counts) == 1:
         points = "the one point" if total == 1 else f"all {total} points"
         return f"{comparisons[0].verdict.words} at {points}"
-    parts = [f"{verdict.words} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
-    return f"{', '.join(parts)} of {total} points"
+    first, *others = [(verdict.words, counts[verdict]) for verdict in Verdict if counts[verdict]]
+    parts = [
+        f"{first[0]} at {first[1]} of {total} points",
+        *(f"{words} at {times}" for words, times in others),
+    ]
+    if len(others) == 1:
+        words, times = others[0]
+        parts[1] = f"{words} at the other{f' {times}' if times > 1 else ''}"
+    return ", ".join(parts)
 
 
 def _section(result: Result, section: BenchSection) -> Section:
@@ -260,15 +271,16 @@ def _section(result: Result, section: BenchSection) -> Section:
 def _remarks(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
     """Yields rows without a verdict, with their reason; and slower slowest requests, which a rate hides."""
     for row in rows:
-        label, against = f"{row.cell.arm} at {load(row.cell.point)}", row.comparison
+        label, at, against = row.cell.arm, f"at {_loaded(row.cell.point)}, ", row.comparison
         if row.cell.invalid is not None:
-            yield label, f"invalid: {row.cell.invalid}"
+            yield label, f"{at}invalid: {row.cell.invalid}"
         elif against is not None:
             if against.verdict is Verdict.INCONCLUSIVE:
-                yield label, f"inconclusive, needs {against.needed or 'more requests'}"
+                also = f" because the 99.5 % interval is {spread(against.surely)}" if against.surely else ""
+                yield label, f"{at}inconclusive{also}; needs {against.needed or 'more requests'}"
             if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
                 longer = percent(against.e2e_p99_ratio - 1)
-                yield label, f"P99 of E2E is {longer} longer than that of {against.against}"
+                yield label, f"{at}P99 of E2E is {longer} longer than that of {against.against}"
 
 
 def _charts(result: Result, section: BenchSection) -> Iterator[Chart]:

@@ -62,7 +62,7 @@ def _head(verdict: Checked) -> str:
     for group in verdict.groups:
         lead = f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  "
         lines.append(filled(_state(group), lead=lead, stream=sys.stdout))
-    ways = dict.fromkeys(group.skipped.reason.partition("; ")[2] for group in verdict.groups if group.skipped)
+    ways = dict.fromkeys(item.reason.partition("; ")[2] for group in verdict.groups for item in group.skipped)
     shown = f"  {styled('help', 'cyan', stream=sys.stdout)}: "
     lines += ["", *(_filled(way, "  help: ", shown) for way in ways if way)]
     return "\n".join(lines).rstrip()
@@ -82,10 +82,12 @@ def _state(group: RuleGroup) -> str:
         counted = f"{number} info" if severity is Severity.INFO else count(number, severity)
         words += [styled(counted, COLOURS[severity], stream=sys.stdout)] if number else []
     if group.skipped:
-        number = len(group.skipped.codes)
+        number = len({code for item in group.skipped for code in item.codes})
         text = "skipped" if number == group.rules else f"{number} skipped"
-        reason = group.skipped.reason.partition("; ")[0]  # the way out stands below
-        words.append(styled(f"{text}: {clean(reason)}", "yellow", stream=sys.stdout))
+        reasons = dict.fromkeys(
+            item.reason.partition("; ")[0] for item in group.skipped
+        )  # the way out stands below
+        words.append(styled(f"{text}: {clean('; '.join(reasons))}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 
 
@@ -132,11 +134,13 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         )  # else the two lie within the bounds' error
         more = f"; speculation costs {lost:.1%}" if is_sure else ""
         yield f"  KV cache without speculation: {_tokens(alone)} tokens{more}"
-    if estimate.is_kv_known:
+    helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
+    is_length = any(knob.path == "target.max_model_len" for knob in helpful)
+    if estimate.is_kv_known and (is_length or estimate.verdict != "does_not_fit"):
         largest = estimate.largest_max_model_len
         why = ", the models' own limit" if estimate.kv_cache_tokens.low >= 2 * largest.high else ""
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
-    for knob in estimate.knobs[:4]:
+    for knob in helpful[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
         yield f"  with `{knob.path}: {value}`: {_MEMORY[knob.verdict][0]}"
     if is_fixed(estimate):

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from contextlib import suppress
-from typing import Self, TextIO
+from typing import ClassVar, Self, TextIO
 
 from specserve.errors import FactError
 
@@ -41,12 +41,12 @@ def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
 
 
 def filled(text: str, *, lead: str, shown: str | None = None, stream: TextIO) -> str:
-    """The text behind `lead`; in a pipe in lines of 80 columns that go on under its beginning, broken at blanks.
+    """The text behind `lead`, in lines of the terminal's width that go on under its beginning, broken at blanks.
 
-    `shown`: the lead as it is printed, where it is coloured. A terminal breaks lines as its window wants.
+    In a pipe they have 80 columns. `shown`: the lead as it is printed, where it is coloured.
     """
-    room = WIDTH - len(lead)
-    if is_terminal(stream) or len(text) <= room:
+    room = (_columns() if is_terminal(stream) else WIDTH) - len(lead)
+    if len(text) <= room:
         return f"{shown or lead}{text}"
     from textwrap import wrap
 
@@ -56,6 +56,13 @@ def filled(text: str, *, lead: str, shown: str | None = None, stream: TextIO) ->
         for line in wrap(part, max(room, 20), break_long_words=False, break_on_hyphens=False) or [""]
     ]
     return (shown or lead) + f"\n{' ' * len(lead)}".join(lines)
+
+
+def _columns() -> int:
+    """The terminal's width."""
+    import shutil  # takes longer to load than most reports to write
+
+    return shutil.get_terminal_size().columns
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -73,6 +80,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 def out(text: str) -> None:
     """Data: one line or block to stdout. Raises FactError where it cannot be written, such as to a full disk."""
+    LiveLine.erase_shown()
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
@@ -84,6 +92,7 @@ def out(text: str) -> None:
 
 def say(text: str = "") -> None:
     """Talk: one line or block to stderr."""
+    LiveLine.erase_shown()
     sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
     sys.stderr.flush()
 
@@ -98,6 +107,9 @@ def mute(stream: TextIO) -> None:
 
 class LiveLine:
     """Progress: one line of a terminal that is rewritten; in a pipe a line of its own every `every_s` seconds."""
+
+    _shown: ClassVar[LiveLine | None] = None
+    """The one that has text on the terminal now."""
 
     def __init__(
         self, stream: TextIO | None = None, *, every_s: float = math.inf, began_s: float | None = None
@@ -117,9 +129,7 @@ class LiveLine:
         """Show the text instead of what the line held; `is_last`: a pipe gets it in any case. `at_s`: default now."""
         at_s = time.monotonic() if at_s is None else at_s
         if self._is_live:
-            import shutil  # takes longer to load than most reports to write
-
-            self._write(in_one_line(text)[: shutil.get_terminal_size().columns - 1])
+            self._write(in_one_line(text)[: _columns() - 1])
         elif is_last or at_s - self._said_s >= self._every_s:
             self._said_s = at_s
             say(in_one_line(text))
@@ -129,6 +139,13 @@ class LiveLine:
         if self._is_live:
             self._write("")
 
+    @classmethod
+    def erase_shown(cls) -> None:
+        """Leave the terminal's line empty, whichever live line wrote it."""
+        if LiveLine._shown is not None:
+            LiveLine._shown.erase()
+
     def _write(self, text: str) -> None:
+        LiveLine._shown = self if text else None
         self._stream.write(f"\r\x1b[K{text}")
         self._stream.flush()

@@ -253,6 +253,6 @@ class BenchView(LiveLine):
                 say(in_one_line(what.text))
             case rundir.Passed():
                 is_last = what.done == what.total
-                left = "done" if is_last else f"about {duration(what.left_s)} left (estimated)"
-                figures = f"{where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}"
-                self.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)
+                left = "done" if is_last else f"about {duration(what.left_s)} left"
+                figures = f"{what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s"
+                self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)

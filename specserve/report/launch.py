@@ -165,10 +165,11 @@ def locks_text(states: Sequence[LockState]) -> str:
     """Returns how many locks do not hold, and how to cure it."""
     bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
     if not bad:
-        return f"all locks hold: {len(states)}"
+        return f"{count(len(states), 'lock')} {'is' if len(states) == 1 else 'are'} up to date"
     counted = " and ".join(f"{many} {'is' if many == 1 else 'are'} {word}" for word, many in bad.items())
-    of = f"{len(states)} lock{'s' if len(states) > 1 else ''}:"
-    return f"{of} {counted}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
+    first, rest = counted.split(" ", 1)
+    hint = f"{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
+    return f"{first} of {len(states)} locks {rest}\n\n{hint}"
 
 
 def say_locked(done: Locked, profile: Profile) -> None:

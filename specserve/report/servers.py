@@ -267,7 +267,7 @@ def kv_cache_line(figures: MemoryFigures) -> str:
     line = f"{figures.kv_cache_tokens:,} tokens"
     if figures.max_concurrency is not None:
         length = f"{figures.max_model_len:,} tokens" if figures.max_model_len else "full length"
-        line += f": {figures.max_concurrency:.1f} requests of {length} in parallel"
+        line += f": room for {figures.max_concurrency:.1f} requests of {length}"
     return line
 
 

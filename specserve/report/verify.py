@@ -53,7 +53,9 @@ class VerifyProgress(LiveLine):
     def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
         tokens = f", {progress.tokens:,} tokens so far" if progress.tokens else ""
-        self.show(f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s")
+        elapsed_s = progress.elapsed_s
+        clock = f", {elapsed_s:.0f} of about {self._limit_s:.0f} s" if elapsed_s is not None else ""
+        self.show(f"  {progress.phase}{tokens}{clock}")
 
 
 def verify_text(found: Verification) -> str:

@@ -141,7 +141,16 @@ def no_api(endpoint: Endpoint) -> TrafficError:
     """Something listens there, and it is not such a server."""
     return TrafficError(
         f"there is no OpenAI API at {endpoint.api}",
-        hint="give the server's root URL, such as http://127.0.0.1:8000",
+        hint=_address_hint(endpoint),
+    )
+
+
+def _address_hint(endpoint: Endpoint) -> str:
+    """What to do if something answers, but not as the root of a vLLM server does."""
+    if urlsplit(endpoint.root).path:
+        return "give the server's root URL, such as http://127.0.0.1:8000"
+    return (
+        "another program listens there: give the URL of a vLLM server; `specserve ps` lists detached servers"
     )
 
 
@@ -296,7 +305,7 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
     if response.status == 404:
         raise TrafficError(
             f"there are no metrics at {endpoint.root}/metrics (404)",
-            hint="give the server's root URL, such as http://127.0.0.1:8000; SGLang needs `--enable-metrics`",
+            hint=f"{_address_hint(endpoint)}; SGLang needs `--enable-metrics`",
         )
     if response.status != 200:
         raise of_status(endpoint, response.status, message_in(response.text))

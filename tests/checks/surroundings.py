@@ -67,7 +67,7 @@ def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
 DRIFT: Mapping[str, Drift] = {
     "SD270": Drift("target.model", "unreadable", "p.lock.json", ("`p.lock.json` is not valid JSON",)),
     "SD271": Drift("speculation.model", "unlocked", "./llama-draft"),
-    "SD272": Drift("target.model", "changed", "./llama", ("`config.json` is another",)),
+    "SD272": Drift("target.model", "changed", "./llama", ("`config.json` differs from the lock",)),
     "SD273": Drift("target.model", "moved", "org/small", ("0123456789" * 4,)),
 }
 """What is not as a lock says, where the example speaks of a lock."""

@@ -233,3 +233,14 @@ def test_a_full_gpu_is_not_told_to_take_more_and_to_take_less(
     advice = {item.code: item.help or "" for item in judged(gather(loaded, wanted=wanted, read=read).context)}
     assert ("gpu_memory_utilization" in advice["SD312"]) is offered
     assert "gpu_memory_utilization" not in advice.get("SD301", "")
+    assert "stop the processes" in advice["SD312"]
+
+
+def test_a_machine_that_is_too_small_even_when_empty_is_not_to_be_emptied(profile: Load) -> None:
+    machine = replace(assume("1xT4-16GB"), basis="found", free_bytes=(2**30,))
+    wanted = CheckOptions(offline=True, here=False, machine=machine)
+    context = gather(
+        profile_of(profile, "engine: {kv_cache_memory_bytes: 4G}"), wanted=wanted, read=read
+    ).context
+    findings = {item.code: item for item in judged(context)}
+    assert findings["SD312"].help is None and "SD301" in findings

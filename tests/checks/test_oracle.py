@@ -66,16 +66,16 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     question: VllmQuestion, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
-    found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    told: list[str] = []
+    found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command, tell=told.append)
     assert found == (VllmAnswer(effective={"model_runner": "V2"}),)
     asked = (tmp_path / "asked").read_text()
     assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked
     assert '"target": ["config.json"]' in asked and '"draft": ["config.json"]' in asked
-    again = ask(
-        [question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", "raise SystemExit")
-    )
-    assert again == found  # kept: nobody is asked twice
+    nobody = (sys.executable, "-c", "raise SystemExit")
+    again = ask([question], machine=MACHINE, vllm=INSTALLED, command=nobody, tell=told.append)
+    assert again == found and told == ["asking vLLM, about 10 s"]  # kept: nobody is asked twice
 
 
 def test_a_child_that_fails_is_named_with_its_last_words(question: VllmQuestion) -> None:
@@ -140,6 +140,8 @@ def test_another_makers_gpu_is_refused(question: VllmQuestion) -> None:
 def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_version(tmp_path: Path) -> None:
     with pytest.raises(FactError, match="does not contain vLLM"):
         vllm_to_ask(tmp_path)
+    with pytest.raises(FactError, match=r"there is no file or folder `.*none\.whl`"):
+        vllm_to_ask(tmp_path / "none.whl")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm-0.34.1.dist-info").mkdir()

@@ -230,3 +230,27 @@ def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
     published = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
     assert _run(["check", pair(published), "--assume", "1xH100-80GB"]) == 0
     assert "the Hub did not answer; `--strict` makes this an error" in capsys.readouterr().err
+
+
+def test_no_length_and_no_knob_is_offered_if_the_weights_are_too_large(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_memory_bytes: 4G}\n"
+    assert _run(["check", pair(text), "--assume", "1xL4-24GB"]) == 1
+    stdout = capsys.readouterr().out
+    assert "Memory per GPU, GiB: does not fit" in stdout
+    assert "largest max_model_len" not in stdout and "  with `" not in stdout
+    assert "would free" in stdout and "but no single setting frees enough" in " ".join(stdout.split())
+
+
+def test_the_rules_skipped_add_up_and_every_model_that_is_not_here_is_named(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PAIR.replace("./llama-draft", "org/nobody").replace("./llama", "meta-llama/Llama-3.1-8B-Instruct")
+    _run(["check", pair(text), "--offline"])
+    stdout, stderr = capsys.readouterr()
+    head = " ".join(stdout.partition("help:")[0].split())
+    assert "the files of `meta-llama/Llama-3.1-8B-Instruct` are not here" in head
+    assert "`org/nobody` is not in the Hub cache" in head
+    groups = re.findall(r"(\d+) rules (?:\d+ \w+, )*(?:(\d+) )?skipped", head)
+    assert f", {sum(int(some or every) for every, some in groups)} rules skipped" in stderr

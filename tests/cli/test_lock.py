@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checks.gather import CheckOptions, gather
 from specserve.cli.app import _run
 from specserve.models.lock import read_lock
+from specserve.profile.load import load_profile
 from tests.models.tiny import CONFIG, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -169,22 +171,22 @@ def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.C
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
     assert stdout == f"{clone}: there is no lock\n"
-    assert stderr == ("1 lock: 1 is missing\n\nhint: `specserve lock` with the same paths updates them\n")
+    assert stderr == ("1 of 1 locks is missing\n\nhint: `specserve lock` with the same paths updates them\n")
     assert lock(clone) == 0
     capsys.readouterr()
     assert lock(clone, "--check") == 0
-    assert capsys.readouterr() == ("", "all locks hold: 1\n")
+    assert capsys.readouterr() == ("", "1 lock is up to date\n")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda one: (one / "models/draft/config.json").write_text("{}"), "has changed: `config.json` is another"),
+        (lambda one: (one / "models/draft/config.json").write_text("{}"), "`config.json` differs from the lock"),
         (lambda one: (one / "models/draft/vocab.json").write_text("{}"), "`vocab.json` is new"),
         (lambda one: (one / "models/draft/modeling.py").unlink(), "`modeling.py` is gone"),
         (
             lambda one: (one / "models/draft/model.safetensors").write_bytes(safetensors({})),
-            "`model.safetensors` is another",
+            "`model.safetensors` differs from the lock",
         ),
         (lambda one: shutil.rmtree(one / "models/draft"), "has changed: there is no directory"),
         (lambda one: (one / "configs/p.lock.json").write_text("<<<<"), "not valid JSON"),
@@ -206,7 +208,7 @@ def test_check_finds_a_stale_lock(
     capsys.readouterr()
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
-    assert words in stdout and stderr.startswith("1 lock: 1 is stale\n")
+    assert words in stdout and stderr.startswith("1 of 1 locks is stale\n")
 
 
 def test_equal_files_written_again_are_no_drift(clone: Path) -> None:
@@ -246,6 +248,13 @@ def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
     findings = json.loads(capsys.readouterr().out)["findings"]
     codes = [item["code"] for item in findings if item["location"]["path"] == "target.model"]
     assert codes.count("SD290") == 1 and "SD271" not in codes
+
+
+def test_a_check_by_the_lock_alone_reads_no_model_and_says_so(clone: Path) -> None:
+    told: list[str] = []
+    assert lock(clone) == 0
+    gather(load_profile(clone), wanted=CheckOptions(locked=True, here=False, tell=told.append))
+    assert told and not [text for text in told if text.startswith("reading")]
 
 
 def test_what_is_not_cached_is_told_with_a_way_out_that_is_not_the_way_in(

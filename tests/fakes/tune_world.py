@@ -20,6 +20,7 @@ from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, Candidate, TunePlan
 from specserve.measure.workloads.workload import Workload
 from specserve.plan.launchplan import LaunchPlan
+from specserve.serve import events
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected
 
@@ -79,9 +80,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     here = World(Machine(MEMORY_BOUND, texts(prompts=every, chance=0.8)))
 
     @contextlib.contextmanager
-    def running(plan: LaunchPlan, *, log_path: Path, **_: Any) -> Iterator[Any]:
+    def running(
+        plan: LaunchPlan, *, log_path: Path, on_event: Callable[[events.Event], None], **_: Any
+    ) -> Iterator[Any]:
         name = log_path.stem.rpartition("-")[0]
         here.started.append(name)
+        on_event(events.PhaseGoesOn(events.Phase.ENGINE, 70.4))
         here.devices[name] = plan.env.get("CUDA_VISIBLE_DEVICES")
         if name in here.broken:
             raise LaunchError("out of memory")

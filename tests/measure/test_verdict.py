@@ -62,10 +62,19 @@ def test_as_much_more_as_is_said_would_decide_it(value: float, error: float) -> 
 
 
 def test_what_is_missing_is_what_the_variance_comes_from() -> None:
-    assert needed(estimate(1.2, 0.1)).endswith("more blocks")
-    assert needed(estimate(1.2, 0.1, share=0.8)).endswith("more prompts")
+    assert needed(estimate(1.2, 0.1)) == "about 16 more blocks: run again with --blocks 24"
+    assert "more prompts: run again without --quick" in needed(estimate(1.2, 0.1, share=0.8))
     launches = dataclasses.replace(estimate(1.2, 0.1), launches=3)
     assert needed(launches).endswith("more launches")
+
+
+def test_the_wider_interval_is_known_only_if_it_alone_decides() -> None:
+    close = estimate(2.84, 0.25, freedom=5)
+    assert verdict(close) is Verdict.INCONCLUSIVE and close.interval.low > 1.03
+    assert (
+        close.undecided is not None and close.undecided.low < 1 < close.interval.high < close.undecided.high
+    )
+    assert estimate(1.5, 0.02).undecided is None and estimate(1.5, 0.3).undecided is None
 
 
 def test_what_lies_on_the_margin_is_not_worth_more_work() -> None:

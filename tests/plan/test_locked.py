@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
 from specserve.plan.launch import launch
-from specserve.plan.locking import lock_of, locked, not_locked, offline_problems
+from specserve.plan.locking import lock_of, locked, not_locked, offline_problems, without_hub
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import table
@@ -192,12 +193,28 @@ def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cac
     file = cache / "models--org--draft" / "snapshots" / B / "model.safetensors"
     file.write_bytes(b"12")
     assert offline_problems(profile(TEXT), lock) == (
-        "`model.safetensors` of `org/draft` is missing or truncated",
+        "`model.safetensors` of `org/draft` has another size than in the lock",
     )
     file.unlink()
     (file.parent / "config.json").unlink()
     (problem,) = offline_problems(profile(TEXT), lock)
-    assert problem.startswith("`config.json` and 1 more of `org/draft`")
+    assert problem == "`config.json` and 1 more of `org/draft` are missing"
+
+
+def test_a_directory_that_changed_is_not_downloaded(
+    profile: Load, lock: Lock, cache: Path, tmp_path: Path
+) -> None:
+    loaded = profile("target: {model: ./local}")
+    plan = launch(loaded, table=table("0.33"), platform="cuda")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "config.json").write_bytes(b"{ }")
+    with pytest.raises(FactError, match="some files are not as the lock says") as error:
+        without_hub(plan, loaded, lock, needed=True)
+    assert any("`config.json` of" in cause and "another size" in cause for cause in error.value.causes)
+    assert error.value.hint == "restore the directory, or run `specserve lock` if the change is meant"
+    with pytest.raises(FactError) as error:
+        without_hub(plan, profile("target: {model: org/tok}"), lock, needed=True)
+    assert error.value.hint == "`specserve pull` downloads what is missing"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +222,7 @@ def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cac
     [
         ("target: {model: org/tok}", "`org/tok` is not in the Hub cache at cccccccccccc"),
         ("target: {model: org/new}", "`org/new` is not in the lock"),
-        ("target: {model: ./local}", "local` is missing or truncated"),
+        ("target: {model: ./local}", "local` are missing"),
         ("target: {model: org/target}\nengine: {download_dir: /x}", "download_dir"),
         ("target: {model: org/target}\nengine: {hf_config_path: org/x}", "hf_config_path"),
         ("target: {model: org/target}\nengine: {generation_config: org/x}", "generation_config"),

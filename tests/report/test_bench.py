@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Point, Result, Verdict, read_result, result_from_json
+from specserve.measure.bench.result import Interval, Point, Result, Verdict, read_result, result_from_json
 from specserve.report.bench import FORMS, load, rendered
 from specserve.report.text import Column, Table
 
@@ -145,8 +145,9 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_the_report_leads_with_the_worst_point_and_its_interval(form: str) -> None:
     shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
-    words = ["0.83x at worst", "95 % interval 0.79-0.87 on creative, concurrency 16", "pays at 3, costs at 1",
-             "best: 2.17x (2.08-2.25) on chat, concurrency 1", "needs about 4 more blocks"]  # fmt: skip
+    words = ["0.83x at worst", "95 % interval 0.79-0.87 on creative, concurrency 16",
+             "pays at 3 of 6 points, costs at 1", "best: 2.17x (2.08-2.25) on chat, concurrency 1",
+             "needs about 4 more blocks"]  # fmt: skip
     places = [shown.replace("\\", "").index(word) for word in words]
     assert places == sorted(places)
 
@@ -174,9 +175,20 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
     assert re.search(
-        r"eagle3 at 16(</dt><dd>|: | +)P99 of E2E is 24 % longer than that of baseline",
+        r"eagle3(</dt><dd>|: | +)at concurrency 16, P99 of E2E is 24 % longer than that of baseline",
         plain(example(), form),
     )
+
+
+def test_the_interval_of_99_5_percent_is_shown_if_it_decided() -> None:
+    every = example().comparisons
+    (close, *_) = [item for item in every if item.verdict is Verdict.INCONCLUSIVE]
+    close = dataclasses.replace(close, surely=Interval(2.84, 0.94, 8.4), needed="about 2 more blocks")
+    (pays, *_) = [item for item in every if (item.arm, item.verdict) == (close.arm, Verdict.PAYS)]
+    result = dataclasses.replace(example(), comparisons=(close, pays))
+    shown = " ".join(plain(result, "text").split())
+    assert "inconclusive because the 99.5 % interval is 0.94-8.40; needs about 2 more blocks" in shown
+    assert "pays at 1 of 2 points, is inconclusive at the other" in shown
 
 
 def test_servers_without_a_baseline_are_compared_with_the_first() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.report.console import clean, filled, is_terminal, mute, out, say, styled
+from specserve.report.console import LiveLine, clean, filled, is_terminal, mute, out, say, styled
 
 
 @given(st.text())
@@ -32,10 +34,34 @@ def test_in_a_pipe_long_text_is_broken_at_blanks_and_loses_nothing(text: str) ->
     assert " ".join(line[10:] for line in lines) == text
 
 
-def test_a_terminal_breaks_lines_itself() -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    assert filled("word " * 40, lead="- ", stream=terminal) == "- " + "word " * 40
+class Terminal(io.StringIO):
+    """Takes what is written for a person to see."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_text_is_broken_at_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = filled("word " * 40, lead="- ", stream=Terminal()).split("\n")
+    assert len(lines) == 3 and 90 < max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("write", [out, say])
+def test_a_live_line_is_gone_before_anything_else_is_written(
+    write: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with LiveLine() as line:
+        line.show("stopping the servers")
+        write("the budget was used up")
+        write("more")
+    erased = "\r\x1b[K"
+    assert terminal.getvalue().startswith(
+        f"{erased}stopping the servers{erased}the budget was used up\nmore\n"
+    )
 
 
 def test_data_goes_to_stdout_and_talk_to_stderr_each_with_one_newline(

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Passed
 from specserve.measure.tune.estimate import Assumed, Estimate, estimate
 from specserve.measure.tune.roofline import geometric_rate
-from specserve.report.estimates import estimate_document, estimate_json
+from specserve.report.estimates import BenchView, estimate_document, estimate_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm
@@ -59,6 +61,17 @@ def test_it_says_what_was_assumed_and_where_it_comes_from(tmp_path: Path) -> Non
     assert "chance 0.83 of each draft token, from 3.60 tokens a step at K = 4" in in_one_line(told(tmp_path))
     plain = in_one_line(told(tmp_path, chance=Assumed(0.7)))
     assert "chance 0.7 of each draft token, given the one before" in plain
+
+
+def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with BenchView() as view:
+        view(Passed("baseline", Point("summarise", 0.7, 16), 123.4, 7, 240, 332.0))
+    line = capsys.readouterr().err.split("\r\x1b[K")[1]
+    assert line.startswith("7/240, about 5m32s left; baseline, summarise, concurrency 16") and len(line) < 80
 
 
 def test_the_memory_stands_above_the_table(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ BLOCK = """\
 url      http://127.0.0.1:8000/v1
 model    demo
 memory   weights 0.79 GiB on disk, KV cache 1.00 GiB, host memory 1.60 GiB
-KV cache 29,056 tokens: 56.8 requests of 512 tokens in parallel
+KV cache 29,056 tokens: room for 56.8 requests of 512 tokens
 log      /state/logs/demo.log
 curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
 '{"model": "demo", "prompt": "def __len__(self):", "max_tokens": 48, "temperature": 0}'
@@ -177,7 +177,7 @@ def test_what_vllm_did_not_report_is_said_to_be_unknown() -> None:
     assert kv_cache_line(MemoryFigures()) == "size unknown"
     assert kv_cache_line(MemoryFigures(kv_cache_tokens=160)) == "160 tokens"
     assert kv_cache_line(MemoryFigures(kv_cache_tokens=160, max_concurrency=2.0)).endswith(
-        "2.0 requests of full length in parallel"
+        "room for 2.0 requests of full length"
     )
 
 

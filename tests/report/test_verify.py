@@ -256,6 +256,13 @@ def test_a_pipe_hears_of_progress_now_and_then(
     monkeypatch.setattr("specserve.report.console.time.monotonic", lambda: now)
     progress = VerifyProgress(limit_s=60)
     with progress:
+        progress(Progress("warming up", None))
+        now = 111.0
+        progress(Progress("warming up", None))
+    assert capsys.readouterr().err == "  warming up\n"
+    now = 100.0
+    progress = VerifyProgress(limit_s=60)
+    with progress:
         for step in range(25):
             now = 100.0 + step
             progress(Progress("comparing", float(step), tokens=1000 * step))

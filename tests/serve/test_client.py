@@ -15,7 +15,7 @@ import pytest
 from specserve.errors import TrafficError, UsageError
 from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Answer, Client, Kind, Question
-from specserve.serve.requests import endpoint
+from specserve.serve.requests import endpoint, no_api
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import SUMMARY, Script, serving
@@ -225,9 +225,11 @@ def test_another_kind_of_server() -> None:
     with (
         serving(Script()) as url,
         Client(endpoint(f"{url}/wiki")) as client,
-        pytest.raises(TrafficError, match=r"there is no OpenAI API at .*/wiki/v1"),
+        pytest.raises(TrafficError, match=r"there is no OpenAI API at .*/wiki/v1") as error,
     ):
         client.ask(Question("hi"), on_text=lambda _kind, _text: None)
+    assert "root URL" in str(error.value.hint)
+    assert "another program listens there" in str(no_api(endpoint("127.0.0.1:8000")).hint)
 
 
 @pytest.mark.parametrize(

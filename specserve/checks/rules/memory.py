@@ -96,7 +96,7 @@ def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None
     better = [knob for knob in memory.knobs if knob.verdict != memory.verdict]
     shown = [knob for knob in (better or memory.knobs)[:3] if without is None or without not in knob.path]
     ways = [_way(knob, is_better=bool(better)) for knob in shown]
-    return "; ".join(ways) + ("" if better else ", but no single one is enough") if ways else None
+    return "; ".join(ways) + ("" if better else ", but no single setting frees enough") if ways else None
 
 
 def _way(knob: Knob, *, is_better: bool) -> str:
@@ -307,17 +307,21 @@ def occupied_memory(ctx: Context) -> Hits:
         free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
         if free is None:
             continue
-        need, help_ = needed_at_once(memory, machine), "stop the processes that hold the rest"
+        need, ways = needed_at_once(memory, machine), []
+        if max(need.low, memory.per_gpu_bytes.target_weights + memory.per_gpu_bytes.draft_weights) <= total:
+            ways.append(
+                "stop the processes that hold the rest"
+            )  # else the machine is too small even when empty
         path, words = f"engine.{_SHARE}", f"vLLM asks for {gib(need.high)}"
         share = int(100 * (free - 2**29) / total) / 100
         if is_fixed(memory):
             who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
             path, words = "engine.kv_cache_memory_bytes", f"{who} {gib(need.high)}"
         elif share > 0 and _fits_in(memory, share):
-            help_ += f", or write `{_SHARE}: {share}`"
+            ways.append(f"write `{_SHARE}: {share}`")
         severity = None if free < need.low else WARNING
         text = f"{gib(free)} of {gib(total)} are free, and {words}"
-        yield Hit(path, text, notes=machine.holders, help=help_, severity=severity)
+        yield Hit(path, text, notes=machine.holders, help=", or ".join(ways) or None, severity=severity)
         return
 
 

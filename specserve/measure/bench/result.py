@@ -134,7 +134,9 @@ class Comparison:
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
     needed: str | None = None
-    """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks`)."""
+    """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks: …`)."""
+    surely: Interval | None = None
+    """At 99.5 %: only if it includes 1, and is the one reason against PAYS or COSTS."""
     tpot_p50_ratio: float | None = None
     ttft_p99_ratio: float | None = None
     e2e_p99_ratio: float | None = None

@@ -255,7 +255,7 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
             continue
         why = "predictions are compared, because they take the speed of the machine from all passes"
         if not tokens:
-            why = "K = 0 is chosen only for the highest load, if a K = 0 range won there"
+            why = _why_not_zero(prediction, chosen.concurrency)
         elif best.predicted.output_tokens_per_s > rate:
             why = (
                 "one K serves several loads or workloads if that costs little, or if vLLM follows no schedule"
@@ -264,6 +264,17 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
             f"at concurrency {chosen.concurrency}, {chosen.workload}: K = {tokens} measured {measured:.1f} tokens/s, "
             f"more than the {rate:.1f} predicted for the chosen K = {chosen.num_speculative_tokens}: {why}"
         )
+
+
+def _why_not_zero(prediction: Prediction, load: int) -> str:
+    """Why K = 0 was not chosen for a load, though the server without speculation is faster there."""
+    cost, most = prediction.zero_cost, max(row.concurrency for row in prediction.rows)
+    why = "this was the server without speculation; K = 0 in a schedule runs on the server with the draft"
+    if load < most:
+        return f"{why}, and is chosen only for the highest load ({most})"
+    return f"{why}, " + (
+        "which was not measured at K = 0" if cost is None else f"which is {cost:.2f}x as fast"
+    )
 
 
 def _chosen_rows(choice: Choice, prediction: Prediction) -> list[Row]:

@@ -183,6 +183,11 @@ class Tune(Measurement):
         spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
         return self.plan.budget_s - spent_s - self.confirmation_s()
 
+    def _left_s(self) -> float:
+        """What the passes will take, at most what is left of the budget, after which few are sent."""
+        passes_s, budget_s = super()._left_s(), self.left_s()
+        return min(passes_s, budget_s) if budget_s is not None and budget_s > 0 else passes_s
+
     def confirmation_s(self) -> float:
         """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
         pass_s = self._pass_s()
@@ -210,7 +215,7 @@ class Tune(Measurement):
         if missing and self.plan.budget_s is not None:
             found.append(
                 f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
-                f"{len(planned)} passes; the others only time steps at loads between those asked for"
+                f"{len(planned)} passes; the others only time steps at other loads"
             )
         least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
         if least < 1:
@@ -246,8 +251,9 @@ def run_tune(
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(name for name in plan.budget.kept if name != TUNED)
-        say(f"measuring {len(plan.points)} points on {names}; K up to {plan.candidates[0].most_tokens}")
-        say("other concurrencies are measured too, because the prediction needs step times between yours")
+        points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
+        say(f"measuring {points} on {names}; K up to {plan.candidates[0].most_tokens}")
+        say("other concurrencies are measured too, because the prediction needs more step times")
         say(f"run directory: {directory.path}")
         tune = Tune(plan, directory, view, stop)
         try:

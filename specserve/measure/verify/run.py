@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from specserve.serve.requests import RequestRefused
 CONCURRENCY = 8
 MAX_TOKENS = 128
 """Of an answer: scoring a longer one needs more memory beside the KV cache."""
+_WARM_UP = "warm-up requests, not counted"
 _GREEDY_TOKENS = 64
 _PLENTY = 4
 """Answers may end early: if there are prompts enough, so many times the tokens of a verdict are requested."""
@@ -79,7 +81,8 @@ class VerifyStatus(NamedTuple):
     """How far a verification is."""
 
     phase: str
-    elapsed_s: float
+    elapsed_s: float | None
+    """None during the warm-up, which is not part of the time limit."""
     tokens: int = 0
 
 
@@ -123,7 +126,7 @@ class Verifier:
         self._pace: tuple[tuple[float, int], ...] = ()
         """Seconds and tokens of the last requests; replaced, never changed, since other threads read it."""
         self._began = self._heard_at_s = time.monotonic()
-        self._phase = "warm-up requests, not counted"
+        self._phase = _WARM_UP
 
     def run(self, *, other: VerifySession | None = None) -> Verification:
         """Returns the verification. Raises TrafficError if the server cannot be verified, and what `on_tick` raises."""
@@ -168,7 +171,8 @@ class Verifier:
             raise TrafficError(
                 f"the server has not answered for {silent_s:.0f} s", hint="its log may say why"
             )
-        self._show(VerifyStatus(self._phase, self._elapsed_s, self._tokens))
+        elapsed_s = None if self._phase == _WARM_UP else self._elapsed_s
+        self._show(VerifyStatus(self._phase, elapsed_s, self._tokens))
 
     def _results(self, jobs: Iterator[Callable[[], JobResult]], concurrency: int) -> Iterator[JobResult]:
         for found in results_of(jobs, concurrency=concurrency, on_tick=self._tick):
@@ -354,8 +358,8 @@ class Verifier:
         if cost_s is None:
             return Smoke(name, smoke.SKIPPED, "nothing was scored: how long it takes is not known")
         if cost_s > self._limit_s / _CONTEXT_SHARE:
-            seconds = f"`--seconds {cost_s * _CONTEXT_SHARE:.0f}`"
-            return Smoke(name, smoke.SKIPPED, f"{limit} tokens would take about {cost_s:.0f} s: {seconds}")
+            way = f"`--seconds {math.ceil(cost_s * _CONTEXT_SHARE)}` makes room for it"
+            return Smoke(name, smoke.SKIPPED, f"{limit:,} tokens would take about {cost_s:.0f} s; {way}")
         self._phase = f"long-context test of {limit:,} tokens"
         test = partial(smoke.long_context, ids=self._context_ids, limit=limit)
         return self._alone(partial(smoke.smoke_test, name, test, self._session))

@@ -5,15 +5,18 @@ Servers and load generator stand in: a machine in arithmetic answers. tests/engi
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specserve.errors import Interrupted, LaunchError
+from specserve.measure import run as subject
 from specserve.measure.bench.arms import Fit
-from specserve.measure.bench.rundir import create, resume
+from specserve.measure.bench.rundir import Doing, OnNews, Passed, create, resume
 from specserve.measure.tune.choose import Choice
 from specserve.measure.tune.plan import (
     BASELINE,
@@ -102,10 +105,12 @@ def test_prompts_that_choose_are_not_those_that_confirm(world: World, tmp_path: 
     assert chosen and held_out and not chosen & held_out
 
 
-def measured(world: World, folder: Path, plan: TunePlan, **content: object) -> Tune:
+def measured(
+    world: World, folder: Path, plan: TunePlan, on_news: OnNews = lambda _: None, **content: object
+) -> Tune:
     plan = replace(plan, request=TuneRequest("p.yaml", confirm=False))
     run = create(folder, {"kind": "tune", **content})
-    with run as directory, Tune(plan, directory, lambda _: None, world.stop) as tune:
+    with run as directory, Tune(plan, directory, on_news, world.stop) as tune:
         tune.measure()
     return tune
 
@@ -165,6 +170,18 @@ def test_the_fewest_prompts_that_were_sent_are_told(world: World, tmp_path: Path
     ):
         again.measure()
     assert few in again.budget_notes()
+
+
+def test_progress_shows_how_long_a_start_takes_and_no_more_time_than_the_budget_leaves(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=10)  # every pass seems to take that long
+    monkeypatch.setattr(subject, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    news: list[object] = []
+    measured(world, tmp_path / "run", plan_of(between=(3, 4), budget_s=40.0), news.append)
+    assert Doing("starting draft_model: starting the engine, 70s so far") in news
+    left_s = [each.left_s for each in news if isinstance(each, Passed)]
+    assert len(left_s) > 5 and 30 < max(left_s) <= 40
 
 
 def test_without_a_budget_there_is_nothing_to_tell_of_it(world: World, tmp_path: Path) -> None:

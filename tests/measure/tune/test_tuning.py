@@ -352,3 +352,23 @@ def test_a_measured_rate_above_the_choice_is_explained() -> None:
     (merged,) = told(other, predicted=1.01)
     assert "one K serves several loads" in merged
     assert told(chosen, predicted=1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("load", "cost", "why"),
+    [
+        (8, None, "runs on the server with the draft, which was not measured at K = 0"),
+        (8, 0.9, "runs on the server with the draft, which is 0.90x as fast"),
+        (1, 0.9, "runs on the server with the draft, and is chosen only for the highest load (8)"),
+    ],
+)
+def test_a_faster_server_without_speculation_is_explained(load: int, cost: float | None, why: str) -> None:
+    found, wanted, _ = known(MEMORY_BOUND, chance=0.7)
+    choice = choose([found], objective=wanted.objective)
+    plain = [
+        replace(row, num_speculative_tokens=0, measured=replace(row.measured, output_tokens_per_s=1e4))
+        for row in found.rows
+        if (row.concurrency, row.num_speculative_tokens) == (load, 1)
+    ]
+    (note,) = better_rates(choice, replace(found, zero_cost=cost), plain)
+    assert note.startswith(f"at concurrency {load}, code: K = 0 measured 10000.0 tokens/s") and why in note
