@@ -396,3 +396,16 @@ def test_a_server_that_sends_rubbish_is_an_error_in_words(status: int, body: byt
     assert raised.value.exit_code == 2
     assert "\x1b" not in raised.value.message
     assert "--url" not in (raised.value.hint or "")
+
+
+def test_the_clock_is_shown_from_the_end_of_the_warm_up_on(
+    monkeypatch: pytest.MonkeyPatch, short_answers: None
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("specserve.report.verify.VerifyProgress.show", lambda _, text: lines.append(text))
+    with serving(Model()) as url:
+        verify(url, *QUICK)
+    warming = [line for line in lines if "warm-up" in line]
+    assert warming and lines[: len(warming)] == warming
+    assert not any("of about" in line for line in warming)
+    assert all("of about 60 s" in line for line in lines[len(warming) :])
