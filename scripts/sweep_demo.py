@@ -31,11 +31,19 @@ from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 
 from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
-from specserve.measure.bench.arms import BASELINE, Session, Variant, host, memory_bytes, sessions, versions
 from specserve.measure.bench.plan import BenchPlan, Block, blocks, numbered, seeded
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import News, Noted, Pass, Passed, RunDirectory, create, resume
+from specserve.measure.bench.variants import (
+    BASELINE,
+    Session,
+    Variant,
+    host,
+    memory_bytes,
+    sessions,
+    versions,
+)
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt

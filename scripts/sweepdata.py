@@ -12,9 +12,9 @@ from typing import Any
 
 from sweepsteps import SEPARATOR, Load, Medians, Place, Taken, medians, plain_steps_s, rates, taken
 
-from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.bench.variants import BASELINE
 from specserve.measure.statistics import quantile
 
 WIDEST = 0.02

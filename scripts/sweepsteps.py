@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.bench.variants import BASELINE
 from specserve.measure.tune.observe import observed
 
 SEPARATOR = "."

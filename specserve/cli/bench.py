@@ -177,7 +177,7 @@ def _run(
 ) -> None:
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.bench.sharing import refuse_taken
-    from specserve.measure.run import Outlet
+    from specserve.measure.servers import Outlet
     from specserve.report.estimates import BenchView
 
     if share is not None:

@@ -161,7 +161,7 @@ def _estimate(
 
 def run(request: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
     """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
-    from specserve.measure.run import Outlet
+    from specserve.measure.servers import Outlet
     from specserve.measure.tune.candidates import plan_tune
     from specserve.measure.tune.earlier import find_run
     from specserve.measure.tune.result import refuse_unwritable, write_choice

@@ -15,7 +15,7 @@ from specserve.measure.distill.plan import SPECULATORS, DistillPlan
 from specserve.measure.distill.run import Distilled, DistillViews
 from specserve.measure.distill.traffic import Split
 from specserve.measure.drafts import LOADS, FoundDrafts, JudgedDraft
-from specserve.measure.run import Outlet
+from specserve.measure.servers import Outlet
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.answer import generation_line

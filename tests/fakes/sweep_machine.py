@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.bench.variants import BASELINE
 from tests.measure.bench.making import request
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

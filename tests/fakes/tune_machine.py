@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.bench.variants import Variant
 from specserve.measure.tune.observe import observed
 from specserve.measure.tune.plan import BASELINE, Candidate, TuneLaunch, TunePlan, TuneRequest
 from specserve.measure.workloads.workload import Prompt

@@ -13,9 +13,9 @@ import pytest
 from tune_machine import Machine, prompts, texts, tune_plan
 
 from specserve.errors import Interrupted, LaunchError
-from specserve.measure import run as subject
-from specserve.measure.bench.arms import Fit, HostLoad, Variant
+from specserve.measure import servers as subject
 from specserve.measure.bench.traffic import Abilities
+from specserve.measure.bench.variants import Fit, HostLoad, Variant
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, Candidate, TunePlan
 from specserve.measure.workloads.workload import Workload

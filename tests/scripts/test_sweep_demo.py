@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from specserve.measure.bench.arms import BASELINE, Session
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.bench.variants import BASELINE, Session
 from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench.arms import BASELINE
+from specserve.measure.bench.variants import BASELINE
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -11,7 +11,6 @@ from operator import attrgetter
 from statistics import median_high
 from typing import Any
 
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import (
     Cell,
@@ -25,6 +24,7 @@ from specserve.measure.bench.result import (
     Verdict,
 )
 from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.bench.variants import Variant
 from specserve.measure.statistics import LogEstimate, Share, library, needed, point, rate, ratio, verdict
 from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.profile.schema import Expectation, Profile

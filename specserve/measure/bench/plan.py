@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.bench.arms import (
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.variants import (
     BASELINE,
     PROFILE,
     Fit,
@@ -25,7 +26,6 @@ from specserve.measure.bench.arms import (
     plan_arm,
     sessions,
 )
-from specserve.measure.bench.result import Point
 from specserve.measure.values import numbers, refuse_given, seconds, whole_numbers
 from specserve.measure.workloads.workload import Prompt, Workload
 

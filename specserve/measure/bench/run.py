@@ -12,7 +12,6 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
-from specserve.measure.bench.arms import Session, Variant, environment, host, versions
 from specserve.measure.bench.figures import outcome
 from specserve.measure.bench.plan import (
     BUDGET,
@@ -26,7 +25,8 @@ from specserve.measure.bench.plan import (
 )
 from specserve.measure.bench.result import ArmInfo, Result, from_json, read_result
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
-from specserve.measure.run import Measurement, Outlet
+from specserve.measure.bench.variants import Session, Variant, environment, host, versions
+from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.workloads.load import info
 from specserve.serve.signals import StopRequest, stop_on_signals
 

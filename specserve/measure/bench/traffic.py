@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import LaunchError, TrafficError
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.serve.client import Client

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.errors import FactError, Interrupted
-from specserve.measure.bench.arms import BASELINE, PROFILE
 from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.plan import BenchRequest
 from specserve.measure.bench.result import Comparison, Interval, Verdict
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
+from specserve.measure.bench.variants import BASELINE, PROFILE
 from specserve.measure.distill.plan import EPOCHS, OLD_SHARE, DistillPlan, commands, write_samples
 from specserve.measure.drafts import write_alternatives
-from specserve.measure.run import Outlet
+from specserve.measure.servers import Outlet
 from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
-from specserve.measure.bench.arms import Variant, fit, plan_arm
 from specserve.measure.bench.plan import prompts_of, sources
+from specserve.measure.bench.variants import Variant, fit, plan_arm
 from specserve.measure.tune.choose import between, ranges, schedule_obstacle
 from specserve.measure.tune.plan import (
     BASELINE,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import UsageError
-from specserve.measure.bench.arms import host
 from specserve.measure.bench.result import RESULT_FILE, from_json
 from specserve.measure.bench.rundir import RUN, RunDirectory, create, new_place, read_run, resume
+from specserve.measure.bench.variants import host
 from specserve.measure.tune.plan import TunePlan, TuneRequest
 from specserve.measure.tune.result import TuneResult
 from specserve.serve.files import state_folder

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specserve.errors import UsageError
-from specserve.measure.bench.arms import Fit, Variant
 from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.variants import Fit, Variant
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.schema import Expectation, Hardware, Profile
 

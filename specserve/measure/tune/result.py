@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.errors import UsageError
-from specserve.measure.bench.arms import host, versions
 from specserve.measure.bench.result import Point, Verdict
-from specserve.measure.run import Measurement
+from specserve.measure.bench.variants import host, versions
+from specserve.measure.servers import Measurement
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, TUNED, CandidateInfo, TunePlan

@@ -12,12 +12,12 @@ from zlib import crc32
 
 from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import arm_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Noted, OnNews, Pass, RunDirectory
 from specserve.measure.bench.traffic import Running
-from specserve.measure.run import Measurement, Outlet
+from specserve.measure.bench.variants import Variant
+from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.tune.candidates import chosen_arm
 from specserve.measure.tune.choose import Choice, Confirmed, after, choose, confirmed_of
 from specserve.measure.tune.earlier import EarlierRun, open_directory

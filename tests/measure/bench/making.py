@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Self
 
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
+from specserve.measure.bench.variants import Variant
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
 

@@ -16,7 +16,7 @@ from specserve.measure.bench.plan import BenchPlan, BenchRequest, blocks, plan_b
 from specserve.measure.bench.result import read_result
 from specserve.measure.bench.run import Bench, keep, new_directory
 from specserve.measure.bench.rundir import Pass, RunDirectory, resume
-from specserve.measure.run import Outlet
+from specserve.measure.servers import Outlet
 from specserve.measure.workloads.load import load
 from specserve.report.bench import rendered
 from specserve.report.estimates import BenchView

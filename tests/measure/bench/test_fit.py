@@ -9,7 +9,7 @@ import pytest
 
 from specserve.hardware.accelerators import Gpu
 from specserve.hardware.host import host_memory
-from specserve.measure.bench.arms import Variant, fit, memory_bytes
+from specserve.measure.bench.variants import Variant, fit, memory_bytes
 from specserve.plan.host import default_kv_bytes, localize, this_host
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile

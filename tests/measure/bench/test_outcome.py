@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.figures import (
     cut_answers,
     kept,
@@ -23,6 +22,7 @@ from specserve.measure.bench.figures import (
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Interval, Point, Result, Verdict, result_from_json
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.bench.variants import Variant
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.report.bench import rendered

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
-from specserve.measure import run as subject
-from specserve.measure.bench.arms import HostLoad, Session, Variant, sessions
+from specserve.measure import servers as subject
 from specserve.measure.bench.plan import BenchPlan, Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Pass, Passed, RunDirectory, create, resume
 from specserve.measure.bench.traffic import Abilities
+from specserve.measure.bench.variants import HostLoad, Session, Variant, sessions
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
@@ -278,7 +278,7 @@ def test_the_time_left_follows_the_passes_at_the_same_point(
 ) -> None:
     """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
     now_s, passed = 100.0, []
-    monkeypatch.setattr("specserve.measure.run.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("specserve.measure.servers.time", SimpleNamespace(monotonic=lambda: now_s))
     heavy = replace(POINT, concurrency=4)
     connect = world.connect
 

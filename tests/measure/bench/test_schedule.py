@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.arms import Variant, checked, sessions
 from specserve.measure.bench.plan import Item, arm_order, blocks, deal, points
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.variants import Variant, checked, sessions
 from specserve.measure.workloads.workload import Prompt, Workload
 from tests.measure.bench.making import planned, request
 

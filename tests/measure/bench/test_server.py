@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from specserve.measure.bench import traffic
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.plan import Block, Item
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, connect
+from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Client

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.bench.arms import Variant
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
+from specserve.measure.bench.variants import Variant
 from specserve.measure.tune.choose import Choice, Confirmed, after, choose
 from specserve.measure.tune.plan import Candidate, TuneLaunch
 from specserve.measure.tune.predict import Predicted, Prediction, Row

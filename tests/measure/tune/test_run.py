@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.errors import Interrupted, LaunchError
-from specserve.measure import run as subject
-from specserve.measure.bench.arms import Fit
+from specserve.measure import servers as subject
 from specserve.measure.bench.rundir import Doing, OnNews, Passed, create, resume
+from specserve.measure.bench.variants import Fit
 from specserve.measure.tune.choose import Choice
 from specserve.measure.tune.plan import (
     BASELINE,

@@ -14,11 +14,11 @@ from specserve.diagnostics import Notices
 from specserve.errors import Interrupted
 from specserve.hardware.host import free_port
 from specserve.measure.bench import rundir
-from specserve.measure.bench.arms import HostLoad, Variant
 from specserve.measure.bench.plan import Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, RunDirectory
 from specserve.measure.bench.traffic import Driver, Running, connect
+from specserve.measure.bench.variants import HostLoad, Variant
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
