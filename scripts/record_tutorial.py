@@ -98,9 +98,9 @@ draft tokens. The best number falls as the load grows, so name the loads that yo
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table was measured on a server without speculation. In a schedule, K = 0 runs on the server with the draft,
-and is slower. `tune` chooses it only for the highest load, and only if that server, measured at K = 0, is the fastest
-there. If the server without speculation is faster than the choice at a load, a note says so. `--write` puts the
-choice into the profile; its comments stay.
+and is slower. `tune` puts it into a schedule only for the highest load, and only if the server with the draft was
+measured at K = 0 there, and was the fastest. If the server without speculation is faster than the choice at a load,
+a note says so. `--write` puts the choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it

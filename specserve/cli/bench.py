@@ -118,8 +118,8 @@ def bench(
 
     bench sends the same prompts to the profile's server and to the same server without speculation, in short blocks
     that take turns. The verdict is PAYS if the 95 % confidence interval of the speedup lies above 1.03 and the 99.5 %
-    interval above 1, COSTS if they lie below 0.97 and below 1, NO DIFFERENCE if the 95 % interval lies between 0.97 and
-    1.03, else INCONCLUSIVE. The load generator is that of vLLM.
+    interval above 1, COSTS if the 95 % interval lies below 0.97 and the 99.5 % interval below 1, NO DIFFERENCE if the
+    95 % interval lies between 0.97 and 1.03, else INCONCLUSIVE. The load generator is that of vLLM.
 
     Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its whole confidence
     interval is on the wrong side; 2 if nothing could be measured; 130 if interrupted (--resume continues).

@@ -122,8 +122,9 @@ def check(
     listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not exist
-    or is not accessible, or if the Hub does not answer and no configuration of the model ships with specserve. If a
-    configuration that ships with specserve is used, or if --offline finds a model nowhere, that is a skipped check.
+    or is not accessible, or if the Hub does not answer and no configuration of the model ships with specserve. Two
+    things count as skipped checks: a configuration that ships with specserve stood in for a model's own, or --offline
+    did not find a model here.
 
     \b
     specserve check configs/demo.yaml

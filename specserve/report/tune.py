@@ -44,7 +44,7 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured while all requests of the load ran; p: predicted from two launches, without and with speculation; "
+    "m: measured while that many requests ran; p: predicted from two launches, without and with speculation; "
     "p~m: predicted and measured; *: chosen"
 )
 
@@ -88,7 +88,12 @@ def tune_document(found: TuneResult) -> Document:
             share = NONE if each.share is None else f"{each.share:.0%}"
             advice = "" if share == "0%" else f"; what changes it: {each.moves}"
             lines.append((share, f"{each.name}: {each.told}{advice}"))
-        blocks.append(Section(f"What limits the speedup, by share of the loss ({where})", [Items(lines)]))
+        blocks.append(
+            Section(
+                f"Why the speedup is not {at.num_speculative_tokens + 1}x, by share of each cause ({where})",
+                [Items(lines)],
+            )
+        )
     left_out = [
         ("not measured", f"{each.name}: {each.left_out}") for each in found.candidates if each.left_out
     ]
@@ -127,14 +132,14 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
                 gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
             least = row.break_even_mean_acceptance_length
             needed = (
-                "and any number of tokens per step pays" if least <= 1 else f"and {least:.2f} or more pay"
+                "speculation pays at any number" if least <= 1 else f"speculation pays from {least:.2f} on"
             )
             if not math.isfinite(least):
-                needed = "and no number of tokens per step pays"
+                needed = "speculation pays at no number"
             length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
             yield (
                 f"concurrency {load}",
-                f"{found.place(row)}: K = {tokens}, {gain}; {length}, {needed}",
+                f"{found.place(row)}: K = {tokens}, {gain}; {length}, and {needed}",
             )
 
 

@@ -62,7 +62,7 @@ def test_weights_that_are_too_large_are_an_error_with_the_figures(profile: Load)
     assert (finding.code, finding.severity, finding.span.path) == ("SD301", Severity.ERROR, "target.model")
     assert (
         finding.message
-        == "the launch does not fit 1 x T4-16GB: the weights take 15.0 GiB per GPU, and vLLM may use 13.4 GiB"
+        == "the launch is too large for 1 x T4-16GB: the weights take 15.0 GiB per GPU, and vLLM may use 13.4 GiB"
     )
     assert finding.notes[0].startswith(
         "per GPU: vLLM may use 13.4 GiB of 14.6 GiB; estimated: weights 15.0 GiB, activations "
@@ -101,7 +101,7 @@ def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> 
 @pytest.mark.parametrize(
     ("lines", "length", "words"),
     [
-        ("", 30000, "may not fit 1 x L4-24GB: the KV cache holds "),
+        ("", 30000, "is perhaps too large for 1 x L4-24GB: the KV cache holds "),
         ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, but fragmentation may take 0.3 GiB"),
         (
             "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",

@@ -60,7 +60,7 @@ def test_no_advice_is_given_about_what_costs_nothing() -> None:
     (none,) = (replace(each, share=0.004) for each in found.causes if each.name == "prefill")
     told = text(replace(found, causes=(none, *found.causes[:1])))
     (line,) = (line for line in told.splitlines() if line.startswith("  0% "))
-    assert "prefill: decoding alone" in line
+    assert "prefill: speculation changes only the decoding" in line
     assert told.count("what changes it") == 1
 
 

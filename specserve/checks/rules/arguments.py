@@ -76,7 +76,8 @@ def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
     If an argument were set in two places, the later flag would win, and the profile would not show which one that is.
-    `server.shutdown_timeout_s` includes 5 s to end the server, so 60 becomes 65. If you check a
+    In the example, 60 must become 65: unlike vLLM's `shutdown_timeout`, `server.shutdown_timeout_s` includes 5 s to end
+    the server. If you check a
     vLLM command (`lint -- vllm serve …`) instead of a profile, what specserve does not handle is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}

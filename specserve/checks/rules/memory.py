@@ -157,7 +157,7 @@ def insufficient_memory(ctx: Context) -> Hits:
             is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
                 path,
-                f"the launch does not fit {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
+                f"the launch is too large for {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory, without=_SHARE if is_occupied else None),
                 severity=None if memory.certain else WARNING,
@@ -199,7 +199,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
-                f"the launch may not fit {_part_of(ctx)}: {memory.reason or capacity(memory)}",
+                f"the launch is perhaps too large for {_part_of(ctx)}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,

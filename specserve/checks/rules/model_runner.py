@@ -154,9 +154,10 @@ def eager_draft(arm: Arm) -> Hits:
 def ignored_draft_key(arm: Arm) -> Hits:
     """A key of the draft that the model runner does not read.
 
-    V2 captures CUDA graphs for the draft in spite of `enforce_eager` (vllm-project/vllm#54423). Up to 0.29 it loads
-    prediction layers and EAGLE heads with the target's backends, and refuses experts that are not quantized like the
-    target's (vllm-project/vllm#54788).
+    The V2 runner captures CUDA graphs for the draft even if the draft's `enforce_eager` is set
+    (vllm-project/vllm#54423). Up to 0.29, it also ignores the draft's `moe_backend` and `attention_backend`: prediction
+    layers and EAGLE heads get the target's, and experts that are not quantized like the target's are refused
+    (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}

@@ -51,9 +51,9 @@ def broken_schedule(arm: Arm) -> Hits:
     """vLLM cannot start with this schedule of K.
 
     vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
-    loaded the weights. Before vLLM 0.32, the V2 runner also fails when it captures full CUDA graphs of the draft, if a
-    row has a K below `num_speculative_tokens` with `mtp`, `eagle` or `eagle3` (vllm-project/vllm#48494), or a K of 0
-    with `dspark` (vllm-project/vllm#47737).
+    loaded the weights. Before vLLM 0.32, two more schedules fail on the V2 runner, while it captures full CUDA
+    graphs of the draft: for `mtp`, `eagle` or `eagle3`, one with a K below `num_speculative_tokens`
+    (vllm-project/vllm#48494); for `dspark`, one with a K of 0 (vllm-project/vllm#47737).
     Example:
         speculation:
           method: eagle3
@@ -212,8 +212,8 @@ def costly_schedule(arm: Arm) -> Hits:
 
     With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
     drops some of these tokens: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
-    (`eagle3`, `mtp`; vllm-project/vllm#51510), which stop early since. With a schedule, the V1 runner uses no full
-    CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
+    (`eagle3`, `mtp`; vllm-project/vllm#51510); since 0.32, they draft only what is asked for. With a schedule, the V1
+    runner uses no full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
     Example:
         vllm: ">=0.32"
         speculation:

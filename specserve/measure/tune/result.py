@@ -21,7 +21,7 @@ MOVES = {
     "probabilistic drafts above temperature 0",
     "draft cost": "a smaller draft, a head (EAGLE, MTP) or ngram, or a smaller K",
     "verification cost": "a smaller K, a lower concurrency, or an accelerator with more FLOP/s for its bandwidth",
-    "prefill": "prefix caching or shorter prompts: speculation speeds up only the decoding",
+    "prefill": "prefix caching or shorter prompts",
     "memory": "a smaller draft, a smaller K, or more memory for the KV cache",
 }
 _IMPLAUSIBLE = 0.95
@@ -151,23 +151,23 @@ def causes(
     plain_s, step_s = steps.at(load, 0), row.step_ms / 1000
     verify_s = min(max(step_s - steps.draft_s(load, tokens), plain_s), step_s)
     decoding, verified = length * plain_s / step_s, verify_s / plain_s
-    verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} times a step without speculation"
+    verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} times as long as a baseline step"
     if verified < _IMPLAUSIBLE:
         verifies += (
             "; less than one is implausible: either the machine was slower while it ran without speculation, or it is "
             "slow with one token at a time"
         )
-    drafts = f"drafting {tokens} tokens takes {(step_s - verify_s) / step_s:.0%} of a step"
+    drafts = f"drafting {tokens} token{'s' if tokens > 1 else ''} takes {(step_s - verify_s) / step_s:.0%} of a step"
     lost = {
         "acceptance": ((tokens + 1) / length, f"{length:.2f} of {tokens + 1} tokens a step"),
         "verification cost": (verified, verifies),
         "draft cost": (
             step_s / verify_s,
-            f"{drafts}; each takes {(step_s - verify_s) / tokens / plain_s:.2f} times a step without speculation",
+            f"{drafts}; each takes {(step_s - verify_s) / tokens / plain_s:.2f} times as long as a baseline step",
         ),
         "prefill": (
             decoding / speedup,
-            f"decoding alone is {decoding:.2f}x, whole requests are {speedup:.2f}x",
+            f"speculation changes only the decoding ({decoding:.2f}x; whole requests {speedup:.2f}x)",
         ),
     }
     logs = {name: math.log(factor) for name, (factor, _) in lost.items()}
@@ -253,7 +253,7 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
         measured, tokens = best.measured.output_tokens_per_s or 0.0, best.num_speculative_tokens
         if measured <= rate or tokens == chosen.num_speculative_tokens:
             continue
-        why = "predictions are compared, because they take the speed of the machine from all passes"
+        why = "the choice compares predictions only, which average the speed of the machine over all passes"
         if not tokens:
             why = _why_not_zero(prediction, chosen.concurrency)
         elif best.predicted.output_tokens_per_s > rate:

@@ -253,7 +253,9 @@ def run_tune(
         names = ", ".join(name for name in plan.budget.kept if name != TUNED)
         points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
         say(f"measuring {points} on {names}; K up to {plan.candidates[0].most_tokens}")
-        say("other concurrencies are measured too, because the prediction needs more step times")
+        say(
+            "concurrencies that you did not name are measured too: predicting needs step times at more batch sizes"
+        )
         say(f"run directory: {directory.path}")
         tune = Tune(plan, directory, view, stop)
         try:

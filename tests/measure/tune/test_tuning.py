@@ -307,7 +307,7 @@ def test_a_verification_that_takes_less_than_a_plain_step_is_told_to_be_none() -
         share: " ".join(cause.told for cause in causes(replace(row, step_ms=share * plain_ms), steps=model))
         for share in (0.8, 1.2)
     }
-    assert "takes 0.80 times a step without speculation; less than one is implausible" in said[0.8]
+    assert "takes 0.80 times as long as a baseline step; less than one is implausible" in said[0.8]
     assert "less than one" not in said[1.2]
 
 
@@ -348,7 +348,9 @@ def test_a_measured_rate_above_the_choice_is_explained() -> None:
     other = chosen - 1
     (noisy,) = told(other, predicted=0.9)
     assert f"at concurrency 1, code: K = {other} measured {1.2 * at:.1f} tokens/s" in noisy
-    assert f"the {at:.1f} predicted for the chosen K = {chosen}: predictions are compared" in noisy
+    assert (
+        f"the {at:.1f} predicted for the chosen K = {chosen}: the choice compares predictions only" in noisy
+    )
     (merged,) = told(other, predicted=1.01)
     assert "one K serves several loads" in merged
     assert told(chosen, predicted=1.0) == []
