@@ -123,8 +123,8 @@ def check(
 
     Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not exist
     or is not accessible, or if the Hub does not answer and no configuration of the model ships with specserve. Two
-    things count as skipped checks: a configuration that ships with specserve stood in for a model's own, or --offline
-    did not find a model here.
+    more cases count as skipped checks: specserve used the configuration that ships with it instead of the model's own,
+    and with --offline a model is not on this machine.
 
     \b
     specserve check configs/demo.yaml

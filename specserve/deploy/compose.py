@@ -292,7 +292,7 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         "init": True,
     }
     service["labels"]["specserve.version"] = VERSION
-    start = f"{made.start_limit_from}{'; as long again for the download' if made.downloads else ''}"
+    start = f"{made.start_limit_from}{', plus the download at 100 MB/s' if made.downloads else ''}"
     service["healthcheck"]["start_period"] = Commented(start, f"{made.download_s + made.start_limit_s}s")
     content = {"name": made.name, "services": {"sglang": service}, "volumes": {"home": {}}}
     text = yaml_text(content, head=f"{head}\n\n{_START}")

@@ -101,6 +101,7 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
     if s.not_modelled:
         notes.append(f"not modelled, and not counted: {', '.join(f'`{name}`' for name in s.not_modelled)}")
     limit = max(s.longest, s.settings.max_model_len) if demand.is_kv_known else 0
+    regime, source = _regime(r), r.regime.source
     shortest, longest = (demand.largest_max_model_len(kv_bytes, limit=limit) for kv_bytes in (r.low, r.high))
     return MemoryEstimate(
         verdict=found,
@@ -116,9 +117,9 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
         largest_max_model_len=Bounds(shortest, longest, r.logs),
         without_speculation_kv_cache_tokens=_baseline(r),
         basis=demand.basis,
-        regime=(regime := _regime(r)),
-        source=r.regime.source,
-        calibration=f"{regime}; {_support(r, at)}; the bounds come from {r.regime.source}",
+        regime=regime,
+        source=source,
+        calibration=f"{regime}; {_support(r, at)}; the bounds come from {source}",
         certain=found == "does_not_fit" and is_certain(r),
         knobs=() if found == "fit" or is_in_doubt else knobs(r, verdict=found, path=path),
         notes=(*demand.notes, *notes),

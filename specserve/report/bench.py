@@ -276,7 +276,11 @@ def _remarks(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
             yield label, f"{at}invalid: {row.cell.invalid}"
         elif against is not None:
             if against.verdict is Verdict.INCONCLUSIVE:
-                also = f" because the 99.5 % interval is {spread(against.surely)}" if against.surely else ""
+                also = (
+                    f" because the 99.5 % interval is {spread(against.interval_99_5)}"
+                    if against.interval_99_5
+                    else ""
+                )
                 yield label, f"{at}inconclusive{also}; needs {against.needed or 'more requests'}"
             if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
                 longer = percent(against.e2e_p99_ratio - 1)

@@ -84,9 +84,8 @@ def _state(group: RuleGroup) -> str:
     if group.skipped:
         number = len({code for item in group.skipped for code in item.codes})
         text = "skipped" if number == group.rules else f"{number} skipped"
-        reasons = dict.fromkeys(
-            item.reason.partition("; ")[0] for item in group.skipped
-        )  # the way out stands below
+        # the ways out stand below the table
+        reasons = dict.fromkeys(item.reason.partition("; ")[0] for item in group.skipped)
         words.append(styled(f"{text}: {clean('; '.join(reasons))}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 
@@ -129,9 +128,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        is_sure = (
-            alone.low > estimate.kv_cache_tokens.low and lost > 0
-        )  # else the two lie within the bounds' error
+        # else the difference lies within the error of the bounds
+        is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
         more = f"; speculation costs {lost:.1%}" if is_sure else ""
         yield f"  KV cache without speculation: {_tokens(alone)} tokens{more}"
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]

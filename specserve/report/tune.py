@@ -44,7 +44,7 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured while that many requests ran; p: predicted from two launches, without and with speculation; "
+    "m: measured at the concurrency of the column; p: predicted from two launches, without and with speculation; "
     "p~m: predicted and measured; *: chosen"
 )
 
@@ -132,7 +132,9 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
                 gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
             least = row.break_even_mean_acceptance_length
             needed = (
-                "speculation pays at any number" if least <= 1 else f"speculation pays from {least:.2f} on"
+                "speculation pays at any number"
+                if least <= 1
+                else f"speculation pays from {least:.2f} tokens on"
             )
             if not math.isfinite(least):
                 needed = "speculation pays at no number"

@@ -183,7 +183,7 @@ def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
 def test_the_interval_of_99_5_percent_is_shown_if_it_decided() -> None:
     every = example().comparisons
     (close, *_) = [item for item in every if item.verdict is Verdict.INCONCLUSIVE]
-    close = dataclasses.replace(close, surely=Interval(2.84, 0.94, 8.4), needed="about 2 more blocks")
+    close = dataclasses.replace(close, interval_99_5=Interval(2.84, 0.94, 8.4), needed="about 2 more blocks")
     (pays, *_) = [item for item in every if (item.arm, item.verdict) == (close.arm, Verdict.PAYS)]
     result = dataclasses.replace(example(), comparisons=(close, pays))
     shown = " ".join(plain(result, "text").split())

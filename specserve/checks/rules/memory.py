@@ -36,11 +36,15 @@ def machine_words(machine: Machine) -> str:
 
 
 def _part_of(ctx: Context) -> str:
-    """The accelerators that one copy of the model takes: `1 of the 4 x H100-80GB`; all: `4 x H100-80GB`."""
+    """The accelerators that one copy of the model takes: `1 x H100-80GB (of 4)`; all: `4 x H100-80GB`."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
-    return words if machine.is_cpu or each >= machine.count * machine.nodes else f"{each} of the {words}"
+    return (
+        words
+        if machine.is_cpu or each >= machine.count * machine.nodes
+        else f"{each} x {machine.accelerator.name} (of {machine.count * machine.nodes})"
+    )
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
@@ -199,7 +203,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
-                f"the launch is perhaps too large for {_part_of(ctx)}: {memory.reason or capacity(memory)}",
+                f"the launch may be too large for {_part_of(ctx)}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,

@@ -46,7 +46,7 @@ def shortened_context(arm: Arm) -> Hits:
     """The server's context becomes as short as the draft's.
 
     The V2 runner cannot pause speculation for a long sequence. So vLLM 0.33 lowers the server's `max_model_len` to that
-    of a `draft_model`, with a warning in the log, and longer requests are refused. Earlier versions do not.
+    of a `draft_model`, with a warning in the log, and longer requests are refused. Earlier versions keep it.
     Example:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
@@ -116,9 +116,9 @@ def unquantized_draft(arm: Arm) -> Hits:
 def head_as_target(ctx: Context) -> Hits:
     """The target looks like a draft head.
 
-    A head has no embeddings or layers of its own, so it cannot answer; cards of heads often show such a command.
-    DeepSeek-V4-…-DSpark and MiMo-…-DFlash hold target and head. For a head of the `speculators` library, vLLM serves
-    the model that it was trained for, with speculation; this is then an info.
+    A head has no embeddings or layers of its own, so it cannot answer. The model cards of heads often show `vllm serve`
+    with the head as the target all the same. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target
+    and head. For a head of the `speculators` library, the finding is an info: vLLM serves the head's target with it.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`

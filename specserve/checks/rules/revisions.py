@@ -22,10 +22,10 @@ _SHOWN = 4
 def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
-    Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights, and so
-    does what `trust_remote_code` finds in the repository on the day of the download. With insecure serialization,
-    anyone who can send data to vLLM's sockets can run code. Read that code. If `trust_remote_code` is all that was
-    found, this is an info, because SD112 reports models that are not pinned.
+    Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights. With
+    `trust_remote_code`, so does any code that is in the model's repository on the day of the download. With insecure
+    serialization, anyone who can send data to vLLM's sockets can run code. Read that code. If `trust_remote_code` is
+    all that was found, this is an info, because SD112 reports models that are not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -83,9 +83,9 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. The finding is only an info if
-    the target is the only model that is not pinned and no code is known to be in its repository. `lint` cannot look
-    into the repository; `check` does.
+    branch or a tag can be moved, a commit cannot. The finding is
+    lowered to an info if both are true: only the target is not pinned, and no code is known to be in its repository.
+    `lint` cannot look into the repository; `check` does.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}

@@ -82,7 +82,7 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
     text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {arm.k}", None
     if _runs_on_v2(arm):
         text, severity = f"{arm.k} tokens are drafted and verified in every step", WARNING
-    help_ = "3 to 8 is usual; `ngram` and `suffix` go up to 32"
+    help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
     yield arm.hit("num_speculative_tokens", text, help=help_, severity=severity)
 
 

@@ -64,7 +64,7 @@ def uncaptured_decode(arm: Arm) -> Hits:
     if captured < needed:
         step = 8 if needed <= 256 else 16
         words = f"{requests} request{'s' if requests > 1 else ''}"
-        text = f"a decode step of {words} has {needed} tokens; graphs end at {captured}"
+        text = f"a decode step of {words} has {needed} tokens; CUDA graphs end at {captured} tokens"
         help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
         yield Hit(path, text, related=_beside(arm, requests), help=help_)
 

@@ -178,7 +178,7 @@ def compared(
         speedup=found.interval,
         verdict=judged,
         needed=needed(found) if judged is Verdict.INCONCLUSIVE else None,
-        surely=found.undecided,
+        interval_99_5=found.undecided,
         tpot_p50_ratio=_over(own.tpot_ms.p50, other.tpot_ms.p50),
         ttft_p99_ratio=_over(own.ttft_ms.p99, other.ttft_ms.p99),
         e2e_p99_ratio=_over(own.e2e_ms.p99, other.e2e_ms.p99),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import CheckFailed, SpecserveError, UsageError
@@ -277,8 +277,8 @@ def _arms(
         baseline: bool = False,
         alternative: str | None = None,
     ) -> Variant:
-        which: Any = {"baseline": baseline, "alternative": alternative}
-        return plan_arm(path, name, settings, check=check, starts=starts, notices=notices, **which)
+        return plan_arm(path, name, settings, check=check, baseline=baseline, alternative=alternative,
+                        starts=starts, notices=notices)  # fmt: skip
 
     def at_url(url: str, name: str | None) -> Variant:
         root = endpoint(url, api_key_env=request.api_key_env).root

@@ -135,7 +135,7 @@ class Comparison:
     verdict: Verdict
     needed: str | None = None
     """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks: …`)."""
-    surely: Interval | None = None
+    interval_99_5: Interval | None = None
     """At 99.5 %: only if it includes 1, and is the one reason against PAYS or COSTS."""
     tpot_p50_ratio: float | None = None
     ttft_p99_ratio: float | None = None

@@ -212,9 +212,9 @@ def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice
     drafting = {load: gain for load, gain in gains.items() if by_load[load]}
     if not drafting or max(drafting.values()) < LEAST_SPEEDUP or mean <= 1:
         return Choice(False, _why_none(table, by_load, mean), best.candidate.name)
-    worst = min(drafting, key=lambda load: drafting[load])
-    most, least = (f"{gain:.2f}x" for gain in (max(drafting.values()), drafting[worst]))
-    reason = f"{most} {_GAINED[objective]} at best, {least} at concurrency {worst}"
+    top, worst = (chosen(drafting, key=lambda load: drafting[load]) for chosen in (max, min))
+    reason = f"{drafting[top]:.2f}x {_GAINED[objective]} at concurrency {top}"
+    reason += f", {drafting[worst]:.2f}x at concurrency {worst}" if worst != top else ""
     count = len({(row.workload, row.temperature) for row in best.rows})
     over = f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
     schedule = ranges(by_load)
