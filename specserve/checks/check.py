@@ -114,7 +114,7 @@ def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, st
     found, profile, context = installed(), known.profile, known.context
     machine = context.machine
     if machine is not None and machine.basis == "assumed":
-        return context, "judged for another machine (`--assume`)"
+        return context, "`--assume` names another machine than this one"
     if found is None:
         return context, "vLLM is not installed in specserve's environment"
     if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):

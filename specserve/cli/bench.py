@@ -105,7 +105,7 @@ def bench(
     ] = None,
     dry_run: DryRun = False,
     strict: Annotated[
-        bool, flag("--strict", "Also exit with 1 if a verdict or a promise is undecided.")
+        bool, flag("--strict", "Also exit with 1 if a verdict or a limit of `expect` is undecided.")
     ] = False,
     format: Annotated[
         BenchFormat, typer.Option(help="Output format; json is for scripts.")

@@ -54,7 +54,7 @@ def kubernetes(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     main = _Pool(made, made.plan, "main")
     claims = _claims(main)
     base = {
-        **({"claims.yaml": claims} if claims else {}),
+        **({"claims.yaml": list(claims.values())} if claims else {}),
         "leaderworkerset.yaml" if made.nodes > 1 else "deployment.yaml": [main.workload()],
         "service.yaml": [main.service()],
         "networkpolicy.yaml": [_policy(main)],
@@ -105,7 +105,7 @@ def _component(made: Deployment, name: str, files: list[str]) -> str:
 
 def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
     """What runs beside the server if it was asked for, and the routes to it."""
-    made, found = main.made, {}
+    made, found, claims = main.made, {}, _claims(main)
     pools = {}
     if made.has_plain_pool and made.plain:
         loaded = tuple(one for one in made.downloads if one.step != "draft")
@@ -118,6 +118,7 @@ def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
             "deployment.yaml": pool.workload(),
             "service.yaml": pool.service(),
             "poddisruptionbudget.yaml": pool.disruption_budget(),
+            **{f"claim-{of}.yaml": claim for of, claim in _claims(pool).items() if of not in claims},
         }
         found[f"{name}-monitoring"] = {"podmonitor.yaml": pool.monitor()}
     if pools:
@@ -299,8 +300,8 @@ def _policy(pool: _Pool) -> Object:
     return pool.object("networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
-def _claims(pool: _Pool) -> list[Object]:
-    """Where downloads and the profile's own models lie."""
+def _claims(pool: _Pool) -> dict[str, Object]:
+    """Where downloads (`cache`) and the profile's own models (`models`) lie."""
     made, sizes = pool.made, {}
     mode = Commented(
         f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}", ["ReadWriteOnce"]
@@ -316,10 +317,10 @@ def _claims(pool: _Pool) -> list[Object]:
         name: {"accessModes": mode, "resources": {"requests": {"storage": size}}}
         for name, size in sizes.items()
     }
-    return [
-        pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}")
+    return {
+        name: pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}")
         for name, spec in specs.items()
-    ]
+    }
 
 
 def _route(made: Deployment) -> Object:

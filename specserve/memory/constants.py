@@ -30,7 +30,7 @@ class Bounds:
         if self.logs is None:
             return ""
         if not self.logs:
-            return "assumed: no public log shows such a launch"
+            return "assumed: there is no public vLLM log of such a launch"
         return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
     def __add__(self, other: Bounds | float) -> Bounds:

@@ -203,6 +203,11 @@ def _fetch(request: Mapping[str, Any]) -> str:
 
 def _derived(target: str) -> list[dict[str, str | None]]:
     """The models that name the target as their base and have a tag of drafts, by name."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    with suppress(HfHubHTTPError, HFValidationError):
+        # for a list, the library would ask a Hub that cannot be reached for 24 s
+        _hub().model_info(target, timeout=timeout_s())
     found: dict[str, dict[str, str | None]] = {}
     for tag in _DRAFT_TAGS:
         listed = _retried(

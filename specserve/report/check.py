@@ -112,7 +112,7 @@ def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
 _COMPUTED_BY = {
     "vllm": "vLLM's own plan",
     "formula": "a formula",
-    "published": "a formula on the published configuration",
+    "published": "a formula, with the configuration that ships with specserve",
 }
 
 
@@ -144,7 +144,6 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  basis: ")
-    yield _filled(estimate.source, "  source of the bounds: ")
     yield from (_filled(note, "  ") for note in estimate.notes)
 
 

@@ -124,8 +124,9 @@ def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> 
 
 
 def summary(report: Report) -> str:
-    """The last line: what was found in how many profiles; what was left out is never passed."""
-    profiles = count(report.profiles, "profile")
+    """The last line: what was found in how many profiles that could be read; what was left out is never passed."""
+    read = report.profiles - len(_unread(report))
+    profiles = count(read, "profile")
     infos = report.count(Severity.INFO)
     left_out = len({code for item in report.skipped for code in item.codes})
     hidden = f", {count(left_out, 'rule')} skipped" if left_out else ""
@@ -138,12 +139,18 @@ def summary(report: Report) -> str:
         return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
     counts = [(report.count(severity), severity.value) for severity in Severity]
     found = [count(number, word) for number, word in counts if number]
-    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}{hidden}"
+    inside = f" in {profiles}" if read else ""
+    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]}{inside}{hidden}"
+
+
+def _unread(report: Report) -> set[str]:
+    """The files that are missing or cannot be read."""
+    return {finding.span.file for finding in report.findings if finding.code == "SD001"}
 
 
 def _not_judged(report: Report) -> str:
     """How many rules a broken file kept from running; where there is no file, nothing was kept."""
-    absent = {finding.span.file for finding in report.findings if finding.code == "SD001"}
+    absent = _unread(report)
     counts = [
         report.rules if verdict.not_run is None else len(verdict.not_run)
         for verdict in report.verdicts

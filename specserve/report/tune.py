@@ -45,7 +45,7 @@ _MISS = 0.10
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
     "m: measured at the concurrency of the column; p: predicted from two launches, without and with speculation; "
-    "p~m: predicted and measured; *: chosen"
+    "*: chosen"
 )
 
 
@@ -224,8 +224,8 @@ def _cell(row: Row | None, found: TuneResult, unit: str) -> str:
         value, measured = row.predicted.tpot_ms, row.measured.tpot_ms
         within = f" ({row.predicted.within_limits:.0%})" if row.predicted.within_limits is not None else ""
     if row.num_speculative_tokens and measured is not None:
-        return f"{star}{value:.0f}~{measured:.1f} m{within}"
-    return f"{star}{value:.1f} {'p' if row.num_speculative_tokens else 'm'}{within}"
+        return f"{star}{value:.0f}p {measured:.1f}m{within}"
+    return f"{star}{value:.1f}{'p' if row.num_speculative_tokens else 'm'}{within}"
 
 
 def _details(found: TuneResult, rows: Sequence[Row]) -> Table:

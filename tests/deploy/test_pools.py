@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from specserve.cli.commands import run
-from specserve.deploy.deployment import Deployment
+from specserve.deploy.deployment import Canary, Deployment
 from specserve.deploy.kubernetes import crossover
 from specserve.deploy.targets import caveats, with_canary
 from specserve.errors import SpecserveError, UsageError
@@ -114,6 +114,32 @@ def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None
         assert 'specserve_pool="canary"' in text
     assert {rule["alert"] for rule in rules} == {"SpecserveCanaryRollBack", "SpecserveCanaryPromote"}
     assert [one["name"] for one in analysis] == ["acceptance", "tpot", "errors"]
+
+
+def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
+    settings = (
+        "target.model=/models/70b",
+        "speculation.model=/models/8b",
+        'alternatives.eagle={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}',
+    )
+    canary = Canary("eagle", 10, made_of(LLAMA, *settings, alternative="eagle"))
+    found = components(replace(made_of(LLAMA, *settings), canary=canary, has_plain_pool=True))
+
+    def claims(pool: str) -> tuple[set[str], set[str]]:
+        """Those that the pods of a pool mount, and those that are rendered with it."""
+        objects = [one for path, one in found.items() if path.rpartition("/")[0].rpartition("/")[0] == pool]
+        deployment = next(one for one in objects if one["kind"] == "Deployment")
+        volumes = deployment["spec"]["template"]["spec"]["volumes"]
+        mounted = {
+            one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one
+        }
+        return mounted, {one["metadata"]["name"] for one in objects if one["kind"] == "PersistentVolumeClaim"}
+
+    mounted, rendered = claims("")
+    assert mounted == rendered == {"llama70b-8b-models"}
+    added, own = claims("components/canary")
+    assert added == {"llama70b-8b-models", "llama70b-8b-cache"} and own == {"llama70b-8b-cache"}
+    assert claims("components/plain-pool") == ({"llama70b-8b-models"}, set())
 
 
 def test_pods_on_other_nodes_share_the_claims(pools: Deployment) -> None:

@@ -178,7 +178,10 @@ def test_the_last_line_counts_the_rules_that_a_broken_file_kept_from_running(wri
     )
     absent = replace(error, code="SD001", span=Span(gone))
     nothing = Report((absent,), verdicts=(ProfileVerdict(gone, None, None, "invalid"),), rules=61)
-    assert summary(nothing) == "Found 1 error in 1 profile"
+    assert summary(nothing) == "Found 1 error"
+    assert summary(replace(nothing, verdicts=(*nothing.verdicts, *more.verdicts))).startswith(
+        "Found 1 error in 2 profiles"
+    )
 
 
 def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:

@@ -48,7 +48,7 @@ def test_every_rate_says_whether_it_was_measured() -> None:
     rows = [line for line in text(example()).splitlines() if re.match(r"\s+\d+\s+\d+\.\d\d\s", line)]
     assert len(rows) == 14
     for line in rows:
-        assert len(re.findall(r"\d [mp](?= |$)", line)) == 4
+        assert len(re.findall(r"(?:\d+p )?[\d.]+[mp](?= |$)", line)) == 4
 
 
 def test_a_miss_of_more_than_10_percent_is_a_warning() -> None:
@@ -60,7 +60,7 @@ def test_no_advice_is_given_about_what_costs_nothing() -> None:
     (none,) = (replace(each, share=0.004) for each in found.causes if each.name == "prefill")
     told = text(replace(found, causes=(none, *found.causes[:1])))
     (line,) = (line for line in told.splitlines() if line.startswith("  0% "))
-    assert "prefill: speculation changes only the decoding" in line
+    assert "prefill: speculation makes only the decoding faster" in line
     assert told.count("what changes it") == 1
 
 

@@ -77,8 +77,8 @@ def misplaced_argument(ctx: Context) -> Hits:
 
     If an argument were set in two places, the later flag would win, and the profile would not show which one that is.
     In the example, 60 must become 65: unlike vLLM's `shutdown_timeout`, `server.shutdown_timeout_s` includes 5 s to end
-    the server. If you check a
-    vLLM command (`lint -- vllm serve …`) instead of a profile, what specserve does not handle is only a warning.
+    the server. If you check a vLLM command (`lint -- vllm serve …`) instead of a profile, what specserve does not
+    handle is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`
@@ -90,8 +90,8 @@ def misplaced_argument(ctx: Context) -> Hits:
 def wrong_argument_value(ctx: Context) -> Hits:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
-    vLLM ends with a usage error, or with an error of pydantic. If the value names a parser, quantization
-    method, load format or attention backend that vLLM does not have, this is only a warning: a plug-in may add it.
+    vLLM ends with a usage error, or with an error of pydantic. If the value names a parser, quantization method, load
+    format or attention backend that vLLM does not have, this is only a warning: a plug-in may add it.
     Example: engine: {max_num_seqs: many}
     Use instead: engine: {max_num_seqs: 64}
     Source: vllm/engine/arg_utils.py, `class EngineArgs`

@@ -70,7 +70,8 @@ def shorter_draft(arm: Arm) -> Hits:
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
     log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer than the draft's context. To accept this, set the draft's `max_model_len`.
+    longer than the draft's context. If you accept that, set `max_model_len` under `speculation`, and this finding goes
+    away.
     Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
@@ -130,8 +131,8 @@ def short_trained_head(arm: Arm) -> Hits:
 
     Usually vLLM raises the head's `max_position_embeddings` to that of the target, and acceptance falls beyond the
     trained length (sgl-project/sglang#6783). There are two exceptions. Up to 0.32, the V1 runner drafts nothing for a
-    batch if one of its requests is longer than the head's own length. Some versions of the V2 runner keep the own
-    length of a `dflash` or `dspark` head, and a request beyond it ends the engine (vllm-project/vllm#57964).
+    batch if one of its requests is longer than the head's own length. Some versions of the V2 runner do not raise the
+    length of a `dflash` or `dspark` head, and a longer request ends the engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

@@ -86,7 +86,7 @@ def text_draft(arm: Arm) -> Hits:
 
 @arm_rule("SD249", ERROR, needs="models")
 def refused_mrope_draft(arm: Arm) -> Hits:
-    """The draft has the positions of a vision model (M-RoPE), which the runner cannot draft with.
+    """The draft uses M-RoPE, the positions of vision models, which the model runner does not support in a draft.
 
     The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
     if V2 cannot run the launch: on the CPU, with parallel drafting, or if the two vocabularies differ.
@@ -113,9 +113,9 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. The same happens with an `eagle3` head of the
     Llama class that reads more or fewer than three layers of the target, if its config.json lists these layers
-    (`eagle_aux_hidden_state_layer_ids`) without `num_aux_hidden_states` (vllm-project/vllm#54526). vLLM 0.26
-    cannot load a DFlash or DSpark head that has more or fewer layers than it reads of the target, unless
-    `dflash_config` lists these (vllm-project/vllm#48524).
+    (`eagle_aux_hidden_state_layer_ids`) without `num_aux_hidden_states` (vllm-project/vllm#54526). A DFlash or DSpark
+    head reads some layers of the target. If it has more or fewer layers itself, vLLM 0.26 cannot load it unless
+    `dflash_config` lists the layers that it reads (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -298,11 +298,11 @@ def missing_mask_token(arm: Arm) -> Hits:
 
 @rule("SD258", WARNING, needs="models")
 def serial_parallel_head(ctx: Context) -> Hits:
-    """A head that was trained to draft all its tokens in one pass drafts them one after the other.
+    """The head was trained to draft all tokens in one pass, but vLLM will run it once per token.
 
-    A P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting`, vLLM skips it with a
-    warning and runs the head once per token, so tokens after the first are accepted less often. A P-EAGLE head of the
-    speculators library needs no such key.
+    A P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting: true`, vLLM ignores
+    `mask_hidden` with a warning and runs the head once per token. Tokens after the first are then accepted less often.
+    For a P-EAGLE head in the `speculators` format, vLLM sets `parallel_drafting` itself.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}

@@ -57,8 +57,8 @@ def refused_layout(ctx: Context) -> Hits:
 def uneven_nodes(ctx: Context) -> Hits:
     """The ranks do not divide evenly into the nodes.
 
-    vLLM puts the same number of ranks on each node, and refuses any other split. Usually, each node holds its own
-    pipeline stages. With Ray as the executor, Ray distributes the ranks, and this finding does not appear.
+    vLLM puts the same number of ranks on each node, and refuses any other split. A common split is one or more whole
+    pipeline stages per node. With Ray as the executor, Ray distributes the ranks, and this finding does not appear.
     Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
@@ -79,7 +79,8 @@ def too_few_accelerators(ctx: Context) -> Hits:
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
     and other executors may also use accelerators of machines that the profile does not name, so `lint` reports nothing
-    if the profile sets such an executor. `check` still reports an error if the machine that it checks for has too few.
+    if the profile sets such an executor. `check` knows the machine, and reports an error if it has too few
+    accelerators.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

@@ -179,10 +179,8 @@ def reused_layer(arm: Arm) -> Hits:
     """
     k, own = _excess(arm) or (0, 0)
     if own and not k % own and model_type(arm.config or {}) not in _STEPPED | _ONE:
-        trained_for = "1 further token" if own == 1 else f"{own} further tokens"
-        text = (
-            f"the prediction layers were trained for {trained_for}; with K = {k}, they run again for the rest"
-        )
+        trained_for = f"{own} token{'s' if own > 1 else ''}"
+        text = f"the prediction layers were trained to draft {trained_for}; with K = {k}, they run again for the rest"
         help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"
         yield arm.hit("num_speculative_tokens", text, help=help_)
 
@@ -192,7 +190,7 @@ def unknown_head(arm: Arm) -> Hits:
     """vLLM has no class for this head.
 
     vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class name from the head's config.json. It has such classes
-    only for families that heads were published for: there is no `Eagle3EagleLlamaForCausalLM`, for example.
+    only for some model families: there is no `EagleQwen2ForCausalLM`, for example.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
@@ -325,8 +323,8 @@ def block_overrun(ctx: Context) -> Hits:
 def partial_block(arm: Arm) -> Hits:
     """Fewer tokens are drafted than a block of the DSpark head holds, but vLLM accepts only whole blocks.
 
-    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions cut the block.
-    A DSpark head for Qwen3-Omni needs whole blocks in every version.
+    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions draft only the
+    first K tokens of the block. A DSpark head for Qwen3-Omni needs whole blocks in every version.
     Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}

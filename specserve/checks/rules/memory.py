@@ -36,14 +36,14 @@ def machine_words(machine: Machine) -> str:
 
 
 def _part_of(ctx: Context) -> str:
-    """The accelerators that one copy of the model takes: `1 x H100-80GB (of 4)`; all: `4 x H100-80GB`."""
+    """The accelerators that one copy of the model takes: `1 of the 4 H100-80GB`; all: `4 x H100-80GB`."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
     return (
         words
         if machine.is_cpu or each >= machine.count * machine.nodes
-        else f"{each} x {machine.accelerator.name} (of {machine.count * machine.nodes})"
+        else f"{each} of the {machine.count * machine.nodes} {machine.accelerator.name}"
     )
 
 
@@ -144,8 +144,8 @@ def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
-    says by how much the KV cache is too small for one request. If the verdict is not certain, because it depends on
-    estimated bounds or on an argument that the estimate does not model, this finding is a warning.
+    says by how much the KV cache is too small for one request. This finding is a warning if the verdict is not certain:
+    if it depends on estimated bounds, or on a vLLM argument that the estimate does not cover.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
@@ -186,9 +186,9 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Activations, CUDA graphs and communication buffers cannot be known in advance. A tight fit also means that a
-    promised concurrency, or the verification of drafts, which vLLM does not profile, may not fit. If the
-    only doubt is a model that is not known, this is an info.
+    Activations, CUDA graphs and communication buffers cannot be known in advance. A tight fit may also leave too little
+    memory for the concurrency that `expect` promises, or for the verification of drafts, which vLLM's memory profiling
+    leaves out. If the only doubt is a model of unknown size, this is an info.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
@@ -296,9 +296,10 @@ def large_draft_buffer(arm: Arm) -> Hits:
 def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine than the launch needs now.
 
-    vLLM refuses to start if less memory is free than its share, or than the weights and a KV cache of fixed size need.
-    Often the previous server still runs. On the CPU, each rank fills its KV cache while it serves; if only all of
-    them together do not fit, this is a warning.
+    vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
+    fixes the size of the KV cache, weights and cache must fit instead. Often the previous server still runs. On the
+    CPU, the KV caches fill up while the server runs: if each rank fits alone, but not all ranks together, this is a
+    warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
@@ -359,12 +360,14 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less, which surely starts" if most else None,
+            f"write `max_num_seqs: {most}` or less: fewer requests take less memory, so it is sure to start"
+            if most
+            else None,
             _advice(memory, without="max_num_seqs"),
         ]
         yield Hit(
             "engine.max_num_seqs",
-            f"{states.max_num_seqs:,} requests need as many blocks for their states; the KV cache has {blocks}",
+            f"{states.max_num_seqs:,} requests need a block each for their recurrent states; the KV cache has {blocks}",
             notes=memory.notes,
             help="; ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,

@@ -48,8 +48,9 @@ def unsupported_runner(ctx: Context) -> Hits:
 def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
-    If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `ngram` (V2 accepts it
-    since 0.33), `suffix`, `custom_class`, `disable_padded_drafter_batch`, and pipeline parallelism on the V1 runner.
+    If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `suffix`, `custom_class`
+    and `disable_padded_drafter_batch`. It also refuses `ngram`, which the V2 runner accepts since 0.33. The V1 runner
+    also refuses pipeline parallelism.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -156,7 +157,7 @@ def ignored_draft_key(arm: Arm) -> Hits:
 
     The V2 runner captures CUDA graphs for the draft even if the draft's `enforce_eager` is set
     (vllm-project/vllm#54423). Up to 0.29, it also ignores the draft's `moe_backend` and `attention_backend`: prediction
-    layers and EAGLE heads get the target's, and experts that are not quantized like the target's are refused
+    layers and EAGLE heads use the target's backends, and vLLM refuses a draft whose experts are quantized differently
     (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"

@@ -109,9 +109,10 @@ def _speculator(config: Config) -> Hit:
 def indivisible_heads(ctx: Context) -> Hits:
     """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
 
-    vLLM refuses to start unless the ranks divide the number of attention heads, of the draft, too: small drafts often
-    have an awkward number, such as 14. Loading fails if the KV heads can be neither divided over the ranks nor
-    repeated evenly, or if the ranks do not divide the size of the vocabulary, rounded up to a multiple of 64.
+    The number of attention heads must be a multiple of the number of ranks, or vLLM refuses to start. This also holds
+    for the draft, and small drafts often have an awkward number of heads, such as 14. Loading fails if the number of KV
+    heads is neither a multiple nor a divisor of the number of ranks. It also fails if the size of the vocabulary,
+    rounded up to a multiple of 64, is not a multiple of the number of ranks.
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
@@ -165,8 +166,8 @@ def _sizes(ctx: Context, configs: list[Config]) -> str:
 def unsupported_pipeline(ctx: Context) -> Hits:
     """The model or its head does not support pipeline stages.
 
-    vLLM refuses a model class without pipeline parallelism. Some classes do not pass hidden states from stage to stage:
-    for a head that reads them, vLLM refuses the launch after everything is loaded.
+    vLLM refuses a model class without pipeline parallelism. Heads such as `eagle3` read the hidden states of some inner
+    layers, and some classes do not pass these on from stage to stage: vLLM then stops after everything is loaded.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
@@ -201,7 +202,7 @@ def _keeps_states(known: Registry, config: Config) -> bool:
 
 
 @rule("SD224", ERROR, needs="models")
-def deaf_target(ctx: Context) -> Hits:
+def missing_hidden_states(ctx: Context) -> Hits:
     """The head needs hidden states that vLLM cannot take from this target.
 
     `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM fails

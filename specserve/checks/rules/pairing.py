@@ -118,7 +118,8 @@ def head_as_target(ctx: Context) -> Hits:
 
     A head has no embeddings or layers of its own, so it cannot answer. The model cards of heads often show `vllm serve`
     with the head as the target all the same. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target
-    and head. For a head of the `speculators` library, the finding is an info: vLLM serves the head's target with it.
+    and head. For a head in the `speculators` format, the finding is an info: vLLM serves the target that the head's
+    config.json names, and drafts with the head.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -138,7 +139,7 @@ def head_as_target(ctx: Context) -> Hits:
     if "speculator" in model.lower():
         text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
         severity = INFO
-    help_ = "write the model it was trained for here, and the head as `speculation.model`"
+    help_ = "write here the model that the head was trained for, and the head as `speculation.model`"
     yield Hit("target.model", text, help=help_, severity=severity)
 
 
@@ -199,9 +200,7 @@ def inherited_tensors(arm: Arm) -> Hits:
     """
     is_shared = arm.model is not None and arm.get("draft_load_config") is None
     if is_shared and arm.ctx.engine.get("load_format") == "tensorizer":
-        text = (
-            "vLLM will load the draft with `tensorizer` too, and from the target's tensors instead of its own"
-        )
+        text = "vLLM will load the draft with `tensorizer`, too, and read the target's tensors instead of the draft's"
         help_ = "write `draft_load_config: {load_format: auto}`"
         yield arm.hit("model", text, related={"engine.load_format": "asked for here"}, help=help_)
 
@@ -210,8 +209,9 @@ def inherited_tensors(arm: Arm) -> Hits:
 def unshared_overrides(arm: Arm) -> Hits:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    vLLM applies a mapping of `hf_overrides` to the target only. Beyond the context in config.json, the positions of the
-    layers that draft for `mtp` differ from the target's, and their tokens are rejected (vllm-project/vllm#58080).
+    vLLM applies a mapping of `hf_overrides` to the target only. In a request that is longer than the context in
+    config.json, the layers that draft for `mtp` compute other positions than the target, so the target rejects their
+    tokens (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -225,7 +225,7 @@ def unshared_overrides(arm: Arm) -> Hits:
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]
     if found and arm.method == "mtp" and arm.model in (None, arm.ctx.profile.target.model):
-        text = f"`{found[0]}` does not reach the layers that draft for `mtp`"
+        text = f"vLLM does not apply `{found[0]}` to the layers that draft for `mtp`"
         related = {arm.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
         yield Hit("engine.hf_overrides", text, related=related, help=help_)

@@ -24,8 +24,8 @@ def remote_code(ctx: Context) -> Hits:
 
     Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights. With
     `trust_remote_code`, so does any code that is in the model's repository on the day of the download. With insecure
-    serialization, anyone who can send data to vLLM's sockets can run code. Read that code. If `trust_remote_code` is
-    all that was found, this is an info, because SD112 reports models that are not pinned.
+    serialization, anyone who can send data to vLLM's sockets can run code. Read that code. If the rule finds nothing
+    but `trust_remote_code`, it reports an info; SD112 warns about models that are not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -83,9 +83,8 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. The finding is
-    lowered to an info if both are true: only the target is not pinned, and no code is known to be in its repository.
-    `lint` cannot look into the repository; `check` does.
+    branch or a tag can be moved, a commit cannot. The finding is an info if the target is the only model that is not
+    pinned and specserve knows of no code in its repository. `lint` cannot look into the repository; `check` does.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
@@ -152,8 +151,8 @@ def split_revision(arm: Arm) -> Hits:
 
     If the `speculation` block names no model, the methods `mtp` and `dspark` draft with layers from the target's own
     repository. vLLM loads these layers separately, at the revision of the block, or from the default branch if the
-    block has none.
-    Once that branch moves, target and layers come from different commits, and acceptance falls without a warning.
+    block has none. Once that branch moves, target and layers come from different commits, and acceptance falls without
+    a warning.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -210,7 +209,9 @@ def unreadable_lock(ctx: Context) -> Hits:
     Example:
         # p.lock.json, beside this profile, was cut short
         target: {model: ./llama}
-    Use instead: target: {model: ./llama}
+    Use instead:
+        # after `specserve lock`, which wrote the lock again
+        target: {model: ./llama}
     Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
@@ -223,8 +224,8 @@ def unreadable_lock(ctx: Context) -> Hits:
 def unlocked_model(ctx: Context) -> Hits:
     """The profile names a model or a revision that its lock does not contain.
 
-    The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
-    --locked` cannot judge it.
+    The profile was changed after it was locked. Each start of the server takes that model's files as they are on the
+    Hub at that time, and `check --locked` cannot judge it.
     Example:
         # p.lock.json, beside this profile, has ./llama only
         target: {model: ./llama}
@@ -246,7 +247,9 @@ def changed_model(ctx: Context) -> Hits:
     Example:
         # p.lock.json, beside this profile, was written before ./llama/config.json was edited
         target: {model: ./llama}
-    Use instead: target: {model: ./llama}
+    Use instead:
+        # after `specserve lock`, or with the old config.json
+        target: {model: ./llama}
     Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
@@ -266,7 +269,9 @@ def moved_model(ctx: Context) -> Hits:
     Example:
         # p.lock.json, beside this profile, has a commit that the branch no longer points to
         target: {model: org/small, revision: stable}
-    Use instead: target: {model: ./llama}
+    Use instead:
+        # after `specserve lock`, the lock has the new commit
+        target: {model: org/small, revision: stable}
     Source: specserve, models/lock.py
     """
     for drift in ctx.drift:

@@ -51,9 +51,9 @@ def broken_schedule(arm: Arm) -> Hits:
     """vLLM cannot start with this schedule of K.
 
     vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
-    loaded the weights. Before vLLM 0.32, two more schedules fail on the V2 runner, while it captures full CUDA
-    graphs of the draft: for `mtp`, `eagle` or `eagle3`, one with a K below `num_speculative_tokens`
-    (vllm-project/vllm#48494); for `dspark`, one with a K of 0 (vllm-project/vllm#47737).
+    loaded the weights. Before vLLM 0.32, two more schedules fail on the V2 runner, while it captures full CUDA graphs
+    of the draft: for `mtp`, `eagle` or `eagle3`, one with a K below `num_speculative_tokens` (vllm-project/vllm#48494);
+    for `dspark`, one with a K of 0 (vllm-project/vllm#47737).
     Example:
         speculation:
           method: eagle3
@@ -179,8 +179,8 @@ def dropped_schedule(arm: Arm) -> Hits:
     """vLLM drops the schedule and drafts the same K at any load.
 
     With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
-    writes one line to the log. Without it, the V1 runner of vLLM 0.33 drops the schedule for methods that cannot change
-    K.
+    writes one line to the log. Without data parallelism, the V1 runner of vLLM 0.33 drops the schedule for methods that
+    cannot change K.
     Example:
         speculation:
           method: eagle3
@@ -194,7 +194,7 @@ def dropped_schedule(arm: Arm) -> Hits:
     if arm.get(KEY) and not _rows(arm):
         text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
         related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
-        help_ = "pick the K for your usual load, or serve without data parallelism"
+        help_ = "replace the schedule by the K for your usual load, or serve without data parallelism"
         yield arm.hit(KEY, text, related=related, help=help_)
     served = arm.on("V1", by_target=True) if _rows(arm) else []
     if found := [version for version in served if schedule_is_dropped(version, method=arm.method)]:

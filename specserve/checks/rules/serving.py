@@ -71,7 +71,7 @@ def metrics_without_speculation(ctx: Context) -> Hits:
 def default_min_p(ctx: Context) -> Hits:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    The server starts, but answers each request that does not set `min_p: 0` itself with status 400.
+    The server starts, but it refuses every request that does not set `min_p: 0`, with status 400.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}

@@ -91,8 +91,8 @@ def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
     Ranks exchange messages and NCCL data through shared memory. A container has only 64 MiB of it by default. This is
-    an error below 240 MiB: vLLM then refuses to create its message queue, which the CPU engine needs even for one
-    rank. It is a warning below 1 GiB: NCCL may then hang, or die with a bus error.
+    an error below 240 MiB: vLLM then refuses to create its message queue, which the CPU engine needs even for one rank.
+    It is a warning below 1 GiB: NCCL may then hang, or die with a bus error.
     Example: target: {model: ./target, tensor_parallel_size: 2}
     Use instead: target: {model: ./target, tensor_parallel_size: 1}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
@@ -183,7 +183,7 @@ def missing_arctic_inference(ctx: Context) -> Hits:
 
 
 @rule("SD408", INFO, needs="host")
-def untabled_vllm(ctx: Context) -> Hits:
+def newer_vllm(ctx: Context) -> Hits:
     """The installed vLLM is newer than every version that this specserve knows.
 
     specserve reads the arguments from the installed vLLM. But the rules and the memory estimate are those of the newest
@@ -260,7 +260,8 @@ def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
 def warned_by_vllm(ctx: Context) -> Hits:
     """vLLM warns about the launch.
 
-    In the log of a start, this warning is one of hundreds of lines. Warnings that every launch gets are left out.
+    In the log of a start, this warning is one of hundreds of lines. specserve does not report the warnings that vLLM
+    prints at every launch.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_dtype: fp8_e5m2}

@@ -29,7 +29,8 @@ def retyped_draft(arm: Arm) -> Hits:
             arm.at("model") if arm.model else "target.model",
             f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
             related={arm.at("method"): f"the profile says `{arm.method}`"},
-            help=f"move or rename the directory, or write `method: {change[0]}` if it is that kind of head",
+            help=f"write `method: {change[0]}` if it is such a head; if not, keep it in a directory whose path does "
+            f"not contain `{change[1]}`",
         )
 
 
@@ -37,9 +38,9 @@ def retyped_draft(arm: Arm) -> Hits:
 def split_draft(arm: Arm) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
-    vLLM accepts 1 or the target's size in the configuration. With 1, the V1 runner refuses `draft_model` after the
-    weights are loaded. The V2 runner and all other methods ignore the value and split the draft over the target's
-    ranks (vllm-project/vllm#31886); if only the V2 runner can serve the launch, this is a warning.
+    vLLM accepts 1 or the target's size in the configuration. With 1 and `method: draft_model`, the V1 runner fails
+    after the weights are loaded. In all other cases vLLM ignores the 1 and splits the draft over the target's ranks
+    (vllm-project/vllm#31886). If only the V2 runner can serve the launch, this is a warning.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -90,9 +91,9 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
 def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM refuses `mtp` and `dspark` without K; if `model` names the layers of `mtp`, the start ends with a TypeError
-    (vllm-project/vllm#55323). The config.json of a head may give K as `n_predict`: if it cannot be read, as in `lint`,
-    this is a warning.
+    vLLM refuses `mtp` and `dspark` without K. If `speculation.model` is given with `mtp`, the start ends with a
+    TypeError instead (vllm-project/vllm#55323). The config.json of a head may give K as `n_predict`: if it cannot be
+    read, as in `lint`, this is a warning.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -178,7 +179,7 @@ def unadapted_draft(arm: Arm) -> Hits:
 def pipelined_prediction_layers(arm: Arm) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
-    `mtp` needs the embedding of the first stage: models refuse this after loading, hang or crash
+    `mtp` needs the embedding, which only the first stage has: after loading, vLLM stops, hangs or crashes
     (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). `eagle3` wrote wrong text without async
     scheduling (vllm-project/vllm#52071); vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761).
     Example:
@@ -212,7 +213,7 @@ def data_parallel_prediction_layers(arm: Arm) -> Hits:
     """Data and expert parallelism are combined with the target's own prediction layers.
 
     Users report that the server hangs near the end of the context (vllm-project/vllm#44185, vllm-project/vllm#44954),
-    although large deployments run this combination. Give the server a liveness check that asks for a token.
+    although large deployments run this combination. Use a liveness check that makes the server write one token.
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -290,7 +291,7 @@ def lossy_verification(arm: Arm) -> Hits:
 
 @arm_rule("SD131", INFO)
 def greedy_drafts(arm: Arm) -> Hits:
-    """A promise at a temperature above 0 rests on drafts that ignore the temperature.
+    """A promise in `expect` has a temperature above 0, but the draft always proposes its most likely token.
 
     The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
     draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In
@@ -318,8 +319,8 @@ def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
     A draft with another vocabulary must draft greedily, and needs all its logits on each rank. With
-    `use_local_argmax_reduction`, no rank has all logits, so neither such a draft nor probabilistic drafting works.
-    vLLM refuses some of these combinations only after it has loaded the draft.
+    `use_local_argmax_reduction`, no rank has all logits. So it works neither with a draft of another vocabulary nor
+    with probabilistic drafting. vLLM refuses some of these combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

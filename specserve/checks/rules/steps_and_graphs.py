@@ -85,8 +85,8 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
 def flashinfer_without_graphs(arm: Arm) -> Hits:
     """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
 
-    A step that verifies drafts has several tokens per request, and FlashInfer's graphs hold one on these GPUs, so every
-    step launches its kernels one by one (vllm-project/vllm#54992, vllm-project/vllm#49547).
+    A step that verifies drafts has several tokens per request. On these GPUs, FlashInfer's CUDA graphs support only one
+    token per request, so vLLM runs these steps without a graph (vllm-project/vllm#54992, vllm-project/vllm#49547).
     Example:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
@@ -126,7 +126,7 @@ def needed_slots(arm: Arm, version: str, *, sequences: int | None) -> int:
 
 @arm_rule("SD135", ERROR)
 def too_few_lora_slots(arm: Arm) -> Hits:
-    """With LoRA, a step has too few tokens for every request's drafts.
+    """With LoRA, a step has no room for the draft tokens of every request.
 
     vLLM refuses to start unless `max_num_batched_tokens` has room for K + 1 tokens of each of `max_num_seqs` requests.
     Example:
@@ -153,8 +153,8 @@ def too_few_slots(ctx: Context) -> Hits:
     """A step has too few tokens to serve or to draft.
 
     vLLM refuses to start. A step (`max_num_batched_tokens`) needs a token for each of `max_num_seqs` requests; without
-    chunked prefill, it also needs room for a whole prompt; and it needs more tokens than drafting takes. Before 0.28,
-    parallel drafting reserves K - 1 tokens for every request, so K of 9 or more overfills the default step
+    chunked prefill, it also needs room for a whole prompt. Drafting reserves tokens of the step, and some must be left.
+    Before 0.28, parallel drafting reserves K - 1 tokens for every request, so K of 9 or more overfills the default step
     (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
@@ -222,8 +222,9 @@ def _small_step(ctx: Context, budget: int, requests: int | None) -> Hit | None:
 def fewer_active_requests(arm: Arm) -> Hits:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    `dflash` and `dspark` draft in a pass of their own, with K + 1 or K tokens per request, which must fit into
-    `max_num_batched_tokens`. If it does not, vLLM 0.33 runs fewer requests in parallel than `max_num_seqs` says.
+    `dflash` and `dspark` draft in a separate pass, whose tokens must fit into `max_num_batched_tokens`: K + 1 per
+    request for `dflash`, K for `dspark`. If they do not fit, vLLM 0.33 runs fewer requests in parallel than
+    `max_num_seqs` says.
     Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
@@ -255,8 +256,9 @@ def small_steps(ctx: Context) -> Hits:
     """A step has room for fewer than 8192 tokens, which vLLM calls too few for speculation.
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
-    about it at the start. The default is 2048 tokens on GPUs with less than 70 GiB and on the A100
-    (vllm-project/vllm#44815); this default is reported only if a decode step of all requests needs more tokens.
+    about it at the start. On GPUs with less than 70 GiB and on the A100, the default is 2048 tokens
+    (vllm-project/vllm#44815). If the profile leaves this default, it is reported only if one decode step of all
+    requests needs more.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}

@@ -239,7 +239,7 @@ def small_shared_vocabulary(arm: Arm) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
     With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have, and reads others as the
-    unknown token. Acceptance cannot exceed the share of ordinary text that the common tokens make up.
+    unknown token. If the shared tokens make up 60 % of ordinary text, at most 60 % of the draft tokens can be accepted.
     Example:
         target: {model: ./llama}
         speculation:

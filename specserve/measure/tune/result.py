@@ -167,7 +167,7 @@ def causes(
         ),
         "prefill": (
             decoding / speedup,
-            f"speculation changes only the decoding ({decoding:.2f}x; whole requests {speedup:.2f}x)",
+            f"speculation makes only the decoding faster ({decoding:.2f}x, so {speedup:.2f}x for whole requests)",
         ),
     }
     logs = {name: math.log(factor) for name, (factor, _) in lost.items()}
@@ -253,7 +253,10 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
         measured, tokens = best.measured.output_tokens_per_s or 0.0, best.num_speculative_tokens
         if measured <= rate or tokens == chosen.num_speculative_tokens:
             continue
-        why = "the choice compares predictions only, which average the speed of the machine over all passes"
+        why = (
+            "the choice compares predictions only, because they rest on all passes, while one measurement depends on "
+            "how fast the machine was at that moment"
+        )
         if not tokens:
             why = _why_not_zero(prediction, chosen.concurrency)
         elif best.predicted.output_tokens_per_s > rate:
