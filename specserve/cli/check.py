@@ -38,7 +38,9 @@ def lint(
     exit_zero: Annotated[
         bool, flag("--exit-zero", "Exit with 0 even if there are findings, for example before an upload.")
     ] = False,
-    pick: Annotated[bool, flag("--pick", "Skip named files that are not profiles, as in folders.")] = False,
+    pick: Annotated[
+        bool, flag("--pick", "Skip named files that are not profiles (in folders they are always skipped).")
+    ] = False,
     stdin_filename: Annotated[
         str | None,
         text_option("FILE", "Name to show for stdin; relative paths in the profile start from its folder."),

@@ -30,8 +30,8 @@ def convert(
 
     convert reads `vllm serve`, api_server, `docker run`, compose files, `LLM(…)` calls and SGLang's flags. It
     translates or leaves out what vLLM no longer has, and reports each change as a comment in the profile and on stderr.
-    It never executes the source and never writes a secret from it. Exit code 1: the source does not contain a value,
-    which is left out, or the profile has errors that convert could not fix.
+    It never executes the source and never writes a secret from it. Exit code 1: the source lacks a value, so the
+    profile lacks it too, or the profile has errors that convert could not fix.
 
     \b
     specserve convert serve.sh -o my.yaml

@@ -37,8 +37,8 @@ def drafts(
     """List the ways to speculate for a target, with their sources.
 
     The list comes from a catalogue that ships with specserve: heads, draft models and layers of the target itself.
-    Quantized copies of a target have its drafts. What a profile asks for stands first. Each draft is judged by the
-    rules that need no model; with --online, also by its files on the Hub.
+    For a quantized copy of a target, the list shows the drafts of the original. What a profile asks for stands first.
+    Each draft is judged by the rules that need no model; with --online, also by its files on the Hub.
 
     With --assume, each draft gets its memory on this machine and an estimated speedup at 1, 16 and 64 requests at
     once. The estimate takes the acceptance that the authors report; without a report there is no estimate.
@@ -90,7 +90,10 @@ def distill(
         str | None,
         _option(
             metavar="FILE.jsonl",
-            help="Prompts of the traffic that the draft serves now: it is kept in training, and its loss measured.",
+            help=(
+                "Prompts of the traffic that the draft serves now: some go into the training, so that the draft does "
+                "not forget this traffic, and the report says what it loses there."
+            ),
         ),
     ] = None,
     train_for: Annotated[

@@ -70,11 +70,12 @@ def plan(
     """Print the exact launch: program, arguments, environment.
 
     The plan says what specserve adds to the profile, and why. If vLLM is installed, the plan is for this machine:
-    pasted into a shell, it starts the same server as `up`. With --vllm, without an installed vLLM, or if the profile or
-    --assume names accelerators that the installed vLLM does not support, the plan leaves out what depends on the
-    machine. A profile for several nodes gives one command for each node. With --effective, vLLM's own code says what it
-    will run instead of what the profile asks for, why, and what of that speculation causes. With --engine sglang, the
-    plan is the command that serves the profile with SGLang; a setting that has no counterpart there is an error.
+    pasted into a shell, it starts the same server as `up`. The plan leaves out what depends on the machine in three
+    cases: you give --vllm; vLLM is not installed; or the profile or --assume names accelerators that the installed vLLM
+    does not support. A profile for several nodes gives one command for each node. With --effective, vLLM's own code
+    says what it will really run, why it differs from the profile, and which differences come from speculation. With
+    --engine sglang, the plan is the command that serves the profile with SGLang; a setting that has no counterpart
+    there is an error.
 
     \b
     specserve plan configs/demo.yaml
@@ -191,8 +192,8 @@ def diff(
         text_option(
             "WHEEL|DIR",
             (
-                "Compare an upgrade: B on this vLLM, A on the installed one. Given twice: A on the first, B on "
-                "the second."
+                "Compare an upgrade: A on the installed vLLM with B (default: A) on this one. Given twice: A on the "
+                "first, B on the second."
             ),
         ),
     ] = None,

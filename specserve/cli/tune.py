@@ -53,8 +53,7 @@ def tune(
         _option(
             metavar="TIME",
             help=(
-                "Finish in about this time, launches included, such as 20m, with fewer prompts, then with fewer "
-                "candidates."
+                "Finish in about this time, launches included (such as 20m): tune drops prompts first, then candidates."
             ),
         ),
     ] = None,
@@ -94,7 +93,7 @@ def tune(
 
     The answer can also be that speculation does not pay. tune launches the server twice, without speculation and with
     the largest K. It measures how long a step takes and how many draft tokens are accepted, and predicts every smaller
-    K from that. If vLLM follows a schedule by batch size, one launch measures several K. Other prompts then confirm the
+    K from that. If vLLM can change K with the batch size, one launch measures several K. Other prompts then confirm the
     choice. The same command resumes a tune that was interrupted; `-o` with another folder starts over.
 
     With --estimate, tune launches nothing and needs no vLLM. It computes step times from the models' sizes and the

@@ -78,9 +78,9 @@ def watch(
 ) -> int:
     """Watch a running server: acceptance, verdict, advice.
 
-    watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a window. It gives a
-    verdict as soon as the 95 % confidence interval of the acceptance lies wholly above or below the limit: a promise of
-    the profile, or the mean acceptance length below which the draft is dead. Until then the state is UNDECIDED. If the
+    watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a window. The limit is a
+    promise of the profile, or the mean acceptance length of a dead draft. watch gives a verdict as soon as the whole
+    95 % confidence interval of the acceptance lies on one side of the limit; until then the state is UNDECIDED. If the
     server is missing or restarts, watch waits for it.
 
     Exit codes with --once or --for: 1 if the draft is dead, or if the whole interval of a figure lies outside of what

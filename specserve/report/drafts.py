@@ -56,13 +56,11 @@ _TELLS = (
     "`ngram` and `suffix` need no draft: what they bring depends on how often your texts repeat."
 )
 _ESTIMATED = (
-    "c=N: speedup of decoding with N concurrent requests, estimated for the K and from the least to the largest "
-    "acceptance that the authors report, on engines that reach less or more of the peak rates; `-`: they report none."
+    "c=N: estimated speedup of decoding with N concurrent requests, with the K that the authors report. The low end "
+    "assumes the lowest acceptance that they report and a slower engine, the high end the highest and a faster one. "
+    "`-`: they report no acceptance."
 )
-_ASSUMED = (
-    "*: no configuration of this head is known; it is taken for one layer as wide as the target, with 32,000 tokens "
-    "of output."
-)
+_ASSUMED = "*: this head's configuration is unknown; assumed: one layer as wide as the target, a vocabulary of 32,000."
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
