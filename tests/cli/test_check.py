@@ -215,9 +215,7 @@ def test_the_text_says_what_each_term_of_memory_rests_on(
 ) -> None:
     assert _run(["check", pair()]) == 0
     out = capsys.readouterr().out
-    assert re.search(
-        r"^  activations +[\d.]+ +assumed: no public vLLM log shows it$", out, re.M
-    )
+    assert re.search(r"^  activations +[\d.]+ +assumed: no public vLLM log shows it$", out, re.M)
     assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
     assert "not counted" not in out
 
