@@ -45,7 +45,7 @@ _MISS = 0.10
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
     "m: measured at the concurrency of the column; p: predicted from two launches, without and with speculation; "
-    "*: chosen"
+    "p/m: both; *: chosen"
 )
 
 
@@ -90,7 +90,8 @@ def tune_document(found: TuneResult) -> Document:
             lines.append((share, f"{each.name}: {each.told}{advice}"))
         blocks.append(
             Section(
-                f"Why the speedup is not {at.num_speculative_tokens + 1}x, by share of each cause ({where})",
+                f"Why the speedup is {at.predicted.speedup.value:.2f}x and not {at.num_speculative_tokens + 1}x "
+                f"(K + 1 tokens a step): each cause's share of the difference ({where})",
                 [Items(lines)],
             )
         )
@@ -224,7 +225,7 @@ def _cell(row: Row | None, found: TuneResult, unit: str) -> str:
         value, measured = row.predicted.tpot_ms, row.measured.tpot_ms
         within = f" ({row.predicted.within_limits:.0%})" if row.predicted.within_limits is not None else ""
     if row.num_speculative_tokens and measured is not None:
-        return f"{star}{value:.0f}p {measured:.1f}m{within}"
+        return f"{star}{value:.0f}p/{measured:.1f}m{within}"
     return f"{star}{value:.1f}{'p' if row.num_speculative_tokens else 'm'}{within}"
 
 

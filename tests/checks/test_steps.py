@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.rules.steps_and_graphs import needed_slots, too_few_lora_slots, too_few_slots
+from specserve.checks.rules.steps_and_graphs import needed_slots, small_step_with_lora, too_few_slots
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from tests.checks.judging import of
@@ -37,7 +37,7 @@ def drafting(method: str, k: int, *, parallel: bool = False) -> Speculation:
 @given(k=st.integers(1, 64), requests=st.integers(1, 2048), tokens=st.integers(1, 65536))
 def test_lora_needs_every_token_of_every_request(k: int, requests: int, tokens: int) -> None:
     engine: dict[str, Any] = {"enable_lora": True, "max_num_seqs": requests, "max_num_batched_tokens": tokens}
-    hits = [*too_few_lora_slots.check(context(drafting("ngram", k), **engine))]
+    hits = [*small_step_with_lora.check(context(drafting("ngram", k), **engine))]
     assert bool(hits) == (tokens < requests * (k + 1))
     if hits:
         assert f"max_num_batched_tokens: {requests * (k + 1)}" in (hits[0].help or "")

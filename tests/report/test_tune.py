@@ -48,7 +48,7 @@ def test_every_rate_says_whether_it_was_measured() -> None:
     rows = [line for line in text(example()).splitlines() if re.match(r"\s+\d+\s+\d+\.\d\d\s", line)]
     assert len(rows) == 14
     for line in rows:
-        assert len(re.findall(r"(?:\d+p )?[\d.]+[mp](?= |$)", line)) == 4
+        assert len(re.findall(r"(?:\d+p/)?[\d.]+[mp](?= |$)", line)) == 4
 
 
 def test_a_miss_of_more_than_10_percent_is_a_warning() -> None:

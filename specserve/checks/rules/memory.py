@@ -36,15 +36,14 @@ def machine_words(machine: Machine) -> str:
 
 
 def _part_of(ctx: Context) -> str:
-    """The accelerators that one copy of the model takes: `1 of the 4 H100-80GB`; all: `4 x H100-80GB`."""
+    """What one copy of the model takes: `the 2 GPUs that it uses (of 4 x H100-80GB)`; if all: `4 x H100-80GB`."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
-    return (
-        words
-        if machine.is_cpu or each >= machine.count * machine.nodes
-        else f"{each} of the {machine.count * machine.nodes} {machine.accelerator.name}"
-    )
+    if machine.is_cpu or each >= machine.count * machine.nodes:
+        return words
+    used = "the GPU" if each == 1 else f"the {each} GPUs"
+    return f"{used} that it uses (of {machine.count * machine.nodes} x {machine.accelerator.name})"
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
@@ -360,7 +359,8 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: fewer requests take less memory, so it is sure to start"
+            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory for the KV cache, and {most} "
+            "start even at the lowest estimate"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),

@@ -207,7 +207,7 @@ def inherited_tensors(arm: Arm) -> Hits:
 
 @arm_rule("SD167", WARNING)
 def unshared_overrides(arm: Arm) -> Hits:
-    """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
+    """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
 
     vLLM applies a mapping of `hf_overrides` to the target only. In a request that is longer than the context in
     config.json, the layers that draft for `mtp` compute other positions than the target, so the target rejects their

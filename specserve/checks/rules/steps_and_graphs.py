@@ -38,7 +38,7 @@ def _beside(arm: Arm, requests: int) -> dict[str, str]:
     """The two places that a number of tokens is the product of."""
     return {
         SEQUENCES: f"{requests} requests",
-        arm.at("num_speculative_tokens"): f"{(arm.k or 0) + 1} tokens of each request",
+        arm.at("num_speculative_tokens"): f"{arm.k} + 1 tokens per request",
     }
 
 
@@ -125,7 +125,7 @@ def needed_slots(arm: Arm, version: str, *, sequences: int | None) -> int:
 
 
 @arm_rule("SD135", ERROR)
-def too_few_lora_slots(arm: Arm) -> Hits:
+def small_step_with_lora(arm: Arm) -> Hits:
     """With LoRA, a step has no room for the draft tokens of every request.
 
     vLLM refuses to start unless `max_num_batched_tokens` has room for K + 1 tokens of each of `max_num_seqs` requests.
@@ -150,7 +150,7 @@ def too_few_lora_slots(arm: Arm) -> Hits:
 
 @rule("SD136", ERROR)
 def too_few_slots(ctx: Context) -> Hits:
-    """A step has too few tokens to serve or to draft.
+    """The token budget of a step (`max_num_batched_tokens`) is too small to serve or to draft.
 
     vLLM refuses to start. A step (`max_num_batched_tokens`) needs a token for each of `max_num_seqs` requests; without
     chunked prefill, it also needs room for a whole prompt. Drafting reserves tokens of the step, and some must be left.
