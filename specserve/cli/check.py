@@ -124,8 +124,9 @@ def check(
     listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not exist
-    or is not accessible, or if the Hub does not answer and specserve ships no copy of the model's configuration. If it
-    ships one, check uses it. This counts as a skipped check, as does a model that --offline does not find here.
+    or is not accessible, or if the Hub does not answer and specserve ships no copy of the model's configuration. If
+    specserve ships a copy, check uses the copy and reports what it could not check as skipped. A model that --offline
+    does not find here also counts as skipped.
 
     \b
     specserve check configs/demo.yaml

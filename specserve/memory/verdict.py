@@ -99,7 +99,9 @@ def reason(r: Breakdown) -> str:
     if not r.demand.is_kv_known:
         return "the KV cache of an unknown architecture is not computed"
     unknown = r.situation.speculative.unknown
-    return _shortage(r) or (f"the size of `{unknown}` is unknown and not included" if unknown else "")
+    return _shortage(r) or (
+        f"the size of `{unknown}` is unknown, so the estimate leaves it out" if unknown else ""
+    )
 
 
 def _shortage(r: Breakdown) -> str:

@@ -109,7 +109,7 @@ def test_a_draft_that_nobody_published_leaves_the_memory_of_the_target(write: Ca
     assert alone.verdict == "fit" and memory.verdict == "tight"
     assert memory.per_gpu_bytes.target_weights == alone.per_gpu_bytes.target_weights
     assert (
-        memory.reason == "the size of `meta-llama/Llama-9.9-8B` is unknown and not included"
+        memory.reason == "the size of `meta-llama/Llama-9.9-8B` is unknown, so the estimate leaves it out"
         and not memory.knobs
     )
     assert memory.without_speculation_kv_cache_tokens is None  # what speculation costs cannot be said

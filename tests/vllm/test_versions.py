@@ -199,6 +199,7 @@ def test_the_installed_vllm_is_found_without_importing_it(
     seen: str,
     platform: str,
 ) -> None:
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
     install(fresh / "site", distribution=distribution, version=version)
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
     found = versions.installed()

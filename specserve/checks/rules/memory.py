@@ -35,15 +35,15 @@ def machine_words(machine: Machine) -> str:
     return f"{machine.nodes} nodes with {each} each" if machine.nodes > 1 else each
 
 
-def _part_of(ctx: Context) -> str:
-    """What one copy of the model takes: `the 2 GPUs that it uses (of 4 x H100-80GB)`; if all: `4 x H100-80GB`."""
+def _misfit(ctx: Context, verb: str) -> str:
+    """`the launch is too large for 4 x H100-80GB`; if it does not use all: which part of them it is too large for."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
     if machine.is_cpu or each >= machine.count * machine.nodes:
-        return words
-    used = "the GPU" if each == 1 else f"the {each} GPUs"
-    return f"{used} that it uses (of {machine.count * machine.nodes} x {machine.accelerator.name})"
+        return f"the launch {verb} too large for {words}"
+    used = f"{each} of the {machine.count * machine.nodes} {machine.accelerator.name}"
+    return f"the launch uses {used} and {verb} too large for {'it' if each == 1 else 'them'}"
 
 
 def is_fixed(memory: MemoryEstimate) -> bool:
@@ -160,7 +160,7 @@ def insufficient_memory(ctx: Context) -> Hits:
             is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
                 path,
-                f"the launch is too large for {_part_of(ctx)}: {_reason(memory, ctx.machine)}",
+                f"{_misfit(ctx, 'is')}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory, without=_SHARE if is_occupied else None),
                 severity=None if memory.certain else WARNING,
@@ -202,7 +202,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             yield Hit(
                 path,
-                f"the launch may be too large for {_part_of(ctx)}: {memory.reason or capacity(memory)}",
+                f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,

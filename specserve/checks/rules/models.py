@@ -166,8 +166,9 @@ def _sizes(ctx: Context, configs: list[Config]) -> str:
 def unsupported_pipeline(ctx: Context) -> Hits:
     """The model or its head does not support pipeline stages.
 
-    vLLM refuses a model class without pipeline parallelism. Heads such as `eagle3` read the hidden states of some inner
-    layers, and some classes do not pass these on from stage to stage: vLLM then stops after everything is loaded.
+    With pipeline stages, vLLM refuses a model class that does not support them. Heads such as `eagle3` read the hidden
+    states of some inner layers, and some classes do not pass these on from stage to stage: vLLM then stops after
+    everything is loaded.
     Example:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}

@@ -318,9 +318,9 @@ def greedy_drafts(arm: Arm) -> Hits:
 def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
-    A draft with another vocabulary must draft greedily, and needs all its logits on each rank. With
-    `use_local_argmax_reduction`, no rank has all logits. So it works neither with a draft of another vocabulary nor
-    with probabilistic drafting. vLLM refuses some of these combinations only after it has loaded the draft.
+    A draft with another vocabulary must draft greedily. Such a draft and probabilistic drafting both need all logits on
+    each rank. With `use_local_argmax_reduction`, no rank has all logits, so vLLM combines this option with neither.
+    vLLM refuses some of these combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

@@ -111,7 +111,7 @@ def stop_string(session: VerifySession) -> Found:
         return SKIPPED, "the text is too short or too repetitive for this test"
     cut = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS, stop=[stop]))
     if cut.text == full.text[: full.text.index(stop)] and cut.finish_reason == "stop":
-        return OK, f"the answer ends before the stop string, {shown(repr(stop))}"
+        return OK, f"with the stop string {shown(repr(stop))}, the answer ends right before it"
     if stop in cut.text:
         return NOT_OK, f"the text goes on after {shown(repr(stop))}"
     # a text that parts from the first one may end anywhere, and need not come to the stop string at all
