@@ -28,7 +28,8 @@ UNUSED_IGNORE = Code(
 
     ## Why is this bad?
     The finding that the comment hid is gone, or the code in the comment is misspelt. If the comment stays, it may later
-    hide a new finding. A comment is not reported if its rule did not run, such as a rule about models in `lint`.
+    hide a new finding. If a rule did not run, its comments are not reported:
+    `lint`, for example, does not run the rules about models.
 
     ## Example
         target: {model: org/target}  # specserve: ignore[SD104] patched build

@@ -76,7 +76,7 @@ _NAMES = {
     "SD105": "wrong-argument-value",
     "SD107": "secret-in-profile",
     "SD108": "open-bind",
-    "SD143": "argument-refused-twice",
+    "SD143": "argument-given-twice",
     "SD144": "shadowed-setting",
 }
 

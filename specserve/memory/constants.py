@@ -30,7 +30,7 @@ class Bounds:
         if self.logs is None:
             return ""
         if not self.logs:
-            return "assumed: no public vLLM log shows it"
+            return "assumed, as no public vLLM log shows it"
         return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
     def __add__(self, other: Bounds | float) -> Bounds:

@@ -109,8 +109,8 @@ def _shortage(r: Breakdown) -> str:
     s = r.situation
     if not _starts(r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
-        request = f"one request may take {r.demand.max_model_len:,}"
-        return f"the KV cache holds {low:,} to {high:,} tokens, but {request}"
+        holds = f"the KV cache holds {low:,} to {high:,}"
+        return f"one request may need {r.demand.max_model_len:,} tokens, and {holds}"
     for promise in s.promises:
         if not _keeps(r, promise):
             many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"

@@ -93,9 +93,9 @@ CODES: tuple[Code, ...] = (
         "wrong-value",
         "A value of the wrong type, or out of its range.",
         """
-        vLLM would end with a usage error, or take the value for something else. Two kinds of
-        `method` that vLLM takes are errors in a profile: `extract_hidden_states`, and names that a plug-in may add.
-        If you check a vLLM command (`lint -- vllm serve …`), they are only warnings.
+        vLLM would end with a usage error, or take the value for something else. A profile does not accept the method
+        `extract_hidden_states` or the method of a plug-in, although vLLM does.
+        In a vLLM command (`lint -- vllm serve …`), these are only warnings.
         """,
         "target: {model: org/target, tensor_parallel_size: four}",
         "target: {model: org/target, tensor_parallel_size: 4}",

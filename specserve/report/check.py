@@ -110,9 +110,9 @@ def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
 
 
 _COMPUTED_BY = {
-    "vllm": "vLLM's own plan",
-    "formula": "a formula",
-    "published": "a formula, with the configuration that ships with specserve",
+    "vllm": "computed by vLLM's own planner",
+    "formula": "computed by formula",
+    "published": "computed by formula from the configuration that ships with specserve",
 }
 
 
@@ -143,7 +143,7 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         yield f"  with `{knob.path}: {value}`: {_MEMORY[knob.verdict][0]}"
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
-    yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  basis: ")
+    yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")
     yield from (_filled(note, "  ") for note in estimate.notes)
 
 

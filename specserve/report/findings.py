@@ -133,10 +133,10 @@ def summary(report: Report) -> str:
     hidden += f", {report.suppressed} ignored" if report.suppressed else ""
     hidden += _not_judged(report)
     if len(report.findings) == infos:
-        noted = f", {count(infos, 'info')}" if infos else ""
+        noted = count(infos, "info") if infos else ""
         if left_out:
-            return f"No errors found in {profiles}{noted}{hidden}"
-        return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
+            return f"No errors found in {profiles}; {', '.join(filter(None, (noted, hidden.removeprefix(', '))))}"
+        return f"All checks passed: {profiles}, {report.rules} rules{noted and f', {noted}'}{hidden}"
     counts = [(report.count(severity), severity.value) for severity in Severity]
     found = [count(number, word) for number, word in counts if number]
     inside = f" in {profiles}" if read else ""

@@ -309,7 +309,7 @@ def value_problems(path: str, argument: Argument, value: Any, *, version: str) -
         message = f"`{name}` cannot be {quoted(str(value))}"
         help = _meant(str(value), [str(choice) for choice in argument.choices], "one of")
     elif argument.known and isinstance(value, str) and value not in (*argument.known, "", "auto"):
-        message = f"vLLM has no `{name}` {quoted(value)} of its own: only a plug-in can add it"
+        message = f"{quoted(value)} is not a `{name}` of vLLM's own; only a plug-in can add it"
         help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
     elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
         message = f"`{name}` must be {broken}; found {quoted(str(value))}"

@@ -101,7 +101,7 @@ def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> 
 @pytest.mark.parametrize(
     ("lines", "length", "words"),
     [
-        ("", 30000, "may be too large for 1 x L4-24GB: the KV cache holds "),
+        ("", 30000, "may be too large for 1 x L4-24GB: one request may need "),
         ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, but fragmentation may take 0.3 GiB"),
         (
             "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",

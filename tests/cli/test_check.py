@@ -71,7 +71,7 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     told = capsys.readouterr().out
     for name in ("activations", "other"):
         (line,) = (line for line in told.splitlines() if line.startswith(f"  {name} "))
-        assert line.endswith((" logs", " log", "assumed: no public vLLM log shows it"))
+        assert line.endswith((" logs", " log", "assumed, as no public vLLM log shows it"))
         assert len(line) <= 80
 
 
@@ -215,7 +215,7 @@ def test_the_text_says_what_each_term_of_memory_rests_on(
 ) -> None:
     assert _run(["check", pair()]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^  activations +[\d.]+ +assumed: no public vLLM log shows it$", out, re.M)
+    assert re.search(r"^  activations +[\d.]+ +assumed, as no public vLLM log shows it$", out, re.M)
     assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
     assert "not counted" not in out
 

@@ -45,7 +45,7 @@ def test_a_draft_that_drafts_all_tokens_at_once_has_logits_for_each(logged_gib: 
     assert found.low <= logged_gib * GIB <= found.high
     assert found.logs == 1
     alone = Footprint(QWEN_8B, H100, rules).activation()
-    assert alone.high < 1.5 * GIB and alone.support == "assumed: no public vLLM log shows it"
+    assert alone.high < 1.5 * GIB and alone.support == "assumed, as no public vLLM log shows it"
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def _elsewhen(path: str) -> str | None:
 
 @rule("SD102", ERROR)
 def unknown_argument(ctx: Context) -> Hits:
-    """An argument that a vLLM version of the profile's range does not have.
+    """The profile allows a vLLM version that does not have this argument.
 
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
     Example: engine: {max_num_sequences: 64}
@@ -76,9 +76,9 @@ def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
     If an argument were set in two places, the later flag would win, and the profile would not show which one that is.
-    In the example, 60 must become 65: unlike vLLM's `shutdown_timeout`, `server.shutdown_timeout_s` includes 5 s to end
-    the server. If you check a vLLM command (`lint -- vllm serve …`) instead of a profile, what specserve does not
-    handle is only a warning.
+    In the example, 60 must become 65: vLLM's `shutdown_timeout` is the time for running requests, and
+    `server.shutdown_timeout_s` includes 5 s more for the process to end. In a vLLM command (`lint -- vllm serve …`), an
+    argument that a profile does not accept is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`
@@ -152,7 +152,7 @@ def _both(ctx: Context, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tuple[
 
 
 @rule("SD143", ERROR)
-def argument_refused_twice(ctx: Context) -> Hits:
+def argument_given_twice(ctx: Context) -> Hits:
     """A setting is given in two places, which vLLM refuses.
 
     vLLM refuses to start, even if both values are the same.

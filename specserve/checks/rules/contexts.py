@@ -70,8 +70,8 @@ def shorter_draft(arm: Arm) -> Hits:
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
     log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer than the draft's context. If you accept that, set `max_model_len` under `speculation`, and this finding goes
-    away.
+    longer than the draft's context. If you accept what your runner does, set `max_model_len` under `speculation`, and
+    this finding goes away.
     Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
@@ -169,8 +169,9 @@ def missing_hybrid_manager(ctx: Context) -> Hits:
     """The hybrid KV cache manager is off, and the model cannot run without it.
 
     Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
-    the hybrid manager holds both. Some KV connectors cannot work with it, so vLLM then switches it off by itself. In
-    each case the launch fails after the weights are loaded, with speculation and without.
+    the hybrid manager holds both. Some KV connectors cannot work with it, so vLLM then switches it off by itself.
+    Whether the profile or a connector switches it off, the launch fails after the weights are loaded, even without
+    speculation.
     Example:
         target: {model: ./granite-hybrid}
         engine: {disable_hybrid_kv_cache_manager: true}

@@ -86,7 +86,7 @@ def text_draft(arm: Arm) -> Hits:
 
 @arm_rule("SD249", ERROR, needs="models")
 def refused_mrope_draft(arm: Arm) -> Hits:
-    """The draft uses M-RoPE, the positions of vision models, which the model runner does not support in a draft.
+    """The draft uses M-RoPE (the position encoding of vision models), but the model runner cannot draft with M-RoPE.
 
     The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
     if V2 cannot run the launch: on the CPU, with parallel drafting, or if the two vocabularies differ.
@@ -111,11 +111,11 @@ def refused_mrope_draft(arm: Arm) -> Hits:
 def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model: loading or the first request fails. The same happens with an `eagle3` head of the
-    Llama class that reads more or fewer than three layers of the target, if its config.json lists these layers
-    (`eagle_aux_hidden_state_layer_ids`) without `num_aux_hidden_states` (vllm-project/vllm#54526). A DFlash or DSpark
-    head reads some layers of the target. If it has more or fewer layers itself, vLLM 0.26 cannot load it unless
-    `dflash_config` lists the layers that it reads (vllm-project/vllm#48524).
+    It was trained for another model: loading or the first request fails. An `eagle3` head of the Llama class can fail
+    in the same way: if it reads more or fewer than three layers of the target, and its config.json has
+    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). A DFlash or DSpark head
+    may have more or fewer layers than it reads of the target. vLLM 0.26 loads such a head only if `dflash_config` lists
+    the layers of the target (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

@@ -111,7 +111,7 @@ def too_few_accelerators(ctx: Context) -> Hits:
         yield Hit(
             path,
             f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
-            label=machine_words(machine) if machine else "",
+            label=f"the machine has {machine_words(machine)}" if machine else "",
             related={"hardware.count": "counted here"} if is_counted else {},
             help="split the model over fewer accelerators, or use a machine with more",
         )

@@ -91,7 +91,7 @@ def _counts(bounds: Bounds, between: str = "-") -> str:
 def capacity(memory: MemoryEstimate) -> str:
     """What the KV cache holds."""
     tokens = _counts(memory.kv_cache_tokens)
-    return f"the KV cache holds {tokens} tokens; one request may take {memory.max_model_len:,}"
+    return f"one request may need {memory.max_model_len:,} tokens, and the KV cache holds {tokens}"
 
 
 def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None:
@@ -238,13 +238,13 @@ def unreachable_concurrency(ctx: Context) -> Hits:
 def costly_draft(ctx: Context) -> Hits:
     """The draft takes more than a quarter of the KV cache that the target would have without it.
 
-    Its weights and its part of every cached token take memory from the requests, so fewer of them run in parallel. A
-    smaller draft or a head costs less. Only a measurement shows whether the speed is worth it.
+    The draft's weights and its own KV cache take memory, so fewer requests run in parallel. A smaller draft or a head
+    costs less. Only a measurement shows whether the speed is worth it.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation:
           method: draft_model
-          model: ./llama-draft-big  # specserve: ignore[SD245] its size is another matter
+          model: ./llama-draft-big  # specserve: ignore[SD245] we accept its size
           num_speculative_tokens: 3
         hardware: {accelerator: L4-24GB}
     Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
@@ -296,9 +296,9 @@ def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine than the launch needs now.
 
     vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
-    fixes the size of the KV cache, weights and cache must fit instead. Often the previous server still runs. On the
-    CPU, the KV caches fill up while the server runs: if each rank fits alone, but not all ranks together, this is a
-    warning.
+    fixes the size of the KV cache, the weights and the cache must fit into the free memory. Often the previous server
+    still runs. On the CPU, KV caches take memory only as they fill: if each rank fits alone, but not all ranks
+    together, this is a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
@@ -342,9 +342,9 @@ def _fits_in(memory: MemoryEstimate, share: float) -> bool:
 def missing_state_blocks(ctx: Context) -> Hits:
     """The KV cache has fewer blocks for recurrent states than `max_num_seqs`.
 
-    A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. vLLM counts the
-    blocks after loading, and aborts if `max_num_seqs` (by default 1024 on GPUs from 70 GiB on, except the A100) is
-    larger. The number of blocks is estimated as a range. If its upper end suffices, this is a warning.
+    A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. After loading, vLLM
+    counts the blocks, and aborts if there are fewer than `max_num_seqs`. The default is 1024 on GPUs with at least 70
+    GiB, except the A100. The number of blocks is estimated as a range. If its upper end suffices, this is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
@@ -359,8 +359,8 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory for the KV cache, and {most} "
-            "start even at the lowest estimate"
+            f"write `max_num_seqs: {most}` or less: with fewer requests the KV cache has more blocks, at least {most} "
+            "even by the lowest estimate"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),

@@ -49,8 +49,8 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
     If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `suffix`, `custom_class`
-    and `disable_padded_drafter_batch`. It also refuses `ngram`, which the V2 runner accepts since 0.33. The V1 runner
-    also refuses pipeline parallelism.
+    and `disable_padded_drafter_batch`. It also refuses `ngram`, except on the V2 runner since 0.33. The V1 runner also
+    refuses pipeline parallelism.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
@@ -133,7 +133,8 @@ def eager_draft(arm: Arm) -> Hits:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
     A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner uses them
-    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speed, so try both runners.
+    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speedup (`expect`), so measure both
+    runners.
     Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}

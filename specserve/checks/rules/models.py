@@ -38,7 +38,7 @@ def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
     vLLM refuses a model that it cannot build. If an older vLLM could build it, a note names the last version that
-    could. A class that a repository's own code (`auto_map`) or a plug-in may add is not judged.
+    could. The rule does not judge classes from the repository's own code (`auto_map`) or from a plug-in.
     Example: target: {model: ./qwen-first}
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `

@@ -46,7 +46,8 @@ def shortened_context(arm: Arm) -> Hits:
     """The server's context becomes as short as the draft's.
 
     The V2 runner cannot pause speculation for a long sequence. So vLLM 0.33 lowers the server's `max_model_len` to that
-    of a `draft_model`, with a warning in the log, and longer requests are refused. Earlier versions keep it.
+    of a `draft_model`, with a warning in the log, and longer requests are refused. Earlier versions keep the server's
+    `max_model_len`.
     Example:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
@@ -72,8 +73,8 @@ def shortened_context(arm: Arm) -> Hits:
 def inherited_moe_backend(arm: Arm) -> Hits:
     """The draft inherits the MoE kernels that were chosen for the target.
 
-    The draft's experts may have another precision, such as bf16 beside quantized experts, for which the target's
-    backend may have no kernel: loading or the first batch fails. The published recipes give such drafts `triton`.
+    The draft's experts may be bf16 while the target's are quantized. If the target's backend has no bf16 kernel,
+    loading or the first batch fails. The published recipes give such drafts `triton`.
     Example:
         vllm: ">=0.30"
         target: {model: ./model}
@@ -116,10 +117,10 @@ def unquantized_draft(arm: Arm) -> Hits:
 def head_as_target(ctx: Context) -> Hits:
     """The target looks like a draft head.
 
-    A head has no embeddings or layers of its own, so it cannot answer. The model cards of heads often show `vllm serve`
-    with the head as the target all the same. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target
-    and head. For a head in the `speculators` format, the finding is an info: vLLM serves the target that the head's
-    config.json names, and drafts with the head.
+    A head has no embeddings or layers of its own, so it cannot answer. Even so, the model cards of many heads show
+    `vllm serve HEAD`. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target and head. For a head in
+    the `speculators` format, the finding is an info: vLLM serves the target that the head's config.json names, and
+    drafts with the head.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
@@ -209,7 +210,7 @@ def inherited_tensors(arm: Arm) -> Hits:
 def unshared_overrides(arm: Arm) -> Hits:
     """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
 
-    vLLM applies a mapping of `hf_overrides` to the target only. In a request that is longer than the context in
+    If `hf_overrides` is a mapping, vLLM applies it to the target only. In a request that is longer than the context in
     config.json, the layers that draft for `mtp` compute other positions than the target, so the target rejects their
     tokens (vllm-project/vllm#58080).
     Example:

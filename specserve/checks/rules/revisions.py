@@ -23,9 +23,9 @@ def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
     Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights. With
-    `trust_remote_code`, so does any code that is in the model's repository on the day of the download. With insecure
-    serialization, anyone who can send data to vLLM's sockets can run code. Read that code. If the rule finds nothing
-    but `trust_remote_code`, it reports an info; SD112 warns about models that are not pinned.
+    `trust_remote_code`, so does any code that is in the model's repository on the day of the download. Read this code
+    before you run it. With insecure serialization, anyone who can send data to vLLM's sockets can run code. If the rule
+    finds nothing but `trust_remote_code`, it reports an info; SD112 warns about models that are not pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {trust_remote_code: false}
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
@@ -83,15 +83,20 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. If only the target is not pinned, and specserve knows of no code in
-    its repository, the finding is an info. `lint` cannot look into the repository; `check` does.
+    branch or a tag can be moved, a commit cannot. The finding is an info if the draft is pinned (or there is none) and
+    specserve knows of no code in the target's repository. `lint` cannot look into the repository; `check` does.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
-        engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
+        engine: {trust_remote_code: true}  # specserve: ignore[SD111] we read the code at that commit
     Use instead:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
-        engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
+        speculation:
+          method: eagle3
+          model: org/head
+          revision: 9876543210987654321098765432109876543210
+          num_speculative_tokens: 3
+        engine: {trust_remote_code: true}  # specserve: ignore[SD111] we read the code at that commit
     Source: vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
     """
     if ctx.engine.get("trust_remote_code") is not True or locked(ctx):
@@ -224,8 +229,8 @@ def unreadable_lock(ctx: Context) -> Hits:
 def unlocked_model(ctx: Context) -> Hits:
     """The profile names a model or a revision that its lock does not contain.
 
-    The profile was changed after it was locked. Each start of the server takes that model's files as they are on the
-    Hub at that time, and `check --locked` cannot judge it.
+    The profile was changed after it was locked. Each start of the server takes the model's files as they are on the Hub
+    at that time. `check --locked` cannot judge this model.
     Example:
         # p.lock.json, beside this profile, has ./llama only
         target: {model: ./llama}

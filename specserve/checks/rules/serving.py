@@ -55,7 +55,7 @@ def hidden_acceptance(ctx: Context) -> Hits:
 def metrics_without_speculation(ctx: Context) -> Hits:
     """Metrics of speculation are asked for, but the profile does not speculate.
 
-    vLLM refuses to start if a server without speculation is asked for them, so specserve leaves the argument out.
+    Without speculation, vLLM refuses to start with this argument, so specserve leaves it out.
     Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
@@ -138,9 +138,9 @@ def refused_structured_output(ctx: Context) -> Hits:
 def missing_companion(ctx: Context) -> Hits:
     """An argument of the server needs another argument, which is missing.
 
-    vLLM ends with an error, in some of these cases only after the weights are loaded. Tool choice needs a parser,
-    adapters need LoRA, logged outputs need logged requests, per-request metrics need statistics, and a KV cache
-    connector needs a role.
+    vLLM ends with an error, in some of these cases only after the weights are loaded. `enable_auto_tool_choice` needs
+    `tool_call_parser`, `lora_modules` needs `enable_lora`, `enable_log_outputs` needs `enable_log_requests`,
+    `kv_connector` needs `kv_role`, and `enable_per_request_metrics` does not work with `disable_log_stats`.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:

@@ -16,8 +16,9 @@ _HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 def retyped_draft(arm: Arm) -> Hits:
     """vLLM changes the method because of the draft's name.
 
-    vLLM runs `eagle`, `eagle3`, `dflash` or `dspark` if the lower-cased path of the draft contains `eagle-`, `eagle3`,
-    `dflash` or `dspark`, also in a parent directory. Loading fails, or every draft token is rejected.
+    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the draft's whole path, parent directories included, in
+    upper or lower case. If it finds one, it runs that method instead of yours. Loading fails, or every draft token is
+    rejected.
     Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
@@ -38,9 +39,10 @@ def retyped_draft(arm: Arm) -> Hits:
 def split_draft(arm: Arm) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
-    vLLM accepts 1 or the target's size in the configuration. With 1 and `method: draft_model`, the V1 runner fails
-    after the weights are loaded. With the V2 runner, or with any other method, vLLM ignores the 1 and splits the draft
-    over the target's ranks (vllm-project/vllm#31886). If only the V2 runner can serve the launch, this is a warning.
+    At first, vLLM accepts 1 or the target's `tensor_parallel_size`. With 1 and `method: draft_model`, the V1 runner
+    then fails after the weights are loaded. With the V2 runner, or with any other method, vLLM ignores the 1 and splits
+    the draft over the target's ranks (vllm-project/vllm#31886). If only the V2 runner can serve the launch, this is a
+    warning.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -92,8 +94,8 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
     vLLM refuses `mtp` and `dspark` without K. If `speculation.model` is given with `mtp`, the start ends with a
-    TypeError instead (vllm-project/vllm#55323). The config.json of a head may give K as `n_predict`: if it cannot be
-    read, as in `lint`, this is a warning.
+    TypeError instead (vllm-project/vllm#55323). A head's config.json may set K (`n_predict`). `lint` does not read that
+    file, so it reports a warning instead of an error.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -180,8 +182,9 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
     `mtp` needs the embedding, which only the first stage has: after loading, vLLM stops, hangs or crashes
-    (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). `eagle3` wrote wrong text without async
-    scheduling (vllm-project/vllm#52071); vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761).
+    (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). Users report wrong text from `eagle3`
+    without async scheduling (vllm-project/vllm#52071). Before 0.30, vLLM refuses `dflash` and `dspark`
+    (vllm-project/vllm#52761).
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -255,7 +258,8 @@ def interleaved_drafts(ctx: Context) -> Hits:
 def synthetic_acceptance(arm: Arm) -> Hits:
     """Draft tokens are accepted at a rate that the profile sets, whether the target agrees or not.
 
-    This is a tool for benchmarks of the engine. The text is wrong, because it is not the target's.
+    This is a tool for benchmarks of the engine. The server's answers are wrong, because the target did not choose their
+    tokens.
     Example:
         speculation:
           method: eagle3
@@ -319,8 +323,8 @@ def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
     A draft with another vocabulary must draft greedily. Such a draft and probabilistic drafting both need all logits on
-    each rank. With `use_local_argmax_reduction`, no rank has all logits, so vLLM combines this option with neither.
-    vLLM refuses some of these combinations only after it has loaded the draft.
+    each rank. With `use_local_argmax_reduction`, no rank has all logits, so vLLM refuses it with either of them. vLLM
+    refuses some of these combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

@@ -47,8 +47,9 @@ def uncaptured_decode(arm: Arm) -> Hits:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
     With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
-    more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also rounds
-    the largest size down to one that it captures: 1, 2, 4, every 8 up to 256, then every 16 (vllm-project/vllm#54933).
+    more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also lowers
+    the largest size to the next size that it captures: 1, 2, 4, multiples of 8 up to 256, then multiples of 16
+    (vllm-project/vllm#54933).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
@@ -153,9 +154,9 @@ def too_few_slots(ctx: Context) -> Hits:
     """The token budget of a step (`max_num_batched_tokens`) is too small to serve or to draft.
 
     vLLM refuses to start. A step (`max_num_batched_tokens`) needs a token for each of `max_num_seqs` requests; without
-    chunked prefill, it also needs room for a whole prompt. Drafting reserves tokens of the step, and some must be left.
-    Before 0.28, parallel drafting reserves K - 1 tokens for every request, so K of 9 or more overfills the default step
-    (vllm-project/vllm#50708).
+    chunked prefill, it also needs room for a whole prompt. Drafting reserves a part of the step, and the rest must have
+    room for the requests. Before 0.28, parallel drafting reserves K - 1 tokens for every request, so K of 9 or more
+    overfills the default step (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -257,8 +258,8 @@ def small_steps(ctx: Context) -> Hits:
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
     about it at the start. On GPUs with less than 70 GiB and on the A100, the default is 2048 tokens
-    (vllm-project/vllm#44815). If the profile leaves this default, it is reported only if one decode step of all
-    requests needs more.
+    (vllm-project/vllm#44815). If the profile does not set the value, this finding appears only if one decode step of
+    all requests needs more than the default.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
