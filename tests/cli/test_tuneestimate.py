@@ -47,6 +47,13 @@ def points(capsys: pytest.CaptureFixture[str], profile: Path, *arguments: str) -
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_context_is_the_promised_prompt_and_half_of_the_output(specserve: Run, profile: Path) -> None:
+    promise = "[{concurrency: 1, min_speedup: 1.1, prompt_tokens: {p50: 400}, output_tokens: {p50: 120}}]"
+    done = specserve("tune", profile, *H100, *HALF, "--set", f"expect={promise}")
+    assert done.returncode == 0, done.stderr
+    assert "460 tokens of context a request" in " ".join(done.stdout.decode().split())
+
+
 def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, profile: Path) -> None:
     done = specserve("tune", profile, *H100, "--acceptance", "0.7")
     assert done.returncode == 0, done.stderr

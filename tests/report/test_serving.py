@@ -153,6 +153,10 @@ def test_the_line_to_type_names_the_program_that_runs_where_the_path_finds_anoth
     assert f"\nask      '{called}' ask --completion" in ready_block(READY, PLAN, log_path="/l")
     monkeypatch.setenv("PATH", str(called.parent))
     assert "\nask      specserve ask --completion" in ready_block(READY, PLAN, log_path="/l")
+    monkeypatch.setattr(
+        "sys.argv", [str(called.with_name("supervisor")), "up"]
+    )  # that runs it from its own code
+    assert "\nask      specserve ask --completion" in ready_block(READY, PLAN, log_path="/l")
 
 
 def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -67,6 +68,16 @@ def test_prompts_are_answered_at_their_own_temperature_and_held_out_ones_greedil
     assert len({line["id"] for line in questions}) == len(questions)
     held_out = {line["prompt"] for line in parts["test"]}
     assert held_out.isdisjoint(line["prompt"] for line in parts["train"])
+
+
+def test_a_prompt_without_a_temperature_is_answered_greedily_first(
+    planned: Callable[..., DistillPlan], tmp_path: Path
+) -> None:
+    plan = planned()
+    prompts = tuple(replace(prompt, temperature=None) for prompt in plan.new.train)
+    plan = replace(plan, new=replace(plan.new, train=prompts))
+    trained = [line for line in plan.questions if line["id"].startswith("train/")]
+    assert [line["temperature"] for line in trained[:3]] == [0.0, 0.7, 1.0]
 
 
 def test_the_folder_is_for_the_same_distillation_alone(planned: Callable[..., DistillPlan]) -> None:

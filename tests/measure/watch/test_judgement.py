@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ class TestCollapse:
         assert [round(collapse.length, 2) for collapse in found] == [1.03]
         assert found[0].before == pytest.approx(3.3)
         assert state_of(parts) is WatchState.COLLAPSED
+
+    def test_says_how_long_steps_were_before_if_they_were_longer(self, stretches: Series) -> None:
+        parts = stretches(9) + stretches(3, began_s=45, shares=DEAD)
+        (found,) = collapses(parts)
+        seen = figures(parts)
+
+        def told(before: float | None) -> str:
+            return judge(seen, collapsed=[replace(found, before=before)]).sentence
+
+        assert told(3.3).endswith(", 3.30 before")
+        assert "before" not in told(None) + told(found.length)
 
     def test_a_short_odd_moment_of_a_quiet_server_is_none(self, stretches: Series) -> None:
         assert collapses(stretches(9) + stretches(1, began_s=45, drafts=300, shares=DEAD)) == ()
