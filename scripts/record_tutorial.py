@@ -97,11 +97,11 @@ The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % inte
 draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run asks
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a
-K for each range of running requests. In a schedule, K = 0 still has the draft loaded, and is slower than K = 0 in
-the table. `tune` therefore measures it once more, at the highest load, on the server with the draft. It puts K = 0 into
-the schedule, for that load, if it was faster there than every other K. If the server without speculation is faster
-than the choice at a load, a note says so. `--write` puts the choice into the profile; its comments stay.
+K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a K
+for each range of running requests. In a schedule, K = 0 still has the draft loaded, and is slower than K = 0 in the
+table. `tune` therefore measures K = 0 again, on the server with the draft, at the highest load only. If K = 0 is faster
+in that measurement than every other K, the schedule uses K = 0 at that load. If the server without speculation is
+faster than the choice at a load, a note says so. `--write` puts the choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it

@@ -150,7 +150,7 @@ NodeRank = Annotated[
         min=0,
         metavar="N",
         show_default=False,
-        help="Rank of this node, from 0 to `hardware.nodes` - 1.",
+        help="Rank of this node, less than `hardware.nodes`.",
     ),
 ]
 MasterAddr = Annotated[str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].")]

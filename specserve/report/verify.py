@@ -133,11 +133,11 @@ def _excluded(found: Verification) -> Iterator[str]:
     for item in found.sampled:
         if item.excluded_temperature_percent is not None:
             which = f" ({_sampling_words(item.sampling)})" if len(found.sampled) > 1 else ""
-            yield f"a temperature wrong by {up(item.excluded_temperature_percent)} % or more{which}"
+            yield f"a temperature that is off by {up(item.excluded_temperature_percent)} % or more{which}"
         elif item.excluded_points is not None:
             yield f"a most likely token sampled {up(item.excluded_points)} points too often or too rarely"
     if found.greedy is not None and found.greedy.excluded_share is not None:
-        yield f"{up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0"
+        yield f"at T = 0, a share of wrong tokens of {up(100 * found.greedy.excluded_share)} % or more"
 
 
 def _excluded_json(found: Verification) -> dict[str, Any]:

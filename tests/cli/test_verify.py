@@ -155,7 +155,7 @@ def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tm
         code, text = verify(url, "--no-smoke", "--temperature", "0", *asked(tmp_path, 2))
     text = " ".join(text.split())
     assert code == 0 and text.startswith("NO FAULT FOUND")
-    assert "excluded at 99 % confidence: 2.1 % or more wrong tokens at T = 0" in text
+    assert "excluded at 99 % confidence: at T = 0, a share of wrong tokens of 2.1 % or more" in text
     assert "the verdict LOSSLESS needs about 95 more tokens" in text
     assert "more prompts (`--prompts`)" in text and "--seconds" not in text
 

@@ -359,8 +359,8 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: with fewer requests the KV cache has more blocks, at least {most} "
-            "even by the lowest estimate"
+            f"write `max_num_seqs: {most}` or less: with {most} requests there are at least {most} blocks, even by the "
+            "lowest estimate"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),
@@ -369,7 +369,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
             "engine.max_num_seqs",
             f"{states.max_num_seqs:,} requests need a block each for their recurrent states; the KV cache has {blocks}",
             notes=memory.notes,
-            help="; ".join(filter(None, ways)) or None,
+            help="; or: ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,
         )
         return

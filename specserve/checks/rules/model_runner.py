@@ -124,7 +124,10 @@ def refused_logits_processor(arm: Arm) -> Hits:
     """
     if arm.ctx.engine.get("logits_processors") and (found := arm.on("V1")):
         text = f"the V1 runner, which will serve `{arm.method}`, takes no logits processors with speculation"
-        related, help_ = {arm.at("method"): "speculation"}, "leave one of them out"
+        related, help_ = (
+            {arm.at("method"): "speculation"},
+            "leave `logits_processors` out, or do not speculate",
+        )
         yield Hit("engine.logits_processors", text, related=related, versions=found, help=help_)
 
 

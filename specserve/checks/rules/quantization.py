@@ -35,10 +35,10 @@ _LEAST_CAPABILITY = {
 def unquantized_mtp(arm: Arm) -> Hits:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantized unless the checkpoint's own list excludes it. It then finds plain weights instead
-    of packed ones. Either the start fails after the target is loaded, or no draft token is accepted
-    (vllm-project/vllm#53387, vllm-project/vllm#52649). The rule knows the lists of compressed-tensors, Quark and
-    ModelOpt.
+    vLLM builds every layer quantized unless the checkpoint's own list excludes it. Here the list does not exclude these
+    layers, so vLLM expects packed weights and finds plain ones. Either the start fails after the target is loaded, or
+    no draft token is accepted (vllm-project/vllm#53387, vllm-project/vllm#52649). The rule knows the lists of
+    compressed-tensors, Quark and ModelOpt.
     Example:
         target: {model: ./mimo-packed}
         speculation: {method: mtp, num_speculative_tokens: 1}

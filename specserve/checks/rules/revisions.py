@@ -83,8 +83,8 @@ def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
     Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. The finding is an info if the draft is pinned (or there is none) and
-    specserve knows of no code in the target's repository. `lint` cannot look into the repository; `check` does.
+    branch or a tag can be moved, a commit cannot. If only the target is unpinned, and specserve knows of no code in the
+    target's repository, the finding is an info. `lint` cannot look into the repository; `check` does.
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}

@@ -388,5 +388,8 @@ def refused_adaptive_verification(arm: Arm) -> Hits:
     if arm.method != "dspark" and arm.get("use_local_argmax_reduction") is True:
         against[arm.at("use_local_argmax_reduction")] = "with local argmax, which has no draft logits"
     for place, what in against.items() if arm.get("enable_adaptive_verification") is True else ():
-        text, help_ = f"vLLM refuses adaptive verification {what}", "leave one of them out"
+        text, help_ = (
+            f"vLLM refuses adaptive verification {what}",
+            "leave `enable_adaptive_verification` out, or the other setting",
+        )
         yield arm.hit("enable_adaptive_verification", text, related={place: "set here"}, help=help_)

@@ -156,7 +156,7 @@ def several_answers(session: VerifySession) -> Found:
 
 
 _REFUSED_TOKENS = 16
-_REFUSED = OK, "refused, as vLLM does with speculation"
+_REFUSED = OK, "refused, as expected: vLLM does not support it with speculation"
 
 
 def min_p(session: VerifySession) -> Found:
