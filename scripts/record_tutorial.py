@@ -98,10 +98,10 @@ draft tokens. The best number falls as the load grows, so name the loads that yo
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a K
-for each range of running requests. In a schedule, K = 0 still has the draft loaded, and is slower than K = 0 in the
-table. `tune` therefore measures K = 0 again, on the server with the draft, at the highest load only. If K = 0 is faster
-in that measurement than every other K, the schedule uses K = 0 at that load. If the server without speculation is
-faster than the choice at a load, a note says so. `--write` puts the choice into the profile; its comments stay.
+for each range of running requests. A server with a schedule keeps the draft loaded even where K is 0, so it is slower
+there than K = 0 in the table, which has no draft. `tune` measures this case, too, but only at the highest load. If it
+is faster there than every other K, the schedule sets K to 0 at that load. If the server without speculation is faster
+than the choice at a load, a note says so. `--write` puts the choice into the profile; its comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it

@@ -44,8 +44,8 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured at the concurrency of the column; p: predicted from two launches, without and with speculation; "
-    "p/m: both; *: chosen"
+    "In the tables, m means measured at the concurrency of the column, p predicted from two launches (without and with "
+    "speculation), p/m both, and * chosen"
 )
 
 
@@ -75,11 +75,11 @@ def tune_document(found: TuneResult) -> Document:
         f"{moment(found.created)}, {took(found.duration_s)}, {launches}"
     )
     blocks: list[Block] = [Paragraph(lead, is_muted=True), *_choice(found), *_confirmed(found)]
-    for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.points):
-        blocks.append(_place(found, *place))
     is_limited = any(row.predicted.within_limits is not None for row in found.points)
     legend = f"{_LEGEND}; (…%): requests within the latency limits of the profile" if is_limited else _LEGEND
     blocks.append(Paragraph(legend, is_muted=True))
+    for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.points):
+        blocks.append(_place(found, *place))
     if found.causes_of is not None:
         at = found.causes_of
         where = f"{at.workload}, concurrency {at.concurrency}, K = {at.num_speculative_tokens}"
@@ -132,18 +132,9 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
             if found.objective == "tpot":
                 gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
             least = row.break_even_mean_acceptance_length
-            needed = (
-                "speculation pays at any number"
-                if least <= 1
-                else f"speculation pays from {least:.2f} tokens on"
-            )
-            if not math.isfinite(least):
-                needed = "speculation pays at no number"
-            length = f"{row.mean_acceptance_length.value:.2f} tokens per step"
-            yield (
-                f"concurrency {load}",
-                f"{found.place(row)}: K = {tokens}, {gain}; {length}, and {needed}",
-            )
+            even = f"break-even at {max(1.0, least):.2f}" if math.isfinite(least) else "never pays"
+            length = f"{row.mean_acceptance_length.value:.2f} tokens per step ({even})"
+            yield f"concurrency {load}", f"{found.place(row)}: K = {tokens}, {gain}; {length}"
 
 
 def _confirmed(found: TuneResult) -> Iterator[Block]:

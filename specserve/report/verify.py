@@ -52,7 +52,7 @@ class VerifyProgress(LiveLine):
 
     def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
-        tokens = f", {progress.tokens:,} tokens so far" if progress.tokens else ""
+        tokens = f", {progress.tokens:,} tokens generated" if progress.tokens else ""
         elapsed_s = progress.elapsed_s
         clock = f", {elapsed_s:.0f} of about {self._limit_s:.0f} s" if elapsed_s is not None else ""
         self.show(f"  {progress.phase}{tokens}{clock}")
@@ -185,6 +185,15 @@ def _wrong(found: Greedy) -> int:
     return found.tokens - found.best - found.near_ties - found.unstable - found.unchecked
 
 
+def _between(low: float, high: float, less: str, more: str, *, digits: int) -> str:
+    """An interval in words: `4.16 less to 3.75 more`."""
+    if high <= 0:
+        return f"{-low:.{digits}f} to {-high:.{digits}f} {less}"
+    if low >= 0:
+        return f"{low:.{digits}f} to {high:.{digits}f} {more}"
+    return f"{-low:.{digits}f} {less} to {high:.{digits}f} {more}"
+
+
 def _sampled_words(found: Sampled) -> Iterator[str]:
     points, heat = found.deviation_points, found.temperature_error_percent
     of_all = f"{count(found.tokens, 'token')} of {count(found.requests, 'request')}"
@@ -194,15 +203,18 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
     yield (
         f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
         f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS needs all of it within ±{MARGIN_POINTS:g})"
+        f"{_between(points.low, points.high, 'less', 'more', digits=2)}; LOSSLESS needs at most {MARGIN_POINTS:g} "
+        "either way)"
     )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
         yield (
             f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
-            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; LOSSLESS needs all of it within ±{COOL_PERCENT:g})"
+            f"(99 % interval: {_between(heat.low, heat.high, '% lower', '% higher', digits=1)}; LOSSLESS needs at most "
+            f"{COOL_PERCENT:g} % either way)"
         )
     yield (
-        f"{count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} expected"
+        f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely; up to "
+        f"{found.outside_expected:,.0f} would be normal"
     )
     if found.skipped:
         yield f"{found.skipped:,} tokens left out: these settings hide their distribution"

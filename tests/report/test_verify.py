@@ -268,6 +268,6 @@ def test_a_pipe_hears_of_progress_now_and_then(
             now = 100.0 + step
             progress(Progress("comparing", float(step), tokens=1000 * step))
     assert capsys.readouterr().err.splitlines() == [
-        "  comparing, 10,000 tokens so far, 10 of about 60 s",
-        "  comparing, 20,000 tokens so far, 20 of about 60 s",
+        "  comparing, 10,000 tokens generated, 10 of about 60 s",
+        "  comparing, 20,000 tokens generated, 20 of about 60 s",
     ]

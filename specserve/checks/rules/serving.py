@@ -173,9 +173,9 @@ def missing_companion(ctx: Context) -> Hits:
 def open_bind(ctx: Context) -> Hits:
     """The server listens on the network without a key.
 
-    Anyone who reaches the port can use the model. Even with a key, vLLM guards only its API's prefixes. Anyone can
-    still call /metrics, /health and /invocations. Encryption does not restrict access, unless each client must show a
-    certificate (`ssl_cert_reqs: 2` with `ssl_ca_certs`). A Unix socket (`uds`) does restrict it.
+    Anyone who reaches the port can use the model. Even with a key, vLLM asks for it only on paths such as /v1. Anyone
+    can still call /metrics, /health and /invocations. Encryption does not restrict access, unless each client must show
+    a certificate (`ssl_cert_reqs: 2` with `ssl_ca_certs`). A Unix socket (`uds`) does restrict it.
     Example: server: {host: 0.0.0.0}
     Use instead:
         server:

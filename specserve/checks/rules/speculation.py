@@ -94,8 +94,8 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
     vLLM refuses `mtp` and `dspark` without K. If `speculation.model` is given with `mtp`, the start ends with a
-    TypeError instead (vllm-project/vllm#55323). A head's config.json may set K (`n_predict`). `lint` does not read that
-    file, so it reports a warning instead of an error.
+    TypeError instead (vllm-project/vllm#55323). If a head has no K in the profile, its config.json may set K
+    (`n_predict`). `lint` does not read that file, so it only warns of such a head.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -322,9 +322,9 @@ def greedy_drafts(arm: Arm) -> Hits:
 def contradictory_drafts(arm: Arm) -> Hits:
     """Drafting options that vLLM refuses together.
 
-    A draft with another vocabulary must draft greedily. Such a draft and probabilistic drafting both need all logits on
-    each rank. With `use_local_argmax_reduction`, no rank has all logits, so vLLM refuses it with either of them. vLLM
-    refuses some of these combinations only after it has loaded the draft.
+    A draft with another vocabulary must draft greedily. With `use_local_argmax_reduction`, no rank has all logits, so
+    vLLM refuses this option with `use_heterogeneous_vocab` and with probabilistic drafting. vLLM refuses some of these
+    combinations only after it has loaded the draft.
     Example:
         speculation:
           method: draft_model

@@ -254,8 +254,8 @@ def better_rates(choice: Choice, prediction: Prediction, plain: Sequence[Row]) -
         if measured <= rate or tokens == chosen.num_speculative_tokens:
             continue
         why = (
-            "the choice compares predictions only, because they rest on all passes, while one measurement depends on "
-            "how fast the machine was at that moment"
+            "the choice compares predictions, because a prediction uses the data of the whole run, while one "
+            "measurement depends on how fast the machine was at that moment"
         )
         if not tokens:
             why = _why_not_zero(prediction, chosen.concurrency)

@@ -254,8 +254,7 @@ def run_tune(
         points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
         say(f"measuring {points} on {names}; K up to {plan.candidates[0].most_tokens}")
         say(
-            "concurrencies that you did not name are measured, too: the prediction rests on step times at more batch "
-            "sizes"
+            "concurrencies that you did not name are measured, too: prediction needs step times at other batch sizes"
         )
         say(f"run directory: {directory.path}")
         tune = Tune(plan, directory, view, stop)

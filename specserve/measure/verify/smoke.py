@@ -152,7 +152,7 @@ def several_answers(session: VerifySession) -> Found:
     answers = [read_text(raw, index=index) for index in range(3)]
     if not all(one.ids and one.finish_reason for one in answers):
         return NOT_OK, "an answer is empty or has no end"
-    return OK, f"3 answers, {len({one.ids for one in answers})} of them different"
+    return OK, f"3 complete answers, {len({one.ids for one in answers})} different texts"
 
 
 _REFUSED_TOKENS = 16
