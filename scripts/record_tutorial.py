@@ -99,9 +99,10 @@ for a few short answers (32 tokens). More of their time is prefill, so the speed
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a K
 for each range of running requests. A server with a schedule keeps the draft loaded even where K is 0, so it is slower
-there than K = 0 in the table, which has no draft. `tune` measures this case, too, but only at the highest load. If it
-is faster there than every other K, the schedule sets K to 0 at that load. If the server without speculation is faster
-than the choice at a load, a note says so. `--write` puts the choice into the profile; its comments stay.
+there than K = 0 in the table, which has no draft. `tune` also measures K = 0 with the draft loaded, but only at the
+highest load. If that is faster than every other K, the schedule uses K = 0 at that load. If the server without
+speculation is faster than the choice at a load, a note says so. `--write` puts the choice into the profile; its
+comments stay.
 [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it

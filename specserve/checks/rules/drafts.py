@@ -113,9 +113,9 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. An `eagle3` head of the Llama class can fail
     in the same way: if it reads more or fewer than three layers of the target, and its config.json has
-    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). A DFlash or DSpark head
-    may have more or fewer layers than it reads of the target. vLLM 0.26 loads such a head only if `dflash_config` lists
-    the layers of the target (vllm-project/vllm#48524).
+    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). In a DFlash or DSpark
+    head, the number of its own layers may differ from the number of target layers that it reads. If they differ, vLLM
+    0.26 loads the head only if `dflash_config` lists those target layers (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
@@ -300,9 +300,10 @@ def missing_mask_token(arm: Arm) -> Hits:
 def serial_parallel_head(ctx: Context) -> Hits:
     """The head was trained to draft all tokens in one pass, but vLLM will run it once per token.
 
-    A P-EAGLE head holds the hidden state of a mask (`mask_hidden`). Without `parallel_drafting: true`, vLLM ignores
-    `mask_hidden` with a warning and runs the head once per token. Tokens after the first are then accepted less often.
-    For a P-EAGLE head in the `speculators` format, vLLM sets `parallel_drafting` itself.
+    The weights of a P-EAGLE head include a hidden state (`mask_hidden`) that stands in for tokens that are not drafted
+    yet. Without `parallel_drafting: true`, vLLM ignores `mask_hidden` with a warning and runs the head once per token.
+    Tokens after the first are then accepted less often. For a P-EAGLE head in the `speculators` format, vLLM sets
+    `parallel_drafting` itself.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}

@@ -169,8 +169,8 @@ def indivisible_token_count(arm: Arm) -> Hits:
 def reused_layer(arm: Arm) -> Hits:
     """K is larger than the number of tokens that the model was trained to predict.
 
-    The layer then runs again on its own output. This may pay off, but each further token is accepted less often, so
-    measure several K at the concurrency that you serve.
+    For the tokens beyond that number, the prediction layers run again on their own output. This may pay off, but each
+    further token is accepted less often, so measure several K at the concurrency that you serve.
     Example:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 3}

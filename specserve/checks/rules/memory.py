@@ -297,8 +297,8 @@ def occupied_memory(ctx: Context) -> Hits:
 
     vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
     fixes the size of the KV cache, the weights and the cache must fit into the free memory. Often the previous server
-    still runs. On the CPU, a KV cache takes memory only as it fills, so ranks that fit one by one but not together may
-    still start: the finding is then only a warning.
+    still runs. On the CPU, a KV cache takes memory only as it fills. If each rank fits alone but all ranks together do
+    not, the server may still start, so the finding is only a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
@@ -359,8 +359,8 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory for the KV cache, which then has "
-            f"at least {most} blocks"
+            f"write `max_num_seqs: {most}` or less: with {most} requests more memory is left for the KV cache, and "
+            f"it has at least {most} blocks"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),
@@ -369,7 +369,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
             "engine.max_num_seqs",
             f"{states.max_num_seqs:,} requests need a block each for their recurrent states; the KV cache has {blocks}",
             notes=memory.notes,
-            help="; or else, ".join(filter(None, ways)) or None,
+            help="; or: ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,
         )
         return
