@@ -250,7 +250,7 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
             names = ", ".join(arm.name for arm in plan.arms)
             points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
             say(
-                f"measuring {points} (each a workload, load and temperature) in {plan.blocks} blocks, on {names}"
+                f"measuring {points} (a point is a workload, load and temperature) in {plan.blocks} blocks, on {names}"
             )
             say(f"run directory: {directory.path}")
         else:
