@@ -138,6 +138,9 @@ def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
     if profile is None or any(unread):
         raise ProfileError("specserve cannot plan this command", findings=tuple(findings))
     ignored = tuple(item.message for item in findings if item.code == "SD102")
+    if "server.host" not in profile.spans and not profile.frontend.get("uds"):
+        # without `--host`, vLLM listens on every interface; a profile listens on loopback
+        profile = replace(profile, server=replace(profile.server, host="0.0.0.0"))  # noqa: S104
     return Compared(profile.file, profile, ignored=ignored)
 
 

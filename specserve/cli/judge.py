@@ -55,8 +55,8 @@ def named_profiles(
 ) -> list[str]:
     """The profiles that these paths name, each once; a path among several that names none is a warning."""
 
-    def warn(path: str) -> None:
-        say(f"{styled('warning', 'yellow')}: there is no profile in `{path}`")
+    def warn(text: str) -> None:
+        say(f"{styled('warning', 'yellow')}: {text}")
 
     return find_profiles(list(paths), pick=pick, stdin_filename=stdin_filename, warn=warn)
 

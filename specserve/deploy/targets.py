@@ -75,7 +75,7 @@ def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[t
     mark = f"Rendered by `specserve render --to {target}` from "
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         path = file.relative_to(folder).as_posix()
-        is_ours = file.suffix in (".yaml", ".yml", ".service", ".sh") and mark in (_read(file) or "")
+        is_ours = file.suffix in ("", ".yaml", ".yml", ".service", ".sh") and mark in (_read(file) or "")
         if path not in wanted and is_ours:
             found.append((path, "left over"))
     return found

@@ -29,13 +29,18 @@ def find_profiles(
 ) -> list[str]:
     """The profiles that these paths name, each once. Raises UsageError if there are none, unless `pick` may leave none.
 
-    `warn` is called with a path that names none, if others do.
+    `warn` is told of a path that names none, if others do, and of the files in folders that are passed over.
     """
     found: dict[str, str] = {}
     for path in paths:
-        files = list(profiles(path, pick=pick))
+        others: list[str] = []
+        files = list(profiles(path, pick=pick, others=others))
         if not files and not pick and len(paths) > 1:
-            warn(path)
+            warn(f"there is no profile in `{path}`")
+        elif files and others:
+            names = f"`{others[0]}`" if len(others) == 1 else f"{len(others)} YAML files in `{path}`"
+            are = "is no profile" if len(others) == 1 else "are no profiles"
+            warn(f"{names} {are}: no top-level `target` or `extends`")
         for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
     if not found and not pick:
@@ -49,23 +54,23 @@ def find_profiles(
     return list(found.values())
 
 
-def profiles(path: str, *, pick: bool = False) -> Iterator[str]:
+def profiles(path: str, *, pick: bool = False, others: list[str] | None = None) -> Iterator[str]:
     """A file as it is; of a folder, or of a glob that the shell left alone, the profiles, sorted.
 
     With `pick`, a named file counts only if it looks like a profile. A folder that cannot be read is
-    yielded itself, so that it becomes a finding.
+    yielded itself, so that it becomes a finding. `others` gets the YAML files of a folder that are no profiles.
     """
     if path == "-":
         yield path
     elif Path(path).is_dir():
-        yield from _below(path)
+        yield from _below(path, [] if others is None else others)
     elif _GLOB.search(path) and not Path(path).exists():
         yield from _matching(path)
     elif not pick or _is_meant(path):
         yield path
 
 
-def _below(folder: str) -> Iterator[str]:
+def _below(folder: str, others: list[str]) -> Iterator[str]:
     """The profiles in a folder and the folders in it; hidden ones and links to folders are not entered."""
     unreadable: list[str] = []
     found: list[str] = []
@@ -77,6 +82,8 @@ def _below(folder: str) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [str(Path(place, name)) for name in files if name.endswith((".yaml", ".yml"))]
     meant = [file for file in found if _is_meant(file)]
+    known = set(meant)
+    others += sorted(file for file in found if file not in known and Path(file).name[0] not in "_.")
     yield from sorted([*meant, *unreadable], key=lambda name: Path(name).parts)
 
 

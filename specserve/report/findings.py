@@ -13,7 +13,7 @@ from unicodedata import combining, east_asian_width
 
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
-from specserve.profile.secrets import hushed, redacted
+from specserve.profile.secrets import hushed, names_a_secret, redacted
 from specserve.profile.source import recall
 from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
 from specserve.report.text import count
@@ -23,6 +23,7 @@ _WIDTH = 100
 _LEAD = 30
 Mark = tuple[Span, str, str]
 """A span, its label, and the character that marks it."""
+_HIDDEN = "********"
 _NAMED = re.compile(
     r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
           |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
@@ -61,9 +62,14 @@ class Sources:
 
 
 def masked(key: str, value: str) -> str:
-    """A value as it may be shown beside its key: starred out where key or value look like a secret's."""
+    """A value as it may be shown beside its key; a secret, by its key or its shape, does not even show its length."""
+    if re.fullmatch(r"\$\w+", value):
+        return value  # the variable that holds it
+    if key in ("--api-key", "--hf-token") or (key.isupper() and names_a_secret(key)):
+        return _HIDDEN
     prefix = f"{key}: "
-    return _without_secrets(prefix + value).removeprefix(prefix)
+    text = _without_secrets(prefix + value).removeprefix(prefix)
+    return value if text == value else re.sub(r"\*{6,}", _HIDDEN, text)
 
 
 def _without_secrets(text: str) -> str:

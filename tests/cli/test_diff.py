@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,32 @@ engine: {enforce_eager: true}
 env: {NCCL_DEBUG: INFO, SOME_TOKEN: zzsecretzz99}
 hardware: {accelerator: cpu}
 """
+
+
+def test_a_secret_shows_neither_its_value_nor_its_length(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, secret in (("a", "abc"), ("b", "longer-than-that-1")):
+        write(
+            f"target: {{model: org/t}}\nenv: {{MY_PASSWORD: {secret}, NCCL_DEBUG: {secret}}}", f"{name}.yaml"
+        )
+    assert _run(["diff", "a.yaml", "b.yaml", "--no-models"]) == 0
+    (block,) = re.findall(r"MY_PASSWORD\n(.*)\n(.*)\n", capsys.readouterr().out)
+    assert [line.split()[1] for line in block] == ["********", "********"]
+
+
+def test_a_command_without_a_host_listens_on_every_interface(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("target: {model: org/t}", "a.yaml")
+    command = ["diff", "--no-models", "--exit-code", "a.yaml", "--", "vllm", "serve", "org/t"]
+    assert _run(command) == 1
+    assert "--host\n    - 127.0.0.1\n    + 0.0.0.0" in capsys.readouterr().out
+    assert _run([*command, "--host", "127.0.0.1"]) == 0
+    assert _run([*command, "--uds", "/run/vllm.sock"]) == 1
+    assert "0.0.0.0" not in capsys.readouterr().out
 
 
 @pytest.fixture

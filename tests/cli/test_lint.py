@@ -237,6 +237,19 @@ def test_a_value_can_be_overridden_before_it_is_judged(
     assert "--set server.port" in capsys.readouterr().out
 
 
+def test_files_of_a_folder_that_are_no_profiles_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "_base.yaml").write_text("engine: {}\n")
+    (tmp_path / "bad.yaml").write_text("targett: {model: org/m}\n")
+    assert _run(["lint", str(tmp_path)]) == 0
+    assert f"warning: `{tmp_path / 'bad.yaml'}` is no profile: no top-level" in capsys.readouterr().err
+    (tmp_path / "tab.yaml").write_text("\ttarget: {model: org/m}\n")
+    assert _run(["lint", str(tmp_path)]) == 0
+    assert f"warning: 2 YAML files in `{tmp_path}` are no profiles" in capsys.readouterr().err
+
+
 def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--strict", str(Path(__file__).parents[2] / "configs")]) == 0
     summary = capsys.readouterr().err

@@ -21,7 +21,7 @@ def test_what_was_written_is_up_to_date(tmp_path: Path) -> None:
 
 
 def test_missing_changed_and_left_over_files_are_told(tmp_path: Path) -> None:
-    put((ONE, TWO, Artifact("old.service", HEAD)), tmp_path)
+    put((ONE, TWO, Artifact("old.service", HEAD), Artifact("proxy/Caddyfile", HEAD)), tmp_path)
     (tmp_path / "a.yaml").write_text(ONE.text + "b: 2\n")
     (tmp_path / "b" / "c.yaml").unlink()
     (tmp_path / "mine.yaml").write_text("kind: Kustomization\n")
@@ -30,6 +30,7 @@ def test_missing_changed_and_left_over_files_are_told(tmp_path: Path) -> None:
         ("a.yaml", "stale"),
         ("b/c.yaml", "missing"),
         ("old.service", "left over"),
+        ("proxy/Caddyfile", "left over"),
     ]
 
 
