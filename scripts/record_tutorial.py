@@ -88,7 +88,9 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
 
 `bench` starts the profile and the same server without speculation, sends the same prompts to both in short
 alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
-The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % interval is above 1.
+The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % interval is above 1. On a busy machine, the
+verdict is often INCONCLUSIVE. The report then says how many blocks would decide it: add that `--blocks` to the same
+command; with `--dry-run`, it says how long that takes.
 [How bench decides](bench.md) explains the rest."""),
     Step("""\
 ## 6. How many draft tokens are best?
@@ -103,12 +105,17 @@ there than K = 0 in the table, which has no draft. `tune` also measures K = 0 wi
 highest load. If that is faster than every other K, the schedule uses K = 0 at that load. If the server without
 speculation is faster than the choice at a load, a note says so. `--write` puts the choice into the profile; its
 comments stay.
-[How tune predicts](tune.md) explains the model."""),
+A schedule such as `[[1, 2, 5], [3, 4, 2]]` means K = 5 for 1 and 2 running requests and K = 2 for 3 and 4; above the
+last range, its K goes on. `--budget` includes the launches; every launch is measured at least once, so a slow machine
+takes longer. [How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it
 
 `render` writes the launch for production, without specserve inside, for the newest vLLM that the profile allows:""",
          "specserve render configs/demo.yaml --to systemd", """\
+The warning is about vLLM's CPU build. [The Kubernetes page](how-to/kubernetes.md) says where the plug-in is and how to
+build it into an image; into `/opt/vllm`, install it the same way.
+
 ## Where to go next
 
 - [Convert an old command](how-to/convert.md) that starts vLLM.

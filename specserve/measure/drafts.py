@@ -151,8 +151,10 @@ def _profile(target_or_profile: str, *, machine: Machine | None) -> Profile:
     if is_profile(target_or_profile):
         return load_profile(target_or_profile)
     ranks = machine.count * machine.nodes if machine is not None and not machine.is_cpu else 1
-    target = {"model": target_or_profile, "tensor_parallel_size": ranks}
-    return _profile_of({"target": target}, file=target_or_profile)
+    model = target_or_profile
+    if model.startswith((".", "~")):  # a path in a profile starts from its folder, and there is no file
+        model = str(Path(model).expanduser().absolute())
+    return _profile_of({"target": {"model": model, "tensor_parallel_size": ranks}}, file=target_or_profile)
 
 
 def _profile_of(tree: Mapping[str, object], *, file: str) -> Profile:

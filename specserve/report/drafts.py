@@ -53,7 +53,8 @@ _COLUMNS = (
 )
 _TELLS = (
     "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures yours. "
-    "`ngram` and `suffix` need no draft: what they bring depends on how often your texts repeat."
+    "`ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what they bring depends on how "
+    "often your texts repeat."
 )
 _ESTIMATED = (
     "c=N: estimated speedup of decoding with N concurrent requests, with the K that the authors report. The low end "

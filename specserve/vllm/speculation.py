@@ -49,7 +49,8 @@ _METHOD = {"method": Key("str", "The speculation method.", required=True, nullab
 _EVERY = {
     "num_speculative_tokens": Key("int", "K: tokens drafted per step.", minimum=1),
     "num_speculative_tokens_per_batch_size": Key(
-        "schedule", "K by running requests: [[first, last, K], …], inclusive; K = 0 switches speculation off."
+        "schedule",
+        "K by running requests: [[first, last, K], …], inclusive; the last K holds above; K = 0 switches speculation off.",
     ),
     "rejection_sample_method": Key(
         "str", "How drafts are verified.", choices=("standard", "synthetic", "block", "fly")

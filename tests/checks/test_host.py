@@ -116,6 +116,9 @@ def test_suffix_needs_its_package_and_nothing_else_does(profile: Load) -> None:
     assert codes(profile(text), arctic_inference=None) == ["SD407"]
     assert codes(profile(text), arctic_inference="0.1.1") == []
     assert codes(profile(""), arctic_inference=None) == []
+    also = "alternatives: {copies: {method: suffix, num_speculative_tokens: 8}}"
+    assert codes(profile(also), arctic_inference=None) == ["SD407"]
+    assert codes(profile(also), arctic_inference="0.1.1") == []
 
 
 def test_a_vllm_newer_than_the_tables_is_told_once(profile: Load) -> None:

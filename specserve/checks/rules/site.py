@@ -176,10 +176,13 @@ def missing_arctic_inference(ctx: Context) -> Hits:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
     """
-    block = ctx.profile.speculation
-    if ctx.host and block and block.method == "suffix" and ctx.host.arctic_inference is None:
-        text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
-        yield Hit("speculation.method", text, help=f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`")
+    for arm in ctx.arms if ctx.host and ctx.host.arctic_inference is None else ():
+        if arm.method == "suffix":
+            text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
+            help_ = f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`"
+            # an alternative does not keep the profile's own speculation from starting
+            severity = None if arm.path == "speculation" else WARNING
+            yield Hit(arm.at("method"), text, help=help_, severity=severity)
 
 
 @rule("SD408", INFO, needs="host")

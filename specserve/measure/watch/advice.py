@@ -79,7 +79,7 @@ _Found = Iterator[tuple[str, str]]
 
 def _state(case: Case) -> _Found:
     is_meant = case.profile is None or case.profile.speculation is not None
-    if case.verdict.state is WatchState.OFF and is_meant:
+    if not case.seen.whole.speculates and is_meant:
         sentence = "start it with a profile that has a `speculation` block: `specserve up`"
         yield "start_with_speculation", sentence
     if case.verdict.state is not WatchState.COLLAPSED:
@@ -97,7 +97,7 @@ def _state(case: Case) -> _Found:
 
 def _undrafted(case: Case) -> _Found:
     share = case.seen.undrafted_share
-    if share is None or share < _UNDRAFTED_AT:
+    if share is None or share < _UNDRAFTED_AT or not case.seen.whole.speculates:
         return
     text = f"{share:.0%} of the output tokens came without a draft"
     if case.method in _FREE_DRAFTS:

@@ -83,6 +83,14 @@ def test_layers_of_the_target_are_found_in_its_configuration(tmp_path: Path) -> 
     assert own.draft.sources == (Source(f"config.json of {folder}"),)
 
 
+def test_a_relative_folder_is_the_one_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**CONFIG, "model_type": "deepseek_v3", "num_nextn_predict_layers": 2}
+    folder = write_model(tmp_path / "models" / "own-layers", config=config)
+    monkeypatch.chdir(folder.parent)
+    for name in ("./own-layers", "../models/own-layers"):
+        assert of(find_drafts(name).drafts, None, "mtp").draft.num_speculative_tokens == 2
+
+
 def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServer) -> None:
     target = write_model(tmp_path / "target")
     head = {

@@ -311,6 +311,9 @@ class TestAdvice:
         off = stretches(12, speculates=False, drafts=0)
         assert code(advice_for(off)) == "start_with_speculation"
         assert advice_for(off, profile=profile("speculation: null")) is None
+        busy = stretches(12, speculates=False, drafts=0, plain_tokens=100)
+        assert code(advice_for(busy)) == "start_with_speculation"
+        assert advice_for(busy, profile=profile("speculation: null")) is None
 
     def test_a_window_that_is_too_short_for_the_traffic(self, stretches: Series) -> None:
         seen = figures(stretches(12, drafts=5, finished=1, shares=(0.2, 0.0, 0.0, 0.0)))
