@@ -50,7 +50,7 @@ _EVERY = {
     "num_speculative_tokens": Key("int", "K: tokens drafted per step.", minimum=1),
     "num_speculative_tokens_per_batch_size": Key(
         "schedule",
-        "K by running requests: [[first, last, K], …], inclusive; the last K holds above; K = 0 switches speculation off.",
+        "K by running requests: [[first, last, K], …], inclusive; the last K holds above; K = 0: no speculation.",
     ),
     "rejection_sample_method": Key(
         "str", "How drafts are verified.", choices=("standard", "synthetic", "block", "fly")

@@ -349,7 +349,8 @@ def test_a_measured_rate_above_the_choice_is_explained() -> None:
     (noisy,) = told(other, predicted=0.9)
     assert f"at concurrency 1, code: K = {other} measured {1.2 * at:.1f} tokens/s" in noisy
     assert (
-        f"the {at:.1f} predicted for the chosen K = {chosen}: the choice compares predictions only" in noisy
+        f"the {at:.1f} predicted for the chosen K = {chosen}: the choice compares predictions, because"
+        in noisy
     )
     (merged,) = told(other, predicted=1.01)
     assert "one K serves several loads" in merged
