@@ -88,9 +88,9 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
 
 `bench` starts the profile and the same server without speculation, sends the same prompts to both in short
 alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
-The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % interval is above 1. On a busy machine, the
-verdict is often INCONCLUSIVE. The report then says how many blocks would decide it: add that `--blocks` to the same
-command; with `--dry-run`, it says how long that takes.
+The interval decides: PAYS if all of it is above 1.03, and the wider 99.5 % interval is above 1. On a busy machine,
+the verdict is often INCONCLUSIVE. The report then says how many blocks would decide it. Run the same command again
+with that number as `--blocks N`; with `--dry-run`, the command says how long it will take.
 [How bench decides](bench.md) explains the rest."""),
     Step("""\
 ## 6. How many draft tokens are best?
@@ -99,22 +99,22 @@ command; with `--dry-run`, it says how long that takes.
 draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run asks
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a K
-for each range of running requests. A server with a schedule keeps the draft loaded even where K is 0, so it is slower
-there than K = 0 in the table, which has no draft. `tune` also measures K = 0 with the draft loaded, but only at the
-highest load. If that is faster than every other K, the schedule uses K = 0 at that load. If the server without
-speculation is faster than the choice at a load, a note says so. `--write` puts the choice into the profile; its
-comments stay.
-A schedule such as `[[1, 2, 5], [3, 4, 2]]` means K = 5 for 1 and 2 running requests and K = 2 for 3 and 4; above the
-last range, its K goes on. `--budget` includes the launches; every launch is measured at least once, so a slow machine
-takes longer. [How tune predicts](tune.md) explains the model."""),
+K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a
+K for each range of running requests. With a schedule, the draft stays loaded even where K is 0. The server is then
+slower than the table says for K = 0, because that row was measured without a draft. `tune` also measures K = 0 with
+the draft loaded, but only at the highest load. If that is faster than every other K, the schedule uses K = 0 at that
+load. If the server without speculation is faster than the choice at a load, a note says so. `--write` puts the choice
+into the profile; its comments stay. A schedule such as `[[1, 2, 5], [3, 4, 2]]` means K = 5 for 1 and 2 running
+requests and K = 2 for 3 and 4; above the last range, the K of that range applies. `--budget` includes the launches;
+every launch is measured at least once, so a slow machine takes longer.
+[How tune predicts](tune.md) explains the model."""),
     Step("""\
 ## 7. Deploy it
 
 `render` writes the launch for production, without specserve inside, for the newest vLLM that the profile allows:""",
          "specserve render configs/demo.yaml --to systemd", """\
-The warning is about vLLM's CPU build. [The Kubernetes page](how-to/kubernetes.md) says where the plug-in is and how to
-build it into an image; into `/opt/vllm`, install it the same way.
+The warning is about vLLM's CPU build. [The Kubernetes page](how-to/kubernetes.md) says where the plug-in is and how
+to build it into an image. Install it into `/opt/vllm` in the same way.
 
 ## Where to go next
 

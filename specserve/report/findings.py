@@ -65,7 +65,8 @@ def masked(key: str, value: str) -> str:
     """A value as it may be shown beside its key; a secret, by its key or its shape, does not even show its length."""
     if re.fullmatch(r"\$\w+", value):
         return value  # the variable that holds it
-    if key in ("--api-key", "--hf-token") or (key.isupper() and names_a_secret(key)):
+    name = key.lstrip("-").replace("-", "_")
+    if names_a_secret(name) and not name.lower().endswith("tokens"):  # max_num_batched_tokens is a number
         return _HIDDEN
     prefix = f"{key}: "
     text = _without_secrets(prefix + value).removeprefix(prefix)

@@ -108,7 +108,7 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
         f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {NEEDED[page.needs]})"
     ]
     if page.policy:
-        lines.append("A policy of specserve, not of vLLM: only a warning for a `vllm serve` command.")
+        lines.append("A policy of specserve, not of vLLM: in a `vllm serve` command, only a warning.")
     for heading, text in page.parts.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")

@@ -203,14 +203,14 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
     yield (
         f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
         f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{_between(points.low, points.high, 'less', 'more', digits=2)}; LOSSLESS needs at most {MARGIN_POINTS:g} "
-        "either way)"
+        f"{_between(points.low, points.high, 'less', 'more', digits=2)}; LOSSLESS needs all of it within "
+        f"{MARGIN_POINTS:g} either way)"
     )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
         yield (
             f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
-            f"(99 % interval: {_between(heat.low, heat.high, '% lower', '% higher', digits=1)}; LOSSLESS needs at most "
-            f"{COOL_PERCENT:g} % either way)"
+            f"(99 % interval: {_between(heat.low, heat.high, '% lower', '% higher', digits=1)}; LOSSLESS needs all "
+            f"of it within {COOL_PERCENT:g} % either way)"
         )
     yield (
         f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely; up to "

@@ -113,9 +113,9 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. An `eagle3` head of the Llama class can fail
     in the same way: if it reads more or fewer than three layers of the target, and its config.json has
-    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). In a DFlash or DSpark
-    head, the number of its own layers may differ from the number of target layers that it reads. If they differ, vLLM
-    0.26 loads the head only if `dflash_config` lists those target layers (vllm-project/vllm#48524).
+    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). Some DFlash and DSpark
+    heads have more or fewer layers than they read from the target. vLLM 0.26 loads them only if `dflash_config` lists
+    the target layers that they read (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

@@ -343,8 +343,9 @@ def missing_state_blocks(ctx: Context) -> Hits:
     """The KV cache has fewer blocks for recurrent states than `max_num_seqs`.
 
     A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. After loading, vLLM
-    counts the blocks, and aborts if there are fewer than `max_num_seqs`. The default is 1024 on GPUs with at least 70
-    GiB, except the A100. The number of blocks is estimated as a range. If its upper end suffices, this is a warning.
+    counts the blocks, and aborts if there are fewer than `max_num_seqs`. The default of `max_num_seqs` is 1024 on GPUs
+    with at least 70 GiB, except the A100. The number of blocks is estimated as a range. If its upper end suffices, this
+    is a warning.
     Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
@@ -359,8 +360,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: with {most} requests more memory is left for the KV cache, and "
-            f"it has at least {most} blocks"
+            f"write `max_num_seqs: {most}` or less, which leaves memory for at least {most} blocks in the KV cache"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),

@@ -154,8 +154,8 @@ def causes(
     verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} times as long as a baseline step"
     if verified < _IMPLAUSIBLE:
         verifies += (
-            "; less than one is implausible: either the machine was slower while it ran without speculation, or it is "
-            "slow with one token at a time"
+            "; a ratio below one is implausible: either the machine was slower during the baseline, or its steps with "
+            "a single token are unusually slow"
         )
     drafts = f"drafting {tokens} token{'s' if tokens > 1 else ''} takes {(step_s - verify_s) / step_s:.0%} of a step"
     lost = {
