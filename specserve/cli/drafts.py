@@ -40,8 +40,8 @@ def drafts(
     For a quantized copy of a target, the list shows the drafts of the original. What a profile asks for stands first.
     Each draft is judged by the rules that need no model; with --online, also by its files on the Hub.
 
-    With --assume, each draft gets its memory on this machine and an estimated speedup at 1, 16 and 64 requests at
-    once. The estimate takes the acceptance that the authors report; without a report there is no estimate.
+    With --assume, each draft gets its memory on this machine and an estimated speedup at concurrency 1, 16 and 64.
+    The estimate takes the acceptance that the authors report; without a report there is no estimate.
 
     \b
     specserve drafts openai/gpt-oss-20b

@@ -29,7 +29,7 @@ def find_profiles(
 ) -> list[str]:
     """The profiles that these paths name, each once. Raises UsageError if there are none, unless `pick` may leave none.
 
-    `warn` is told of a path that names none, if others do, and of the files in folders that are passed over.
+    `warn` gets a sentence for a path that names none, if others do, and for YAML files in folders that are no profiles.
     """
     found: dict[str, str] = {}
     for path in paths:
@@ -39,7 +39,7 @@ def find_profiles(
             warn(f"there is no profile in `{path}`")
         elif files and others:
             names = f"`{others[0]}`" if len(others) == 1 else f"{len(others)} YAML files in `{path}`"
-            are = "is no profile" if len(others) == 1 else "are no profiles"
+            are = "is not a profile" if len(others) == 1 else "are not profiles"
             warn(f"{names} {are}: no top-level `target` or `extends`")
         for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
@@ -58,7 +58,7 @@ def profiles(path: str, *, pick: bool = False, others: list[str] | None = None) 
     """A file as it is; of a folder, or of a glob that the shell left alone, the profiles, sorted.
 
     With `pick`, a named file counts only if it looks like a profile. A folder that cannot be read is
-    yielded itself, so that it becomes a finding. `others` gets the YAML files of a folder that are no profiles.
+    yielded itself, so that it becomes a finding. `others` gets the YAML files of a folder that are not profiles.
     """
     if path == "-":
         yield path

@@ -130,8 +130,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         # else the difference lies within the error of the bounds
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        told = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}" if is_sure else "about the same"
-        yield f"  KV cache without speculation: {told}"
+        tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}" if is_sure else "about the same"
+        yield f"  KV cache without speculation: {tokens}"
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)
     if estimate.is_kv_known and (is_length or estimate.verdict != "does_not_fit"):

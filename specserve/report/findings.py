@@ -62,7 +62,7 @@ class Sources:
 
 
 def masked(key: str, value: str) -> str:
-    """A value as it may be shown beside its key; a secret, by its key or its shape, does not even show its length."""
+    """Returns a value as it may be shown beside its key: of a secret, by key or by shape, not even the length."""
     if re.fullmatch(r"\$\w+", value):
         return value  # the variable that holds it
     name = key.lstrip("-").replace("-", "_")
@@ -136,18 +136,22 @@ def summary(report: Report) -> str:
     profiles = count(read, "profile")
     infos = report.count(Severity.INFO)
     left_out = len({code for item in report.skipped for code in item.codes})
-    hidden = f", {count(left_out, 'rule')} skipped" if left_out else ""
-    hidden += f", {report.suppressed} ignored" if report.suppressed else ""
-    hidden += _not_judged(report)
+    skipped = [f"{count(left_out, 'rule')} skipped"] if left_out else []
+    ignored = [f"{report.suppressed} ignored"] if report.suppressed else []
+    hidden, not_judged = [*skipped, *ignored], _not_judged(report)
     if len(report.findings) == infos:
-        noted = count(infos, "info") if infos else ""
+        noted = [count(infos, "info")] if infos else []
         if left_out:
-            return f"No errors found in {profiles}; {', '.join(filter(None, (noted, hidden.removeprefix(', '))))}"
-        return f"All checks passed: {profiles}, {report.rules} rules{noted and f', {noted}'}{hidden}"
+            return f"No errors found in {profiles}; {', '.join([*noted, *hidden])}{not_judged}"
+        return (
+            ", ".join([f"All checks passed: {profiles}", f"{report.rules} rules", *noted, *hidden])
+            + not_judged
+        )
     counts = [(report.count(severity), severity.value) for severity in Severity]
     found = [count(number, word) for number, word in counts if number]
     inside = f" in {profiles}" if read else ""
-    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]}{inside}{hidden}"
+    sentence = f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]}{inside}"
+    return ", ".join([sentence, *hidden]) + not_judged
 
 
 def _unread(report: Report) -> set[str]:

@@ -244,10 +244,10 @@ def test_files_of_a_folder_that_are_no_profiles_are_counted(
     (tmp_path / "_base.yaml").write_text("engine: {}\n")
     (tmp_path / "bad.yaml").write_text("targett: {model: org/m}\n")
     assert _run(["lint", str(tmp_path)]) == 0
-    assert f"warning: `{tmp_path / 'bad.yaml'}` is no profile: no top-level" in capsys.readouterr().err
+    assert f"warning: `{tmp_path / 'bad.yaml'}` is not a profile: no top-level" in capsys.readouterr().err
     (tmp_path / "tab.yaml").write_text("\ttarget: {model: org/m}\n")
     assert _run(["lint", str(tmp_path)]) == 0
-    assert f"warning: 2 YAML files in `{tmp_path}` are no profiles" in capsys.readouterr().err
+    assert f"warning: 2 YAML files in `{tmp_path}` are not profiles" in capsys.readouterr().err
 
 
 def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.CaptureFixture[str]) -> None:

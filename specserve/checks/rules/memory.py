@@ -36,7 +36,7 @@ def machine_words(machine: Machine) -> str:
 
 
 def _misfit(ctx: Context, verb: str) -> str:
-    """`the launch is too large for 4 x H100-80GB`; if it does not use all: which part of them it is too large for."""
+    """That the launch is too large: for the whole machine, or for the part of it that one copy of the model uses."""
     assert ctx.machine is not None
     machine, target = ctx.machine, ctx.profile.target
     each, words = target.tensor_parallel_size * target.pipeline_parallel_size, machine_words(machine)
