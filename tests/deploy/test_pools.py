@@ -246,10 +246,11 @@ def proxied(pools: Deployment, tmp_path: Path) -> Iterator[tuple[str, Counter[st
         )
         stack.callback(process.terminate)
         url = f"http://127.0.0.1:{port}"
-        for _ in range(100):
-            with contextlib.suppress(httpx.ConnectError):
-                httpx.post(f"{url}/ready", content=b"")
-                break
+        end_s = time.monotonic() + 60
+        while not seen:
+            assert process.poll() is None and time.monotonic() < end_s, (tmp_path / "log").read_text()
+            with contextlib.suppress(httpx.TransportError):
+                httpx.post(f"{url}/ready", content=b"", timeout=20)
             time.sleep(0.1)
         seen.clear()
         yield url, seen
@@ -257,7 +258,7 @@ def proxied(pools: Deployment, tmp_path: Path) -> Iterator[tuple[str, Counter[st
 
 def test_the_proxy_shares_requests_by_weight_and_by_header(proxied: tuple[str, Counter[str]]) -> None:
     url, seen = proxied
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         for _ in range(40):
             client.post(f"{url}/v1/completions", content=b"{}").raise_for_status()
         assert seen == {"vllm": 36, "vllm-canary": 4}
@@ -268,7 +269,7 @@ def test_the_proxy_shares_requests_by_weight_and_by_header(proxied: tuple[str, C
 
 def test_the_proxy_passes_a_stream_on_as_it_comes(proxied: tuple[str, Counter[str]]) -> None:
     url, _ = proxied
-    with httpx.stream("POST", f"{url}/slow", content=b"{}") as answer:
+    with httpx.stream("POST", f"{url}/slow", content=b"{}", timeout=60) as answer:
         times = [(time.monotonic(), chunk) for chunk in answer.iter_bytes() if chunk]
     assert [chunk for _, chunk in times] == [b"data: 1\n\n", b"data: 2\n\n"]
     assert times[1][0] - times[0][0] > 0.2
