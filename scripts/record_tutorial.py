@@ -99,15 +99,9 @@ with that number as `--blocks N`; with `--dry-run`, the command says how long it
 draft tokens. The best number falls as the load grows, so name the loads that you serve. To be quick, this run asks
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
-K = 0 in the table is a server without speculation. If no single K is best at all loads, `tune` proposes a schedule: a
-K for each range of running requests. With a schedule, the draft stays loaded even where K is 0. The server is then
-slower than the table says for K = 0, because that row was measured without a draft. `tune` also measures K = 0 with
-the draft loaded, but only at the highest load. If that is faster than every other K, the schedule uses K = 0 at that
-load. If the server without speculation is faster than the choice at a load, a note says so. `--write` puts the choice
-into the profile; its comments stay. A schedule such as `[[1, 2, 5], [3, 4, 2]]` means K = 5 for 1 and 2 running
-requests and K = 2 for 3 and 4; above the last range, the K of that range applies. `--budget` includes the launches;
-every launch is measured at least once, so a slow machine takes longer.
-[How tune predicts](tune.md) explains the model."""),
+K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
+`--budget` includes the launches. Every launch is measured at least once, so a slow machine takes longer.
+[How tune predicts](tune.md) explains the model, and what `tune` proposes if no single K is best at all loads."""),
     Step("""\
 ## 7. Deploy it
 
