@@ -68,8 +68,8 @@ fmt: ## format and repair what ruff can repair
 unit:
 	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
 
-installed: $(if $(TOGETHER),engine unit) # asks the installed vLLM without starting it; last, as it takes both cores
-	$(PYTEST) -n 2 -m "vllm and not engine and not soak"
+installed: $(if $(TOGETHER),unit) # asks the installed vLLM without starting it
+	$(PYTEST) -n $(if $(TOGETHER),0,2) -m "vllm and not engine and not soak"
 
 engine:
 	$(PYTEST) -m "engine and not soak" --durations=15

@@ -62,19 +62,25 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         "services": {**services, **_monitoring()},
         "volumes": {"home": {}, "prometheus": {}, "grafana": {}},
     }
-    observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
+    observing = monitoring_files(made, _pools(made), prometheus_url=PROMETHEUS_URL)
     proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.has_pools else []
     text = yaml_text(content, head=f"{made.head}\n\n{_START}\n{_START_ALL}")
     return (Artifact("compose.yaml", text), *proxy, *observing)
 
 
+def _pools(made: Deployment) -> dict[str, tuple[str, Deployment]]:
+    """Every server, with the name of its service."""
+    found = {"main": ("vllm", made)}
+    if made.canary:
+        found["canary"] = ("vllm-canary", made.canary.made)
+    if made.has_plain_pool and made.plain:
+        found["plain"] = ("vllm-plain", replace(made, plan=made.plain))
+    return found
+
+
 def _behind_proxy(made: Deployment, folder: str) -> Service:
     """Several servers, each on a port and on accelerators of its own, and a proxy before them all."""
-    pools = {"vllm": made}
-    if made.canary:
-        pools["vllm-canary"] = made.canary.made
-    if made.has_plain_pool and made.plain:
-        pools["vllm-plain"] = replace(made, plan=made.plain)
+    pools = dict(_pools(made).values())
     port, found = made.plan.port, {}
     for number, (name, one) in enumerate(pools.items()):
         found[name] = _server(one, folder, stage="stage-canary" if name == "vllm-canary" else "stage")

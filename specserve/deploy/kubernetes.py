@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.deploy.deployment import HEADER, PLAIN, Artifact, Deployment
-from specserve.deploy.monitoring import alert_groups, canary_alerts, canary_analysis
+from specserve.deploy.monitoring import AS_PLAIN, POOL_LABEL, alert_groups, canary_alerts, canary_analysis
 from specserve.deploy.pods import FINGERPRINT, pod, server
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -15,8 +15,6 @@ from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
-POOL_LABEL = "specserve_pool"
-"""Of the series of a pool."""
 _POOL = "specserve/pool"
 _ADDS_PODS = ("autoscaling", "plain-pool", "canary")
 _ASSUMED_CROSSOVER = 32
@@ -125,11 +123,10 @@ def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
         route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
         found["routes"] = {"httproute.yaml": route}
     if made.canary:
-        series = {"canary": _series(made, "canary"), "other": _series(made, "main")}
-        groups = canary_alerts(made.profile.name, **series)
-        analysis = canary_analysis(**series, drafts=made.plain is not None)
+        alerts = {"groups": canary_alerts(made.profile)}
+        analysis = canary_analysis(made.profile, drafts=made.plain is not None)
         kinds = {
-            "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", {"groups": groups}),
+            "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", alerts),
             "canary-analysis": ("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),
         }
         for name, (api, kind, spec) in kinds.items():
@@ -234,8 +231,7 @@ class _Pool:
         if self.kind == "canary" or self.made.canary:
             endpoint["relabelings"] = [{"targetLabel": POOL_LABEL, "replacement": self.kind}]
         if self.kind == "plain":
-            name = {"sourceLabels": ["model_name"], "targetLabel": "model_name"}
-            renamed = {**name, "regex": "(.+)", "replacement": "$1 (plain)"}
+            renamed = {"sourceLabels": ["model_name"], "targetLabel": "model_name", **AS_PLAIN}
             text = "the alerts on speculation are for the other pools"
             endpoint["metricRelabelings"] = Commented(text, [renamed])
         spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
@@ -341,9 +337,3 @@ def _route(made: Deployment) -> Object:
         "parentRefs": Commented(gateway, [{"name": "inference"}]),
         "rules": [*rules, {"backendRefs": shared}],
     }
-
-
-def _series(made: Deployment, pool: str) -> str:
-    """Return the label matchers, in PromQL, of a pool's series: `main` or `canary`."""
-    model = made.profile.server.served_model_name or made.profile.target.model
-    return f'model_name={json.dumps(model, ensure_ascii=False)},{POOL_LABEL}="{pool}"'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -15,6 +15,10 @@ from specserve.profile.schema import Expectation, Profile
 from specserve.profile.writer import Commented, yaml_text
 
 SERVER = "job, instance, model_name"
+POOL_LABEL = "specserve_pool"
+"""Tells the series of a server (`main`) and of its canary (`canary`) apart."""
+AS_PLAIN = {"regex": "(.+)", "replacement": "$1 (plain)"}
+"""How the model of servers without speculation is renamed, since the alerts on speculation are not for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,13 @@ def _alert(
     return {"alert": name, "expr": expression, "for": held, "labels": shown, "annotations": annotations}
 
 
+def _model(profile: Profile) -> str:
+    """The label matcher of a profile's model."""
+    return f"model_name={json.dumps(profile.server.served_model_name or profile.target.model, ensure_ascii=False)}"
+
+
 def _promised(profile: Profile) -> Iterator[Rule]:
-    model = profile.server.served_model_name or profile.target.model
-    selector = f"model_name={json.dumps(model, ensure_ascii=False)}"
+    selector = _model(profile)
     if profile.speculation is not None:
         yield _alert(
             "SpecserveSpeculationMissing", "critical", "5m",
@@ -149,10 +157,14 @@ _ANALYSIS_RANGE = "10m"
 _BAD = 'finished_reason=~"error|abort"'
 
 
-def canary_alerts(name: str, *, canary: str, other: str) -> list[dict[str, Any]]:
-    """Return the rule group of a canary: an alert to roll back for each figure, and one to promote.
+def pool_series(profile: Profile, pool: str) -> str:
+    """Return the label matchers, in PromQL, of a pool's series: `main` or `canary`."""
+    return f'{_model(profile)},{POOL_LABEL}="{pool}"'
 
-    `canary` and `other` are label matchers in PromQL, such as `job="llama-canary"`; `name` goes into the group's name.
+
+def canary_alerts(profile: Profile) -> list[dict[str, Any]]:
+    """Return the rule group of a profile's canary: an alert to roll back for each figure, and one to promote.
+
     The rules compare fixed windows, so they are not valid however often one looks: over weeks, equal servers raise them
     now and then. `specserve watch --against` decides by intervals that are. The limits are those of its margins.
     """
@@ -165,21 +177,21 @@ def canary_alerts(name: str, *, canary: str, other: str) -> list[dict[str, Any]]
             "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
             figure=key,
         )
-        for key, (loss, margin) in _canary_losses("30m", canary, other).items()
+        for key, (loss, margin) in _canary_losses("30m", profile).items()
     ]  # fmt: skip
-    losses = _canary_losses("2h", canary, other).values()
+    losses = _canary_losses("2h", profile).values()
     promoted = _alert(
         "SpecserveCanaryPromote", "info", "30m",
         " and ".join(f"(({loss}) <= {margin})" for loss, margin in losses),
         "The canary of {{ $labels.model_name }} can be promoted",
         "Over 2 hours its acceptance, time per output token and errors are within their margins of the other server's.",
     )  # fmt: skip
-    return [{"name": f"specserve-canary-{name}", "rules": [*rules, promoted]}]
+    return [{"name": f"specserve-canary-{profile.name}", "rules": [*rules, promoted]}]
 
 
-def _canary_losses(window: str, canary: str, other: str) -> dict[str, tuple[str, str]]:
+def _canary_losses(window: str, profile: Profile) -> dict[str, tuple[str, str]]:
     """By figure: what the canary loses, and its margin; the loss is empty with too few requests."""
-    new, old = (Of(window, by="model_name", selector=selector) for selector in (canary, other))
+    new, old = (Of(window, "model_name", pool_series(profile, pool)) for pool in ("canary", "main"))
 
     def mean_s(of: Of) -> str:
         return f"({of.rate(f'{TPOT}_sum')} / ({of.rate(f'{TPOT}_count')} > 0))"
@@ -197,12 +209,13 @@ def _canary_losses(window: str, canary: str, other: str) -> dict[str, tuple[str,
     return {key: (f"({loss}) and {enough}", margin) for key, (loss, margin) in losses.items()}
 
 
-def canary_analysis(*, canary: str, other: str, drafts: bool) -> dict[str, Any]:
+def canary_analysis(profile: Profile, *, drafts: bool) -> dict[str, Any]:
     """Return the `spec` of an AnalysisTemplate of Argo Rollouts: the canary's figures over those of the other server.
 
     `drafts`: whether the other server drafts, so that acceptance can be compared.
     """
-    new, old, bad = (Of(_ANALYSIS_RANGE, by="", selector=one) for one in (canary, other, f"{canary},{_BAD}"))
+    canary, main = (pool_series(profile, pool) for pool in ("canary", "main"))
+    new, old, bad = (Of(_ANALYSIS_RANGE, by="", selector=one) for one in (canary, main, f"{canary},{_BAD}"))
 
     def ratio(over: str, under: str) -> str:
         return " / ".join(f"({of.rate(over)} / {of.rate(under)})" for of in (new, old))
@@ -238,22 +251,19 @@ def canary_analysis(*, canary: str, other: str, drafts: bool) -> dict[str, Any]:
 
 def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     """Returns the files for Prometheus and Grafana on the machine of a server that runs already."""
-    target = f"{made.reached_host}:{made.plan.port}"
-    return monitoring_files(made, target=target, prometheus_url="http://127.0.0.1:9090")
+    return monitoring_files(made, {"main": (made.reached_host, made)}, prometheus_url="http://127.0.0.1:9090")
 
 
-def monitoring_files(made: Deployment, *, target: str, prometheus_url: str) -> tuple[Artifact, ...]:
-    """Returns what Prometheus and Grafana read. `target`: host and port at which Prometheus finds the server."""
-    labels = {"profile": made.profile.name, "fingerprint": made.plan.fingerprint[:16]}
-    job: dict[str, Any] = {"job_name": made.name, "scheme": made.scheme}
-    if made.scheme == "https":
-        job["tls_config"] = {"insecure_skip_verify": True}
-    where = Commented("the server; /metrics asks for no key", [{"targets": [target], "labels": labels}])
+def monitoring_files(
+    made: Deployment, pools: Mapping[str, tuple[str, Deployment]], *, prometheus_url: str
+) -> tuple[Artifact, ...]:
+    """Returns what Prometheus and Grafana read. `pools`: by `main`, `canary`, `plain` a server and its host."""
     prometheus = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["specserve.rules.yml"],
-        "scrape_configs": [{**job, "static_configs": where}],
+        "scrape_configs": [_job(made, pool, host, one) for pool, (host, one) in pools.items()],
     }
+    groups = alert_groups(made.profile) + (canary_alerts(made.profile) if made.canary else [])
     folder = {"path": "/etc/dashboards"}
     provider = {"name": "specserve", "type": "file", "allowUiUpdates": False, "options": folder}
     source = {"name": "Prometheus", "type": "prometheus", "access": "proxy", "url": prometheus_url}
@@ -261,7 +271,7 @@ def monitoring_files(made: Deployment, *, target: str, prometheus_url: str) -> t
     provisioning = "grafana/provisioning"
     texts = {
         "prometheus/prometheus.yml": yaml_text(prometheus, head=made.head),
-        "prometheus/specserve.rules.yml": alert_rules(made.profile),
+        "prometheus/specserve.rules.yml": yaml_text({"groups": groups}, head=_HEAD),
         "grafana/dashboards/specserve.json": dashboard(),
         f"{provisioning}/dashboards/specserve.yaml": yaml_text(
             {"apiVersion": 1, "providers": [provider]}, head=made.head
@@ -269,3 +279,24 @@ def monitoring_files(made: Deployment, *, target: str, prometheus_url: str) -> t
         f"{provisioning}/datasources/prometheus.yaml": yaml_text(sources, head=made.head),
     }
     return tuple(Artifact(path, text, alone=False) for path, text in texts.items())
+
+
+def _job(main: Deployment, pool: str, host: str, made: Deployment) -> dict[str, Any]:
+    """How Prometheus reads one server."""
+    labels = {"profile": main.profile.name, "fingerprint": made.plan.fingerprint[:16]}
+    if main.canary:
+        labels[POOL_LABEL] = pool
+    job: dict[str, Any] = {
+        "job_name": main.name if pool == "main" else f"{main.name}-{pool}",
+        "scheme": made.scheme,
+    }
+    if made.scheme == "https":
+        job["tls_config"] = {"insecure_skip_verify": True}
+    servers = [{"targets": [f"{host}:{made.plan.port}"], "labels": labels}]
+    job["static_configs"] = Commented("the server; /metrics asks for no key", servers)
+    if pool == "plain":
+        renamed = {"source_labels": ["model_name"], "target_label": "model_name", **AS_PLAIN}
+        job["metric_relabel_configs"] = Commented(
+            "the alerts on speculation are for the other servers", [renamed]
+        )
+    return job

@@ -240,28 +240,30 @@ def test_a_missed_promise_and_missing_speculation_are_raised(profile: MakeProfil
     assert not fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **WELL)
 
 
-CANARY = yaml.safe_dump(
-    {"groups": canary_alerts("llama", canary='job="llama-canary"', other='job="llama"')}, width=10_000
-)
+def of_canary(profile: MakeProfile) -> str:
+    """The rules for the canary of a profile whose model is `m`."""
+    groups = canary_alerts(profile("name: llama\nserver: {served_model_name: m}\n"))
+    return yaml.safe_dump({"groups": groups}, width=10_000)
 
 
-def test_a_canarys_alerts_name_what_vllm_exports_and_both_servers() -> None:
+def test_a_canarys_alerts_name_what_vllm_exports_and_both_servers(profile: MakeProfile) -> None:
     exported = set(re.findall(r"^(vllm:\w+)", EXPORTED.read_text(encoding="utf-8"), re.M))
-    found = rules(CANARY)
+    found = rules(of_canary(profile))
     assert [rule["labels"].get("figure") for rule in found] == ["acceptance", "tpot", "errors", None]
     for rule in found:
         assert set(re.findall(r"vllm:\w+", rule["expr"])) <= exported
-        assert rule["expr"].count('job="llama-canary"') == rule["expr"].count('job="llama"') > 0
+        canary, main = (f'model_name="m",specserve_pool="{pool}"' for pool in ("canary", "main"))
+        assert rule["expr"].count(canary) == rule["expr"].count(main) > 0
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"].count("$labels.model_name") == 1
 
 
 @promtool
-def test_a_canarys_alerts_are_raised_by_what_they_say(tmp_path: Path) -> None:
+def test_a_canarys_alerts_are_raised_by_what_they_say(profile: MakeProfile, tmp_path: Path) -> None:
     def traffic(
-        job: str, *, accepted: int = 600, tpot_s: float = 0.6, failed: int = 0
+        pool: str, *, accepted: int = 600, tpot_s: float = 0.6, failed: int = 0
     ) -> list[dict[str, str]]:
-        labels = f'job="{job}",instance="{job}:8000",model_name="m",engine="0"'
+        labels = f'specserve_pool="{pool}",instance="{pool}:8000",model_name="m",engine="0"'
         series = {
             f"vllm:spec_decode_num_draft_tokens_total{{{labels}}}": 1000,
             f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}}": accepted,
@@ -273,8 +275,8 @@ def test_a_canarys_alerts_are_raised_by_what_they_say(tmp_path: Path) -> None:
         return [{"series": name, "values": f"0+{step}x300"} for name, step in series.items()]
 
     def raised(*, accepted: int = 600, tpot_s: float = 0.6, failed: int = 0) -> set[str]:
-        (tmp_path / "rules.yaml").write_text(CANARY, encoding="utf-8")
-        canary = traffic("llama-canary", accepted=accepted, tpot_s=tpot_s, failed=failed)
+        (tmp_path / "rules.yaml").write_text(of_canary(profile), encoding="utf-8")
+        canary = traffic("canary", accepted=accepted, tpot_s=tpot_s, failed=failed)
         asked = [
             f'ALERTS{{alertname="SpecserveCanaryRollBack",figure="{key}",alertstate="firing"}}'
             for key in ("acceptance", "tpot", "errors")
@@ -288,7 +290,7 @@ def test_a_canarys_alerts_are_raised_by_what_they_say(tmp_path: Path) -> None:
                 "tests": [
                     {
                         "interval": "1m",
-                        "input_series": [*canary, *traffic("llama")],
+                        "input_series": [*canary, *traffic("main")],
                         "promql_expr_test": [
                             {"expr": f"{expression} > bool 0", "eval_time": "240m", "exp_samples": []}
                         ],
@@ -311,6 +313,6 @@ def test_a_canarys_alerts_are_raised_by_what_they_say(tmp_path: Path) -> None:
 
 def test_the_manual_names_every_alert(profile: MakeProfile) -> None:
     manual = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
-    found = [*rules(alert_rules(profile(PROMISING))), *rules(CANARY)]
+    found = [*rules(alert_rules(profile(PROMISING))), *rules(of_canary(profile))]
     alerts = {rule["alert"] for rule in found if "alert" in rule}
     assert {alert for alert in alerts if alert not in manual} == set()

@@ -116,6 +116,26 @@ def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None
     assert [one["name"] for one in analysis] == ["acceptance", "tpot", "errors"]
 
 
+def test_prometheus_reads_every_server_of_compose_and_has_the_alerts_of_the_canary(pools: Deployment) -> None:
+    files = files_of("compose", pools)
+    jobs = yaml.safe_load(files["prometheus/prometheus.yml"])["scrape_configs"]
+    found = {job["job_name"]: job["static_configs"][0] for job in jobs}
+    hosts = {name: one["targets"] for name, one in found.items()}
+    assert hosts == {
+        "pools": ["vllm:8000"],
+        "pools-canary": ["vllm-canary:8000"],
+        "pools-plain": ["vllm-plain:8000"],
+    }
+    assert hosts.keys() == {name.replace("vllm", "pools") for name in yaml.safe_load(files["compose.yaml"])["services"]
+                            if name.startswith("vllm")}  # fmt: skip
+    assert {one["labels"]["specserve_pool"] for one in found.values()} == {"main", "canary", "plain"}
+    assert len({one["labels"]["fingerprint"] for one in found.values()}) == 3
+    assert jobs[2]["metric_relabel_configs"][0]["replacement"] == "$1 (plain)"
+    groups = yaml.safe_load(files["prometheus/specserve.rules.yml"])["groups"]
+    (canary,) = [group for group in groups if group["name"].startswith("specserve-canary-")]
+    assert canary["rules"][-1]["alert"] == "SpecserveCanaryPromote"
+
+
 def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
     settings = (
         "target.model=/models/70b",
