@@ -100,15 +100,15 @@ draft tokens. The best number falls as the load grows, so name the loads that yo
 for a few short answers (32 tokens). More of their time is prefill, so the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,4 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
-`--budget` includes the launches. Every launch is measured at least once, so a slow machine takes longer.
+`--budget` includes the launches. Every launch is measured at least once, even if a slow machine exceeds the budget.
 [How tune predicts](tune.md) explains the model, and what `tune` proposes if no single K is best at all loads."""),
     Step("""\
 ## 7. Deploy it
 
 `render` writes the launch for production, without specserve inside, for the newest vLLM that the profile allows:""",
          "specserve render configs/demo.yaml --to systemd", """\
-The warning is about vLLM's CPU build. [The Kubernetes page](how-to/kubernetes.md) says where the plug-in is and how
-to build it into an image. Install it into `/opt/vllm` in the same way.
+The warning is only about vLLM's CPU build. The plug-in is in `scripts/cpu_engine/vllm_cpu_shim`;
+[the Kubernetes page](how-to/kubernetes.md) shows how to install it.
 
 ## Where to go next
 

@@ -54,7 +54,7 @@ MaxTokens = Annotated[
     typer.Option(
         min=2,
         show_default=False,
-        help="Stop each answer after this many tokens (default: the workload's own limit; 64 on a CPU).",
+        help="Stop each answer after this many tokens (default: the workload's own limit, or 64 on a CPU).",
     ),
 ]
 

@@ -123,10 +123,10 @@ def check(
     files and tensor headers from directories, the Hub cache or the Hub, but no weights. What it could not check is
     listed as skipped and never counts as ok.
 
-    Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not exist
-    or is not accessible, or if the Hub does not answer and specserve ships no copy of the model's configuration. If
-    specserve ships a copy, check uses the copy and reports what it could not check as skipped. A model that --offline
-    does not find here also counts as skipped.
+    Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not
+    exist, is gated, or cannot be read because the Hub does not answer. For some models specserve ships a copy of the
+    configuration: check then uses the copy, and what it cannot check counts as skipped. A model that --offline does not
+    find here counts as skipped, too.
 
     \b
     specserve check configs/demo.yaml

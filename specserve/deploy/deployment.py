@@ -29,7 +29,7 @@ LEADER = "{leader}"
 HEADER, PLAIN = "x-specserve-pool", "plain"
 """A client that sends this header is answered without speculation."""
 HOME_NOTE = "vLLM, torch and Triton compile into it"
-GRACE_NOTE = "server.shutdown_timeout_s and 30 s more"
+GRACE_NOTE = "server.shutdown_timeout_s of the profile (vLLM is told 5 s less), and 30 s more"
 USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
 CORRUPTED_TEXT = (
     "with speculation, vLLM's CPU build corrupts text at temperature > 0 (vllm-project/vllm#55005), unless the plug-in "

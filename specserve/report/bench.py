@@ -57,14 +57,16 @@ _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
 _HEAD = (
     Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
-    Column("verdict", "verdict"), Column("length"),
+    Column("verdict", "verdict"), Column("per step"),
     Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
     Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
     Column("gap P99, ms", is_detail=True),
 )  # fmt: skip
 _LEGEND = (
-    "speedup: output tokens/s over those of the first variant, with its 95 % interval; length: mean acceptance length, "
-    "tokens per step; needed: the length at which speculation breaks even"
+    ("speedup", "output tokens/s over those of the first variant, with a 95 % interval"),
+    ("per step", "mean acceptance length, in tokens per step"),
+    ("needed", "the length at which speculation breaks even"),
+    ("latencies", "P50/P90/P99"),
 )
 _METHOD = (
     f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. COSTS: below "
@@ -198,6 +200,7 @@ def _document(result: Result) -> Document:
     targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
     arms = [(arm.name, arm_words(arm)) for arm in result.arms]
     blocks += [Cards(list(_cards(result))), Items([*(("target", model) for model in targets), *arms])]
+    blocks.append(Section("In the tables", [Items(_LEGEND)]))
     blocks += [_section(result, each) for each in sections(result)]
     if result.stops_paying:
         ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]
@@ -209,7 +212,7 @@ def _document(result: Result) -> Document:
     basis = "measured within one launch: another start of the same servers may differ by a few %"
     if result.launches > 1:
         basis = f"measured over {result.launches} launches of each variant"
-    blocks += [Paragraph(_LEGEND), Paragraph(basis), _method(result)]
+    blocks += [Paragraph(basis), _method(result)]
     return Document("benchmark", result.name, blocks)
 
 
@@ -234,11 +237,13 @@ def _cards(result: Result) -> Iterator[Card]:
                 yield Card(arm.name, NONE, [_counted(mine)])
             continue
         (worst, worst_point), (best, best_point) = known[0], known[-1]
-        figure = f"{number(worst.value)}x{' at worst' if len(known) > 1 else ''}"
-        lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
-        if len(known) > 1:
-            lines.append(f"best: {with_spread(best, unit='x')} on {where(best_point)}")
-        yield Card(arm.name, figure, lines)
+        if len(known) == 1:
+            lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
+            yield Card(arm.name, f"{number(worst.value)}x", lines)
+            continue
+        lines = [f"95 % interval {spread(worst)}, on {where(worst_point)}", _counted(mine)]
+        lines.append(f"best point: {with_spread(best, unit='x')}, on {where(best_point)}")
+        yield Card(arm.name, f"{number(worst.value)}x at the worst point", lines)
 
 
 def _counted(comparisons: Sequence[Comparison]) -> str:
@@ -265,7 +270,7 @@ def _section(result: Result, section: BenchSection) -> Section:
         Table(_HEAD, [row.cells() for row in section.rows], keys=2),
         Items(list(_remarks(section.rows))),
     ]
-    return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
+    return Section(f"{section.title} (load: {section.load_words})", blocks)
 
 
 def _remarks(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,8 @@ _COMPUTED_BY = {
 def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     """The figures of the fullest GPU; a range for a term that is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
+    if estimate.verdict == "tight" and estimate.unknown_draft:
+        words = "perhaps tight, as the draft is not counted"
     where = "Memory per GPU"
     if machine.is_cpu:
         where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"

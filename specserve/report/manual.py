@@ -107,11 +107,11 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
     lines = [
         f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {NEEDED[page.needs]})"
     ]
-    if page.policy:
-        lines.append("A policy of specserve, not of vLLM: in a `vllm serve` command, only a warning.")
     for heading, text in page.parts.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")
+        if page.policy and not heading:
+            lines.append("vLLM would start; for a `vllm serve` command, this is only a warning.")
     silence = page.silence or "It cannot be silenced."
     return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
 

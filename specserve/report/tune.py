@@ -43,9 +43,13 @@ from specserve.report.text import (
 _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
+_UNITS = {
+    "throughput": ("output tokens/s",), "tpot": ("ms per token",), "goodput": ("output tokens/s", "ms per token"),
+}  # fmt: skip
+"""What the tables show; `report.html` and `result.json` have everything."""
 _LEGEND = (
-    "In the tables, m means measured at the concurrency of the column, p predicted from two launches (without and with "
-    "speculation), p/m both, and * chosen"
+    "In the tables, m means measured, p predicted from the launches without and with speculation, p/m both (where the "
+    "launch with speculation used this K), and * chosen"
 )
 
 
@@ -86,8 +90,8 @@ def tune_document(found: TuneResult) -> Document:
         lines = []
         for each in found.causes:
             share = NONE if each.share is None else f"{each.share:.0%}"
-            advice = "" if share == "0%" else f"; what changes it: {each.moves}"
-            lines.append((share, f"{each.name}: {each.told}{advice}"))
+            if share != "0%":
+                lines.append((share, f"{each.name}: {each.told}; what changes it: {each.moves}"))
         blocks.append(
             Section(
                 f"Why the speedup is {at.predicted.speedup.value:.2f}x and not {at.num_speculative_tokens + 1}x "
@@ -129,6 +133,8 @@ def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, st
     for row in found.points:
         if found.is_chosen(row) and row.concurrency == load:
             gain = f"predicted speedup {with_spread(row.predicted.speedup, unit='x')}"
+            if row.predicted.speedup.low < 1:
+                gain += ", so it may not pay"
             if found.objective == "tpot":
                 gain = f"{row.predicted.tpot_ms:.1f} ms per token predicted, {row.predicted.plain_tpot_ms:.1f} without"
             least = row.break_even_mean_acceptance_length
@@ -188,7 +194,7 @@ def _place(found: TuneResult, candidate: str, workload: str, temperature: float)
         f"{candidate}: {workload}, temperature {temperature:g}",
         [
             Charts(list(_pictures(rows, loads, positions))),
-            *(_grid(found, there, loads, unit) for unit in ("output tokens/s", "ms per token")),
+            *(_grid(found, there, loads, unit) for unit in _UNITS[found.objective]),
             Details("Every K at every load", [_details(found, there)]),
         ],
     )

@@ -119,7 +119,7 @@ def _headline(found: Verification, stream: TextIO) -> list[str]:
     verdict = found.verdict.value
     lines = [filled(text, lead=f"{verdict}: ", shown=f"{toned(verdict, stream=stream)}: ", stream=stream)]
     if found.verdict is not VerifyVerdict.LOSSY and (excluded := "; ".join(_excluded(found))):
-        text = f"faults excluded at {100 * CONFIDENCE:.0f} % confidence: {excluded}"
+        text = f"faults that this run would have found, with {100 * CONFIDENCE:.0f} % confidence: {excluded}"
         lines.append(filled(text, lead="  ", stream=stream))
     return lines
 
@@ -132,12 +132,14 @@ def _excluded(found: Verification) -> Iterator[str]:
 
     for item in found.sampled:
         if item.excluded_temperature_percent is not None:
-            which = f" ({_sampling_words(item.sampling)})" if len(found.sampled) > 1 else ""
-            yield f"a temperature that is off by {up(item.excluded_temperature_percent)} % or more{which}"
+            fault = f"a temperature that is off by {up(item.excluded_temperature_percent)} % or more"
         elif item.excluded_points is not None:
-            yield f"a most likely token sampled {up(item.excluded_points)} points too often or too rarely"
+            fault = f"a most likely token sampled {up(item.excluded_points)} points too often or too rarely"
+        else:
+            continue
+        yield f"at {_sampling_words(item.sampling)}, {fault}"
     if found.greedy is not None and found.greedy.excluded_share is not None:
-        yield f"at T = 0, a share of wrong tokens of {up(100 * found.greedy.excluded_share)} % or more"
+        yield f"at T = 0, {up(100 * found.greedy.excluded_share)} % or more wrong tokens"
 
 
 def _excluded_json(found: Verification) -> dict[str, Any]:
@@ -185,15 +187,6 @@ def _wrong(found: Greedy) -> int:
     return found.tokens - found.best - found.near_ties - found.unstable - found.unchecked
 
 
-def _between(low: float, high: float, less: str, more: str, *, digits: int) -> str:
-    """An interval in words: `4.16 less to 3.75 more`."""
-    if high <= 0:
-        return f"{-low:.{digits}f} to {-high:.{digits}f} {less}"
-    if low >= 0:
-        return f"{low:.{digits}f} to {high:.{digits}f} {more}"
-    return f"{-low:.{digits}f} {less} to {high:.{digits}f} {more}"
-
-
 def _sampled_words(found: Sampled) -> Iterator[str]:
     points, heat = found.deviation_points, found.temperature_error_percent
     of_all = f"{count(found.tokens, 'token')} of {count(found.requests, 'request')}"
@@ -201,16 +194,15 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
         yield f"{of_all}: too few to measure"
         return
     yield (
-        f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
-        f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{_between(points.low, points.high, 'less', 'more', digits=2)}; LOSSLESS needs all of it within "
-        f"{MARGIN_POINTS:g} either way)"
+        f"{of_all}: the most likely token was sampled {abs(points.value):.2f} percentage points "
+        f"{'more' if points.value >= 0 else 'less'} often than expected; 99 % interval {points.low:+.2f} to "
+        f"{points.high:+.2f}; LOSSLESS needs an interval within ±{MARGIN_POINTS:g}"
     )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
         yield (
-            f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
-            f"(99 % interval: {_between(heat.low, heat.high, '% lower', '% higher', digits=1)}; LOSSLESS needs all "
-            f"of it within {COOL_PERCENT:g} % either way)"
+            f"the temperature seems {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} than requested; "
+            f"99 % interval {heat.low:+.1f} % to {heat.high:+.1f} %; LOSSLESS needs an interval within "
+            f"±{COOL_PERCENT:g} %"
         )
     yield (
         f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely; up to "

@@ -80,7 +80,7 @@ def training(answers: Path, out: Path, **fields: Any) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     return {
         "work": "train", "draft": str(DRAFT), "answers": str(answers), "out": str(out), "k": K, "budget_s": 300,
-        "epochs": 40, "seed": 0, "learning_rate": 0.002, "old_share": 0.0, **fields,
+        "epochs": 10, "seed": 0, "learning_rate": 0.004, "old_share": 0.0, **fields,
     }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_a_draft_learns_what_the_target_says_survives_a_stop_and_can_be_served(
     told = events(first)
     assert next(told)["event"] == "evaluated"
     for message in told:
-        if message["event"] == "progress":
+        if message["step"] > 0:
             first.send_signal(signal.SIGTERM)
             break
     *_, last = told
@@ -123,7 +123,7 @@ def test_a_draft_learns_what_the_target_says_survives_a_stop_and_can_be_served(
         for draft in (DRAFT, out / "draft")
     )
     assert len(before) == len(after) == 20
-    assert rate(before) < 0.2 and rate(after) > 0.8
+    assert rate(before) < 0.2 and rate(after) > 0.8, rate(after)
 
 
 def test_what_cannot_be_read_is_told_and_ends_the_child(

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,11 +134,30 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def whole(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """An uninterrupted run over all lines, good and bad."""
     run = Run(profile, tmp_path_factory.mktemp("whole"), INPUT)
     assert run.finish() == 1, run.err
-    yield run
+    return run
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run that was killed after some lines, and run again to its end."""
+
+    run: Run
+    journaled: bytes
+    """The whole lines that the killed one left."""
+
+
+@pytest.fixture(scope="module")
+def resumed(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """Over all lines, good and bad."""
+    folder = tmp_path_factory.mktemp("resumed")
+    journaled = stop_after(Run(profile, folder, INPUT), 60, signal.SIGKILL)
+    run = Run(profile, folder, INPUT)
+    assert run.finish() == 1, run.err
+    return Resumed(run, journaled)
 
 
 def tokens(records: Iterable[Record]) -> int:
@@ -160,18 +180,18 @@ def served(up: Up, request: Record) -> Record:
     }
 
 
-def test_every_answer_is_the_servers_greedy_answer(whole: Run, tiny_server: Up) -> None:
+def test_every_answer_is_the_servers_greedy_answer(resumed: Resumed, tiny_server: Up) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda request: served(tiny_server, request), REQUESTS)
         expected = list(answers)
-    found = [record for record in whole.records() if "error" not in record]
+    records = resumed.run.records()
+    found = [record for record in records if "error" not in record]
     assert [{key: value for key, value in record.items() if key != "index"} for record in found] == expected
-    assert [record["index"] for record in whole.records()] == list(range(LINES))
+    assert [record["index"] for record in records] == list(range(LINES))
 
 
-def test_acceptance_and_speed_are_told_at_the_end(whole: Run) -> None:
-    assert f"{tokens(whole.records())} tokens in " in whole.err
-    (line,) = [line for line in whole.err.splitlines() if line.startswith("acceptance ")]
+def test_acceptance_is_told_at_the_end(resumed: Resumed) -> None:
+    (line,) = [line for line in resumed.run.err.splitlines() if line.startswith("acceptance ")]
     assert float(line.split()[1].rstrip(",")) > 0.3
 
 
@@ -190,19 +210,23 @@ def stop_after(run: Run, lines: int, number: int) -> bytes:
 def assert_resumed(run: Run, journaled: bytes, whole: Run) -> None:
     """The run ends with the undisturbed file, and computed nothing that the journal held."""
     assert run.finish() == 1, run.err
+    assert_none_again(run, journaled)
+    assert run.out.read_bytes() == whole.out.read_bytes()
+
+
+def assert_none_again(run: Run, journaled: bytes) -> None:
+    """Every line of the journal is in the output as it was, and only the others were computed."""
     kept = [json.loads(line) for line in journaled.splitlines()]
     assert f"resuming: {len(kept)} of {LINES} lines" in run.err
     assert len({record["index"] for record in kept}) == len(kept)
-    assert f"{tokens(whole.records()) - tokens(kept)} tokens in " in run.err
-    assert run.out.read_bytes() == whole.out.read_bytes()
+    records = run.records()
+    assert [records[record["index"]] for record in kept] == kept
+    assert f"{tokens(records) - tokens(kept)} tokens in " in run.err
     assert not run.partial.exists()
 
 
-def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(
-    whole: Run, profile: Path, tmp_path: Path
-) -> None:
-    journaled = stop_after(Run(profile, tmp_path, INPUT), 60, signal.SIGKILL)
-    assert_resumed(Run(profile, tmp_path, INPUT), journaled, whole)
+def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(resumed: Resumed) -> None:
+    assert_none_again(resumed.run, resumed.journaled)
 
 
 @pytest.mark.soak
@@ -245,12 +269,12 @@ def test_a_killed_engine_process_is_named_and_nothing_is_left(profile: Path, tmp
     assert f"{kept} of {LINES} lines are in `{run.partial}`" in run.err
 
 
-def test_bad_lines_fail_alone_with_vllms_reason(whole: Run) -> None:
-    errors = whole.records()[FIRST_BAD : FIRST_BAD + len(BAD)]
+def test_bad_lines_fail_alone_with_vllms_reason(resumed: Resumed) -> None:
+    errors = resumed.run.records()[FIRST_BAD : FIRST_BAD + len(BAD)]
     for place, (found, (_, reason)) in enumerate(zip(errors, BAD, strict=True), start=FIRST_BAD + 1):
         assert found["error"].startswith(f"line {place}: {reason}")
-        assert f"line {place}: {reason}" in whole.err
-    assert "Traceback" not in whole.err
+        assert f"line {place}: {reason}" in resumed.run.err
+    assert "Traceback" not in resumed.run.err
 
 
 @pytest.mark.soak

@@ -145,8 +145,8 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_the_report_leads_with_the_worst_point_and_its_interval(form: str) -> None:
     shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
-    words = ["0.83x at worst", "95 % interval 0.79-0.87 on creative, concurrency 16",
-             "pays at 3 of 6 points, costs at 1", "best: 2.17x (2.08-2.25) on chat, concurrency 1",
+    words = ["0.83x at the worst point", "95 % interval 0.79-0.87, on creative, concurrency 16",
+             "pays at 3 of 6 points, costs at 1", "best point: 2.17x (2.08-2.25), on chat, concurrency 1",
              "needs about 4 more blocks"]  # fmt: skip
     places = [shown.replace("\\", "").index(word) for word in words]
     assert places == sorted(places)

@@ -148,7 +148,7 @@ def is_further(name: str, depth: int) -> bool:
 
 @arm_rule("SD232", ERROR, needs="models")
 def indivisible_token_count(arm: Arm) -> Hits:
-    """K is not a multiple of the number of tokens that the trained layers predict.
+    """K is larger than the number of trained layers, and not a multiple of it.
 
     The model has n such layers, each trained for one further token. If K (`num_speculative_tokens`) is larger than n,
     vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.

@@ -68,12 +68,13 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
         if is_fixed(memory)
         else f": vLLM may use {gib(per_gpu.budget)} of {total}; estimated: "
     )
-    parts = {"activations": per_gpu.activation, "other": per_gpu.other, "KV cache": per_gpu.kv_cache}
+    parts = {"activations": per_gpu.activation, "other": per_gpu.other}
     shown = [
         f"{name} {_span(part)}" + (f" ({part.support})" if part.support else "")
         for name, part in parts.items()
     ]
-    return f"{where}{head}weights {weights}, {', '.join(shown)}"
+    rest = "" if is_fixed(memory) else " (the rest)"
+    return f"{where}{head}weights {weights}, {', '.join(shown)}, KV cache {_span(per_gpu.kv_cache)}{rest}"
 
 
 def _span(bounds: Bounds) -> str:

@@ -113,8 +113,8 @@ def unpadded_drafter_batch(arm: Arm) -> Hits:
 def refused_logits_processor(arm: Arm) -> Hits:
     """The model runner cannot combine custom logits processors with speculation.
 
-    The V1 runner refuses the combination at the start. The V2 runner, which serves most methods on GPUs since 0.32,
-    accepts processors that were written for it.
+    The V1 runner refuses the combination at the start. The V2 runner accepts processors that were written for it. Since
+    0.32, V2 serves most methods on GPUs, such as `eagle3`; `suffix` always runs on V1.
     Example:
         vllm: ">=0.32"
         speculation: {method: suffix, num_speculative_tokens: 16}
@@ -123,11 +123,11 @@ def refused_logits_processor(arm: Arm) -> Hits:
     Source: vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
     if arm.ctx.engine.get("logits_processors") and (found := arm.on("V1")):
-        text = f"the V1 runner, which will serve `{arm.method}`, takes no logits processors with speculation"
-        related, help_ = (
-            {arm.at("method"): "speculation"},
-            "leave `logits_processors` out, or do not speculate",
-        )
+        taken = arm.runners[found[-1]]
+        why = f" ({taken.reason})" if taken and taken.reason else ""
+        text = f"`{arm.method}` runs on the V1 runner{why}, which takes no logits processors with speculation"
+        related = {arm.at("method"): "speculation"}
+        help_ = "leave `logits_processors` out, or do not speculate"
         yield Hit("engine.logits_processors", text, related=related, versions=found, help=help_)
 
 

@@ -232,7 +232,7 @@ def unlocked_model(ctx: Context) -> Hits:
     The profile was changed after it was locked. Each start of the server takes the model's files as they are on the Hub
     at that time. `check --locked` cannot judge this model.
     Example:
-        # p.lock.json, beside this profile, has ./llama only
+        # p.lock.json, beside this profile, has ./llama only: run `specserve lock` again
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Use instead: target: {model: ./llama}

@@ -48,7 +48,7 @@ def uncaptured_decode(arm: Arm) -> Hits:
 
     With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
     more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also lowers
-    the largest size to the next size that it captures: 1, 2, 4, multiples of 8 up to 256, then multiples of 16
+    the largest size to one that it captures: 1, 2, 4, multiples of 8 up to 256, then multiples of 16
     (vllm-project/vllm#54933).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}

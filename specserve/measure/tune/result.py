@@ -99,16 +99,20 @@ def tune_result(
     model = chosen.models.get(place_of(row.point)) if row is not None else None
     kv = [tune.kv_tokens.get(name, 0) for name in (chosen.candidate.name, BASELINE)]
     found: tuple[SpeedupLimit, ...] = ()
+    notes = [*tune.notes]
     if row is not None and model is not None:
         found = causes(row, steps=model, kv_tokens=(kv[0], kv[1]) if all(kv) else None)
         gains = max(each.predicted.speedup.value for each in chosen.rows) >= LEAST_SPEEDUP
         if not (choice.speculates or confirmed or gains):
             mine = [each for each in chosen.rows if place_of(each.point) == place_of(row.point)]
             choice = replace(choice, reason=why_none(mine, steps=model) or choice.reason)
+        notes += drifted(row, steps=model)
     plain = plain_rows(plan, tune.passes)
-    notes = [
-        *tune.notes, *_notes(plan, failed), *_losses(choice, chosen, confirmed), *better_rates(choice, chosen, plain)
-    ]  # fmt: skip
+    notes += [
+        *_notes(plan, failed),
+        *_losses(choice, chosen, confirmed),
+        *better_rates(choice, chosen, plain),
+    ]
     return TuneResult(
         name=plan.name,
         fingerprint=plan.fingerprint,
@@ -152,11 +156,6 @@ def causes(
     verify_s = min(max(step_s - steps.draft_s(load, tokens), plain_s), step_s)
     decoding, verified = length * plain_s / step_s, verify_s / plain_s
     verifies = f"verifying {load * (tokens + 1)} tokens takes {verified:.2f} times as long as a baseline step"
-    if verified < _IMPLAUSIBLE:
-        verifies += (
-            "; a ratio below one is implausible: either the machine was slower during the baseline, or its steps with "
-            "a single token are unusually slow"
-        )
     drafts = f"drafting {tokens} token{'s' if tokens > 1 else ''} takes {(step_s - verify_s) / step_s:.0%} of a step"
     lost = {
         "acceptance": ((tokens + 1) / length, f"{length:.2f} of {tokens + 1} tokens a step"),
@@ -182,6 +181,18 @@ def causes(
         words = f"KV cache of {drafting:,} tokens instead of {plain:,} ({drafting / plain - 1:+.0%})"
         found.append(SpeedupLimit("memory", None, words, MOVES["memory"]))
     return tuple(found)
+
+
+def drifted(row: Row, *, steps: StepModel) -> Iterator[str]:
+    """A note if steps with more tokens took less time than steps of the baseline."""
+    load, tokens = row.concurrency, row.num_speculative_tokens
+    ratio = row.step_ms / 1000 / steps.at(load, 0)
+    if ratio < _IMPLAUSIBLE:
+        yield (
+            f"a step of {load * (tokens + 1)} tokens took {ratio:.2f} times as long as one of {load} in the baseline: "
+            "either steps of so few tokens are slow on this machine, or the machine was slower during the baseline; "
+            "then the speedup is less than predicted"
+        )
 
 
 def why_none(rows: Sequence[Row], *, steps: StepModel) -> str | None:

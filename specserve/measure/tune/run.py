@@ -215,7 +215,7 @@ class Tune(Measurement):
         if missing and self.plan.budget_s is not None:
             found.append(
                 f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
-                f"{len(planned)} passes; what is missing would only measure steps at other loads"
+                f"{len(planned)} passes; the missing ones are at concurrencies that you did not name"
             )
         least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
         if least < 1:
