@@ -69,7 +69,7 @@ unit:
 	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
 
 installed: $(if $(TOGETHER),unit) # asks the installed vLLM without starting it
-	$(PYTEST) -n $(if $(TOGETHER),0,2) -m "vllm and not engine and not soak"
+	$(PYTEST) -n 2 --dist loadfile -m "vllm and not engine and not soak"
 
 engine:
 	$(PYTEST) -m "engine and not soak" --durations=15

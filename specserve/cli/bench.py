@@ -80,8 +80,8 @@ def bench(
         text_option(
             "NAME",
             (
-                "Compare only this one of the profile's `alternatives` (named blocks of speculation); repeatable; "
-                "`none` compares none of them (default: all)."
+                "Of the profile's `alternatives` (named blocks of speculation), measure only this one beside the main "
+                "block; repeatable; `none` measures no alternative (default: all)."
             ),
         ),
     ] = None,

@@ -124,9 +124,9 @@ def check(
     listed as skipped and never counts as ok.
 
     Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not
-    exist, is gated, or cannot be read because the Hub does not answer. For some models specserve ships a copy of the
-    configuration: check then uses the copy, and what it cannot check counts as skipped. A model that --offline does not
-    find here counts as skipped, too.
+    exist, if it is gated, or if the Hub does not answer. If specserve ships a copy of the model's configuration, the
+    Hub need not answer: check uses the copy, and what it cannot check counts as skipped. A model that --offline does
+    not find here also counts as skipped.
 
     \b
     specserve check configs/demo.yaml

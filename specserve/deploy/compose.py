@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.deploy.deployment import (
-    GRACE_NOTE,
     HEADER,
     HOME_NOTE,
     MODELS,
@@ -152,7 +151,7 @@ def _served(made: Deployment, argv: Sequence[str], image: Image, folder: str, *,
             "timeout": "10s",
             "retries": 6,
         },
-        "stop_grace_period": Commented(GRACE_NOTE, f"{made.grace_s}s"),
+        "stop_grace_period": Commented(made.grace_from, f"{made.grace_s}s"),
         "restart": "unless-stopped",
         **_gpus(made),
     }

@@ -14,22 +14,17 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.locking import lock_of
 from specserve.plan.nodes import LaunchNode, node_count, on_node
 from specserve.plan.uses import Mount, contained, model_uses
-from specserve.profile.schema import Profile, world_size
+from specserve.profile.schema import Profile, Server, world_size
 from specserve.profile.writer import Commented
 from specserve.vllm.facts import READ
 from specserve.vllm.versions import table
 
-PORT = 8000
 MODELS = "/models"
 """Where a container finds the folders and files that the profile names by a path: its working folder."""
-CACHE = "/cache"
-"""Where it finds what comes from the Hub."""
-LEADER = "{leader}"
-"""Stands in the plans of several nodes for node 0's address, which a target knows."""
+LEADER = "{leader}"  # node 0's address, which a target knows
 HEADER, PLAIN = "x-specserve-pool", "plain"
 """A client that sends this header is answered without speculation."""
 HOME_NOTE = "vLLM, torch and Triton compile into it"
-GRACE_NOTE = "server.shutdown_timeout_s of the profile (vLLM is told 5 s less), and 30 s more"
 USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
 CORRUPTED_TEXT = (
     "with speculation, vLLM's CPU build corrupts text at temperature > 0 (vllm-project/vllm#55005), unless the plug-in "
@@ -220,6 +215,11 @@ class Deployment:
         return math.ceil(self.profile.server.shutdown_timeout_s) + 30
 
     @property
+    def grace_from(self) -> str:
+        """Where that comes from, for a comment."""
+        return f"{self.profile.server.shutdown_timeout_s:g} s (server.shutdown_timeout_s) and 30 s more"
+
+    @property
     def may_be_offline(self) -> bool:
         """Whether vLLM needs nothing of the Hub but what is staged: no code of others, no adapters."""
         engine, frontend = self.profile.engine, self.profile.frontend
@@ -308,7 +308,7 @@ def deployment(
             hint="NVIDIA GPUs and CPUs are supported; `specserve plan` gives the command for any accelerator",
         )
     inside, mounts = contained(profile)
-    server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104
+    server = replace(inside.server, host="0.0.0.0", port=inside.server.port or Server().port)  # noqa: S104
     hardware = replace(inside.hardware, devices=None) if inside.hardware else None
     spans = {**inside.spans, "server.host": inside.span("server.host")}
     inside = replace(inside, server=server, hardware=hardware, spans=spans)

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specserve.deploy.deployment import (
-    CACHE,
-    GRACE_NOTE,
     HOME_NOTE,
     LEADER,
     MODELS,
@@ -21,6 +19,8 @@ from specserve.plan.nodes import rank_at
 from specserve.profile.writer import Commented
 
 FINGERPRINT = "specserve/fingerprint"
+CACHE = "/cache"
+"""Where a container finds what comes from the Hub."""
 _PROBE_PERIOD_S = 10
 _PRE_STOP_S = "5"
 Object = dict[str, Any]
@@ -85,7 +85,7 @@ def pod(made: Deployment, container: Object) -> Object:
     spec: Object = {
         "enableServiceLinks": Commented(links, False),
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": Commented(GRACE_NOTE, made.grace_s),
+        "terminationGracePeriodSeconds": Commented(made.grace_from, made.grace_s),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": Commented(USER_NOTE, made.image.uid),

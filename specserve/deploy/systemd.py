@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from specserve.deploy.deployment import GRACE_NOTE, LEADER, Artifact, Deployment, in_one_line, staging
+from specserve.deploy.deployment import LEADER, Artifact, Deployment, in_one_line, staging
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 
 PROGRAM = "/opt/vllm/bin/vllm"
@@ -69,7 +69,7 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
         "KillMode=mixed",
-        f"# {GRACE_NOTE}",
+        f"# {made.grace_from}",
         f"TimeoutStopSec={made.grace_s}",
         "# always, not on-failure: vLLM ends with code 0 even if its engine was killed",
         "Restart=always",

@@ -119,8 +119,8 @@ _COMPUTED_BY = {
 def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
     """The figures of the fullest GPU; a range for a term that is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
-    if estimate.verdict == "tight" and estimate.unknown_draft:
-        words = "perhaps tight, as the draft is not counted"
+    if estimate.is_only_in_doubt and estimate.unknown_draft:
+        words = "fits without the draft, whose size is not known"
     where = "Memory per GPU"
     if machine.is_cpu:
         where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
@@ -142,7 +142,7 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in helpful[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-        yield f"  with `{knob.path}: {value}`: {_MEMORY[knob.verdict][0]}"
+        yield f"  with `{knob.path}: {value}` alone: {_MEMORY[knob.verdict][0]}"
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")

@@ -48,9 +48,12 @@ _UNITS = {
 }  # fmt: skip
 """What the tables show; `report.html` and `result.json` have everything."""
 _LEGEND = (
-    "In the tables, m means measured, p predicted from the launches without and with speculation, p/m both (where the "
-    "launch with speculation used this K), and * chosen"
+    ("m", "measured"),
+    ("p", "predicted from the launches without and with speculation"),
+    ("p/m", "both: the launch with speculation used this K at this concurrency"),
+    ("*", "chosen"),
 )
+_WITHIN = ("(…%)", "requests within the latency limits of the profile")
 
 
 def result_json(found: TuneResult) -> str:
@@ -80,8 +83,7 @@ def tune_document(found: TuneResult) -> Document:
     )
     blocks: list[Block] = [Paragraph(lead, is_muted=True), *_choice(found), *_confirmed(found)]
     is_limited = any(row.predicted.within_limits is not None for row in found.points)
-    legend = f"{_LEGEND}; (…%): requests within the latency limits of the profile" if is_limited else _LEGEND
-    blocks.append(Paragraph(legend, is_muted=True))
+    blocks.append(Section("In the tables", [Items([*_LEGEND, *([_WITHIN] if is_limited else [])])]))
     for place in dict.fromkeys((row.candidate, row.workload, row.temperature) for row in found.points):
         blocks.append(_place(found, *place))
     if found.causes_of is not None:

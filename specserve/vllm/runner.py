@@ -66,7 +66,7 @@ def which_runner(
     if always:
         return RunnerChoice("V2", f"`{always}` needs it", impossible)
     if asked is not None:
-        reason = f"`{SWITCH}` asks for it"
+        reason = f"`{SWITCH}={int(asked)}` asks for it"
         return RunnerChoice("V2", reason, impossible) if asked else RunnerChoice("V1", reason, v1)
     demands = facts.V2_DEMANDS.at(version)
     if block.get("method") in demands:

@@ -150,8 +150,8 @@ def split_node(ctx: Context) -> Hits:
 def missing_hardware(ctx: Context) -> Hits:
     """This machine has less than the profile's `hardware` asks for.
 
-    The profile was checked, and the figures in its `expect` section were measured, for other accelerators. On this
-    machine, the server may fail to start, or be slower. If the profile is for this machine, name its accelerators.
+    The memory was checked for the accelerators in `hardware`, and the figures in `expect` were measured on them. On
+    this machine, the server may fail to start, or be slower. If the profile is for this machine, name its accelerators.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}

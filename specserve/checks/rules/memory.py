@@ -228,9 +228,7 @@ def unreachable_concurrency(ctx: Context) -> Hits:
         is_known = memory.is_kv_known and memory.verdict != "does_not_fit"
         if is_known and type(wanted) is int and most < wanted:
             text = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel; "
-            help_ = (
-                "this is fine if requests are shorter; otherwise lower `max_model_len` to fit more of them"
-            )
+            help_ = "this is fine if most requests are shorter; if all are, lower `max_model_len`"
             yield Hit("engine.max_num_seqs", f"{text}`max_num_seqs` is {wanted}", help=help_)
             return
 

@@ -226,7 +226,9 @@ def unshared_overrides(arm: Arm) -> Hits:
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]
     if found and arm.method == "mtp" and arm.model in (None, arm.ctx.profile.target.model):
-        text = f"vLLM does not apply `{found[0]}` to the layers that draft for `mtp`"
+        text = (
+            f"`hf_overrides` changes `{found[0]}` for the target, but not for its layers that draft (`mtp`)"
+        )
         related = {arm.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
         yield Hit("engine.hf_overrides", text, related=related, help=help_)

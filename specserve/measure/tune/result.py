@@ -166,7 +166,7 @@ def causes(
         ),
         "prefill": (
             decoding / speedup,
-            f"speculation makes only the decoding faster ({decoding:.2f}x, so {speedup:.2f}x for whole requests)",
+            "speculation makes only the decoding faster, not the reading of the prompt",
         ),
     }
     logs = {name: math.log(factor) for name, (factor, _) in lost.items()}
