@@ -80,8 +80,8 @@ def bench(
         text_option(
             "NAME",
             (
-                "Of the profile's `alternatives` (named blocks of speculation), measure only this one beside the main "
-                "block; repeatable; `none` measures no alternative (default: all)."
+                "Which of the profile's `alternatives` (named blocks of speculation) to measure beside the main block; "
+                "repeatable; `none` for no alternative (default: all)."
             ),
         ),
     ] = None,

@@ -125,8 +125,8 @@ def check(
 
     Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not
     exist, if it is gated, or if the Hub does not answer. If specserve ships a copy of the model's configuration, the
-    Hub need not answer: check uses the copy, and what it cannot check counts as skipped. A model that --offline does
-    not find here also counts as skipped.
+    Hub need not answer: check uses the copy, and what it cannot check counts as skipped. With --offline, a model that
+    is not on this machine also counts as skipped.
 
     \b
     specserve check configs/demo.yaml

@@ -111,7 +111,9 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")
         if page.policy and not heading:
-            lines.append("vLLM would start; for a `vllm serve` command, this is only a warning.")
+            lines.append(
+                "vLLM would start. If a command is linted, not a profile, it is a warning."
+            )
     silence = page.silence or "It cannot be silenced."
     return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
 

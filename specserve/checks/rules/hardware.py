@@ -77,10 +77,9 @@ def uneven_nodes(ctx: Context) -> Hits:
 def too_few_accelerators(ctx: Context) -> Hits:
     """The model is split over more accelerators than there are.
 
-    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
-    and other executors may also use accelerators of machines that the profile does not name, so `lint` reports nothing
-    if the profile sets such an executor. `check` knows the machine, and reports an error if it has too few
-    accelerators.
+    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. With
+    Ray and other executors, vLLM may also use other machines, so `lint` reports nothing then. `check` still reports an
+    error, because it judges the machine that it runs on.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}

@@ -201,9 +201,12 @@ def tight_memory(ctx: Context) -> Hits:
         is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
         if memory.verdict == "tight" and not is_told:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
+            text = f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}"
+            if memory.is_only_in_doubt and memory.unknown_draft:
+                text = f"the launch fits without `{memory.unknown_draft}`, whose size is unknown"
             yield Hit(
                 path,
-                f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}",
+                text,
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,
@@ -296,8 +299,8 @@ def occupied_memory(ctx: Context) -> Hits:
 
     vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
     fixes the size of the KV cache, the weights and the cache must fit into the free memory. Often the previous server
-    still runs. On the CPU, a KV cache takes memory only as it fills. If each rank fits alone but all ranks together do
-    not, the server may still start, so the finding is only a warning.
+    still runs. On the CPU, all ranks share the host's memory, and a KV cache takes memory only as it fills. So if each
+    rank fits alone but all together do not, the server may still start, and the finding is only a warning.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}

@@ -161,8 +161,8 @@ def ignored_draft_key(arm: Arm) -> Hits:
 
     The V2 runner captures CUDA graphs for the draft even if the draft's `enforce_eager` is set
     (vllm-project/vllm#54423). Up to 0.29, it also ignores the draft's `moe_backend` and `attention_backend`: prediction
-    layers and EAGLE heads use the target's backends, and vLLM refuses a draft whose experts are quantized differently
-    (vllm-project/vllm#54788).
+    layers and EAGLE heads use the target's backends. If the target's `moe_backend` cannot compute the draft's
+    quantization, vLLM does not start (vllm-project/vllm#54788).
     Example:
         vllm: "==0.29.*"
         target: {model: ./model}

@@ -236,8 +236,8 @@ def missing_hidden_states(ctx: Context) -> Hits:
 def missing_weights(ctx: Context) -> Hits:
     """The model's directory has no weights, or not all of them.
 
-    A download that was interrupted, or a copy without its large files, has everything that vLLM reads first. vLLM fails
-    minutes later, when it comes to the missing file.
+    This is often a download that was interrupted, or a copy without its large files. vLLM reads the small files first,
+    and fails minutes later, when it comes to the missing one.
     Example: target: {model: ./llama-empty}
     Use instead: target: {model: ./llama}
     Source:
