@@ -101,6 +101,9 @@ def find(word: str) -> Page:
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 
+_POLICY = "An error in a profile; in a `vllm serve` command only a warning, because vLLM would start it."
+
+
 def manual(page: Page, *, stream: TextIO | None = None) -> str:
     """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
@@ -111,9 +114,7 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
         lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")
         if page.policy and not heading:
-            lines.append(
-                "vLLM would start. If a command is linted, not a profile, it is a warning."
-            )
+            lines += _laid_out(_POLICY, indent="")
     silence = page.silence or "It cannot be silenced."
     return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
 

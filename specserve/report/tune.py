@@ -50,7 +50,7 @@ _UNITS = {
 _LEGEND = (
     ("m", "measured"),
     ("p", "predicted from the launches without and with speculation"),
-    ("p/m", "both; at each concurrency, the launch with speculation used one K, here this one"),
+    ("p/m", "both: this K ran at this concurrency"),
     ("*", "chosen"),
 )
 _WITHIN = ("(…%)", "requests within the latency limits of the profile")

@@ -122,7 +122,7 @@ def overlong_draft_context(arm: Arm) -> Hits:
         text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
     else:
         return
-    yield arm.hit("max_model_len", text, related={place: "the limit"}, help="leave it out")
+    yield arm.hit("max_model_len", text, related={place: "the limit"}, help="leave this `max_model_len` out")
 
 
 @arm_rule("SD229", INFO, needs="models")

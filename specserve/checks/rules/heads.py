@@ -148,10 +148,10 @@ def is_further(name: str, depth: int) -> bool:
 
 @arm_rule("SD232", ERROR, needs="models")
 def indivisible_token_count(arm: Arm) -> Hits:
-    """K is larger than the number of trained layers, and not a multiple of it.
+    """K is larger than the number of layers that draft, and not a multiple of it.
 
-    The model has n such layers, each trained for one further token. If K (`num_speculative_tokens`) is larger than n,
-    vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.
+    The model has n layers for `mtp`, each trained for one further token. If K (`num_speculative_tokens`) is larger than
+    n, vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.
     Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}

@@ -106,7 +106,7 @@ def unpadded_drafter_batch(arm: Arm) -> Hits:
     text = "this key disables asynchronous scheduling; apart from that, the V2 runner ignores it"
     if found:
         text = f"the V1 runner drafts with `{arm.method}` in padded batches only, and refuses to start"
-    yield arm.hit(key, text, versions=found, help="leave it out", severity=ERROR if found else None)
+    yield arm.hit(key, text, versions=found, help=f"leave `{key}` out", severity=ERROR if found else None)
 
 
 @arm_rule("SD125", ERROR)

@@ -301,7 +301,7 @@ def missing_experts(ctx: Context) -> Hits:
     has_experts = has_experts or "moe" in f"{model_type(text)}{architectures(config)}".lower()
     if not has_experts and (found := ctx.where(has_kind, config, "text")):
         message = f"a `{architectures(config)[0]}` has no experts"
-        yield Hit(place, message, related=_MODEL, versions=found, help="leave it out")
+        yield Hit(place, message, related=_MODEL, versions=found, help="leave `enable_expert_parallel` out")
 
 
 @rule("SD253", ERROR, needs="models")

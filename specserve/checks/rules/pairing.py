@@ -160,7 +160,7 @@ def ignored_draft_parallelism(arm: Arm) -> Hits:
     if size > 1 and arm.get(place) == 1 and arm.method in ("eagle", "eagle3", "mtp", "dflash"):
         text = f"`{arm.method}` runs on the target's {size} ranks in any case"
         related = {"target.tensor_parallel_size": f"{size} ranks"}
-        yield arm.hit(place, text, related=related, help="leave it out")
+        yield arm.hit(place, text, related=related, help=f"leave `{place}` out")
 
 
 @arm_rule("SD158", INFO)

@@ -54,7 +54,7 @@ def remote_code(ctx: Context) -> Hits:
         yield Hit("engine.trust_remote_code", text, help=help_, severity=INFO)
     if profile.env.get(_PICKLE, "0") not in ("0", ""):
         text = f"`{_PICKLE}` lets vLLM unpickle, and so run, what reaches its internal sockets"
-        yield Hit(f"env.{_PICKLE}", text, help="leave it out")
+        yield Hit(f"env.{_PICKLE}", text, help=f"leave `{_PICKLE}` out")
 
 
 def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -48,7 +48,9 @@ def hidden_acceptance(ctx: Context) -> Hits:
     """
     if ctx.engine.get("disable_log_stats") is True and ctx.arms:
         text = "the server will not report how many draft tokens are accepted"
-        yield Hit("engine.disable_log_stats", text, related=_speculates(ctx), help="leave it out")
+        yield Hit(
+            "engine.disable_log_stats", text, related=_speculates(ctx), help="leave `disable_log_stats` out"
+        )
 
 
 @rule("SD147", INFO)
@@ -64,7 +66,9 @@ def metrics_without_speculation(ctx: Context) -> Hits:
     """
     if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.arms:
         text = "`per_request_spec_decode_metrics` has no effect, because the profile does not speculate"
-        yield Hit("engine.per_request_spec_decode_metrics", text, help="leave it out")
+        yield Hit(
+            "engine.per_request_spec_decode_metrics", text, help="leave `per_request_spec_decode_metrics` out"
+        )
 
 
 @rule("SD148", ERROR)
@@ -290,7 +294,9 @@ def misread_variable(ctx: Context) -> Hits:
     server, env = ctx.profile.server, ctx.profile.env
     if env.get("VLLM_PORT") == str(server.port):
         text = "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`"
-        yield Hit("env.VLLM_PORT", text, related={"server.port": "the same port"}, help="leave it out")
+        yield Hit(
+            "env.VLLM_PORT", text, related={"server.port": "the same port"}, help="leave `VLLM_PORT` out"
+        )
     if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
         text = (
             "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"

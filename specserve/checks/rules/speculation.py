@@ -251,7 +251,9 @@ def interleaved_drafts(ctx: Context) -> Hits:
     name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
     for arm in ctx.arms if name else ():
         text = "most attention kernels cannot verify draft tokens if the cache is interleaved by more than one token"
-        yield Hit(f"engine.{name}", text, related={arm.at("method"): "speculation"}, help="leave it out")
+        yield Hit(
+            f"engine.{name}", text, related={arm.at("method"): "speculation"}, help=f"leave `{name}` out"
+        )
 
 
 @arm_rule("SD127", ERROR, policy=True)
@@ -347,7 +349,7 @@ def contradictory_drafts(arm: Arm) -> Hits:
             else "needs all its logits, which this option never gathers"
         )
         text = f"a draft with another vocabulary than the target's {why}"
-        related, help_ = {arm.at("use_heterogeneous_vocab"): "another vocabulary"}, "leave it out"
+        related, help_ = {arm.at("use_heterogeneous_vocab"): "another vocabulary"}, f"leave `{place}` out"
     elif argmax and probabilistic:
         found, place, help_ = arm.on("V2"), "use_local_argmax_reduction", ""
         text = "local argmax has no probabilities for `draft_sample_method: probabilistic`"

@@ -47,8 +47,8 @@ def uncaptured_decode(arm: Arm) -> Hits:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
     With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
-    more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also lowers
-    the largest size to one that it captures: 1, 2, 4, multiples of 8 up to 256, then multiples of 16
+    more tokens than the largest graph runs without a graph, which is slower, and vLLM does not say so. vLLM also rounds
+    the largest size down to one of its sizes: 1, 2, 4, multiples of 8 up to 256, then multiples of 16
     (vllm-project/vllm#54933).
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}

@@ -238,9 +238,9 @@ def _often(share: float | None) -> str:
 def small_shared_vocabulary(arm: Arm) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
-    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the text so far, it
-    sees each token that it lacks as the unknown token. If the shared tokens make up 60 % of ordinary text, at most 60 %
-    of the draft tokens can be accepted.
+    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. The draft reads the text
+    so far with the unknown token in place of each token that it lacks. If the shared tokens make up 60 % of ordinary
+    text, at most 60 % of the draft tokens can be accepted.
     Example:
         target: {model: ./llama}
         speculation:
