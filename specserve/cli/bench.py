@@ -80,7 +80,7 @@ def bench(
         text_option(
             "NAME",
             (
-                "Which of the profile's `alternatives` (named blocks of speculation) to measure beside the main block; "
+                "Measure this one of the profile's `alternatives` (named blocks of speculation) beside the main block; "
                 "repeatable; `none` for no alternative (default: all)."
             ),
         ),

@@ -163,7 +163,10 @@ def check(
         _show(report, format or judge.default_format())
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
-    raise typer.Exit(_exit_code(report, strict=strict))
+    code = _exit_code(report, strict=strict)
+    if code == 1 and not report.count(Severity.ERROR):
+        say("exit code 1: with `--strict`, warnings and skipped rules count")
+    raise typer.Exit(code)
 
 
 def _examined(

@@ -26,7 +26,7 @@ def doctor(
     \b
     specserve doctor
     specserve doctor --format json
-    specserve doctor --leftovers | xargs -d '\n' rm
+    specserve doctor --leftovers | xargs -d '\\n' rm
     """
     from specserve.checks.doctor.host import host_lines
     from specserve.checks.doctor.leftovers import find_leftovers, remains

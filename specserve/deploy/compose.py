@@ -36,7 +36,8 @@ PROXY = "caddy:2.11.7"
 Service = dict[str, Any]
 _UNPRIVILEGED: Service = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
 _LOOPBACK = "this host only; a proxy with TLS in front of it may be reached by others"
-_START = "docker compose up --wait          (first: export HF_TOKEN=… for gated models)"
+_START = "docker compose up --wait"
+_GATED = "          (first: export HF_TOKEN=… for gated models)"
 _START_ALL = (
     "docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"
 )
@@ -63,7 +64,8 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     }
     observing = monitoring_files(made, _pools(made), prometheus_url=PROMETHEUS_URL)
     proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.has_pools else []
-    text = yaml_text(content, head=f"{made.head}\n\n{_START}\n{_START_ALL}")
+    start = _START + (_GATED if any(one.downloads for one in staged.values()) else "")
+    text = yaml_text(content, head=f"{made.head}\n\n{start}\n{_START_ALL}")
     return (Artifact("compose.yaml", text), *proxy, *observing)
 
 
@@ -300,5 +302,5 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     start = f"{made.start_limit_from}{', plus the download at 100 MB/s' if made.downloads else ''}"
     service["healthcheck"]["start_period"] = Commented(start, f"{made.download_s + made.start_limit_s}s")
     content = {"name": made.name, "services": {"sglang": service}, "volumes": {"home": {}}}
-    text = yaml_text(content, head=f"{head}\n\n{_START}")
+    text = yaml_text(content, head=f"{head}\n\n{_START}{_GATED if made.downloads else ''}")
     return (Artifact("launch.sh", script), Artifact("compose.yaml", text, alone=False))

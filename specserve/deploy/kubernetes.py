@@ -123,8 +123,11 @@ def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
         route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
         found["routes"] = {"httproute.yaml": route}
     if made.canary:
-        alerts = {"groups": canary_alerts(made.profile)}
-        analysis = canary_analysis(made.profile, drafts=made.plain is not None)
+        canary = made.canary.made.profile
+        alerts, analysis = (
+            {"groups": canary_alerts(made.profile, canary)},
+            canary_analysis(made.profile, canary),
+        )
         kinds = {
             "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", alerts),
             "canary-analysis": ("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),

@@ -162,9 +162,10 @@ def pool_series(profile: Profile, pool: str) -> str:
     return f'{_model(profile)},{POOL_LABEL}="{pool}"'
 
 
-def canary_alerts(profile: Profile) -> list[dict[str, Any]]:
+def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:
     """Return the rule group of a profile's canary: an alert to roll back for each figure, and one to promote.
 
+    Acceptance is a figure only if both draft the same number of tokens.
     The rules compare fixed windows, so they are not valid however often one looks: over weeks, equal servers raise them
     now and then. `specserve watch --against` decides by intervals that are. The limits are those of its margins.
     """
@@ -177,19 +178,26 @@ def canary_alerts(profile: Profile) -> list[dict[str, Any]]:
             "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
             figure=key,
         )
-        for key, (loss, margin) in _canary_losses("30m", profile).items()
+        for key, (loss, margin) in _canary_losses("30m", profile, canary).items()
     ]  # fmt: skip
-    losses = _canary_losses("2h", profile).values()
+    losses = _canary_losses("2h", profile, canary).values()
     promoted = _alert(
         "SpecserveCanaryPromote", "info", "30m",
         " and ".join(f"(({loss}) <= {margin})" for loss, margin in losses),
         "The canary of {{ $labels.model_name }} can be promoted",
-        "Over 2 hours its acceptance, time per output token and errors are within their margins of the other server's.",
+        "Over 2 hours its figures are within their margins of the other server's.",
     )  # fmt: skip
     return [{"name": f"specserve-canary-{profile.name}", "rules": [*rules, promoted]}]
 
 
-def _canary_losses(window: str, profile: Profile) -> dict[str, tuple[str, str]]:
+def _drafts_alike(profile: Profile, canary: Profile) -> bool:
+    """Whether both draft the same number of tokens, so that their acceptance can be compared."""
+    keys = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    found = [[one.speculation.keys.get(key) for key in keys] for one in (profile, canary) if one.speculation]
+    return len(found) == 2 and found[0] == found[1]
+
+
+def _canary_losses(window: str, profile: Profile, canary: Profile) -> dict[str, tuple[str, str]]:
     """By figure: what the canary loses, and its margin; the loss is empty with too few requests."""
     new, old = (Of(window, "model_name", pool_series(profile, pool)) for pool in ("canary", "main"))
 
@@ -206,16 +214,18 @@ def _canary_losses(window: str, profile: Profile) -> dict[str, tuple[str, str]]:
         "tpot": (f"{mean_s(new)} / ({mean_s(old)} > 0) - 1", "0.05"),
         "errors": (f"{errors(new)} - {errors(old)}", "0.01"),
     }
+    if not _drafts_alike(profile, canary):
+        del losses["acceptance"]
     return {key: (f"({loss}) and {enough}", margin) for key, (loss, margin) in losses.items()}
 
 
-def canary_analysis(profile: Profile, *, drafts: bool) -> dict[str, Any]:
+def canary_analysis(profile: Profile, canary: Profile) -> dict[str, Any]:
     """Return the `spec` of an AnalysisTemplate of Argo Rollouts: the canary's figures over those of the other server.
 
-    `drafts`: whether the other server drafts, so that acceptance can be compared.
+    Acceptance is a figure only if both draft the same number of tokens.
     """
-    canary, main = (pool_series(profile, pool) for pool in ("canary", "main"))
-    new, old, bad = (Of(_ANALYSIS_RANGE, by="", selector=one) for one in (canary, main, f"{canary},{_BAD}"))
+    its, main = (pool_series(profile, pool) for pool in ("canary", "main"))
+    new, old, bad = (Of(_ANALYSIS_RANGE, by="", selector=one) for one in (its, main, f"{its},{_BAD}"))
 
     def ratio(over: str, under: str) -> str:
         return " / ".join(f"({of.rate(over)} / {of.rate(under)})" for of in (new, old))
@@ -240,7 +250,7 @@ def canary_analysis(profile: Profile, *, drafts: bool) -> dict[str, Any]:
             "provider": {"prometheus": {"address": prometheus, "query": query}},
         }
         for name, (query, good, bad, limit) in metrics.items()
-        if name != "acceptance" or drafts
+        if name != "acceptance" or _drafts_alike(profile, canary)
     ]
     text = (
         "Prometheus compares means over 10 minutes, at every evaluation; `specserve watch --against` decides by "
@@ -263,7 +273,9 @@ def monitoring_files(
         "rule_files": ["specserve.rules.yml"],
         "scrape_configs": [_job(made, pool, host, one) for pool, (host, one) in pools.items()],
     }
-    groups = alert_groups(made.profile) + (canary_alerts(made.profile) if made.canary else [])
+    groups = alert_groups(made.profile) + (
+        canary_alerts(made.profile, made.canary.made.profile) if made.canary else []
+    )
     folder = {"path": "/etc/dashboards"}
     provider = {"name": "specserve", "type": "file", "allowUiUpdates": False, "options": folder}
     source = {"name": "Prometheus", "type": "prometheus", "access": "proxy", "url": prometheus_url}

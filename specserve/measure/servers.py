@@ -197,8 +197,11 @@ class Measurement:
                 took_s for (_, other), each in self._took_s.items() if other == point for took_s in each
             ]
             left_s += count * (fmean(own) if own else every)
-        starts_s = fmean(self._starts_s) if self._starts_s else 0.0
-        return left_s + max(0, self.launches_left) * starts_s
+        return left_s + self._launches_s()
+
+    def _launches_s(self) -> float:
+        """What the launches to come will take, by those before."""
+        return max(0, self.launches_left) * (fmean(self._starts_s) if self._starts_s else 0.0)
 
     def _begin(self) -> None:
         """Count a resumption, and record the host's load once, before the first server is started."""

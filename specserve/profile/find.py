@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
 _IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)
+_NAMED = 5
+"""How many files that are no profiles a warning names."""
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -38,9 +40,10 @@ def find_profiles(
         if not files and not pick and len(paths) > 1:
             warn(f"there is no profile in `{path}`")
         elif files and others:
-            names = f"`{others[0]}`" if len(others) == 1 else f"{len(others)} YAML files in `{path}`"
+            names = ", ".join(f"`{other}`" for other in others[:_NAMED])
+            more = f" and {len(others) - _NAMED} more YAML files" if len(others) > _NAMED else ""
             are = "is not a profile" if len(others) == 1 else "are not profiles"
-            warn(f"{names} {are}: no top-level `target` or `extends`")
+            warn(f"{names}{more} {are}: no top-level `target` or `extends`")
         for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
     if not found and not pick:

@@ -156,7 +156,7 @@ def say_converted(
     what = f"`{clean(target)}`" if target else "the profile"
     still = f": {count(errors, 'error')} left to fix" if errors else " passes lint"
     if result.unresolved:
-        still += f", which `lint` cannot see: search for `{OPEN_MARK}`"
+        still += f"; a value is left open, which `lint` does not always see: search for `{OPEN_MARK}`"
     say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
     return bool(errors)
 

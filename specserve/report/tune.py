@@ -91,7 +91,7 @@ def tune_document(found: TuneResult) -> Document:
         where = f"{at.workload}, concurrency {at.concurrency}, K = {at.num_speculative_tokens}"
         lines = []
         for each in found.causes:
-            share = NONE if each.share is None else f"{each.share:.0%}"
+            share = "also" if each.share is None else f"{each.share:.0%}"
             if share != "0%":
                 lines.append((share, f"{each.name}: {each.told}; what changes it: {each.moves}"))
         blocks.append(

@@ -237,7 +237,7 @@ def test_a_value_can_be_overridden_before_it_is_judged(
     assert "--set server.port" in capsys.readouterr().out
 
 
-def test_files_of_a_folder_that_are_no_profiles_are_counted(
+def test_files_of_a_folder_that_are_no_profiles_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
@@ -247,7 +247,12 @@ def test_files_of_a_folder_that_are_no_profiles_are_counted(
     assert f"warning: `{tmp_path / 'bad.yaml'}` is not a profile: no top-level" in capsys.readouterr().err
     (tmp_path / "tab.yaml").write_text("\ttarget: {model: org/m}\n")
     assert _run(["lint", str(tmp_path)]) == 0
-    assert f"warning: 2 YAML files in `{tmp_path}` are not profiles" in capsys.readouterr().err
+    names = ", ".join(f"`{tmp_path / name}`" for name in ("bad.yaml", "tab.yaml"))
+    assert f"warning: {names} are not profiles: no top-level" in capsys.readouterr().err
+    for number in range(5):
+        (tmp_path / f"other{number}.yaml").write_text("a: 1\n")
+    assert _run(["lint", str(tmp_path)]) == 0
+    assert "other2.yaml` and 2 more YAML files are not profiles" in capsys.readouterr().err
 
 
 def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,9 +240,14 @@ def test_a_missed_promise_and_missing_speculation_are_raised(profile: MakeProfil
     assert not fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **WELL)
 
 
-def of_canary(profile: MakeProfile) -> str:
-    """The rules for the canary of a profile whose model is `m`."""
-    groups = canary_alerts(profile("name: llama\nserver: {served_model_name: m}\n"))
+def drafting(k: int) -> str:
+    block = f"{{method: ngram, num_speculative_tokens: {k}}}"
+    return f"name: llama\nserver: {{served_model_name: m}}\nspeculation: {block}\n"
+
+
+def of_canary(profile: MakeProfile, *, canary_k: int = 4) -> str:
+    """The rules for the canary of a profile whose model is `m`, with K = 4."""
+    groups = canary_alerts(*(profile(drafting(k)) for k in (4, canary_k)))
     return yaml.safe_dump({"groups": groups}, width=10_000)
 
 
@@ -256,6 +261,12 @@ def test_a_canarys_alerts_name_what_vllm_exports_and_both_servers(profile: MakeP
         assert rule["expr"].count(canary) == rule["expr"].count(main) > 0
         assert rule["expr"].count("(") == rule["expr"].count(")")
         assert rule["annotations"]["summary"].count("$labels.model_name") == 1
+
+
+def test_acceptance_is_not_compared_with_a_canary_of_another_k(profile: MakeProfile) -> None:
+    found = rules(of_canary(profile, canary_k=2))
+    assert [rule["labels"].get("figure") for rule in found] == ["tpot", "errors", None]
+    assert not any("accepted" in rule["expr"] for rule in found)
 
 
 @promtool

@@ -113,7 +113,7 @@ def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None
     ):
         assert 'specserve_pool="canary"' in text
     assert {rule["alert"] for rule in rules} == {"SpecserveCanaryRollBack", "SpecserveCanaryPromote"}
-    assert [one["name"] for one in analysis] == ["acceptance", "tpot", "errors"]
+    assert [one["name"] for one in analysis] == ["tpot", "errors"]  # another K
 
 
 def test_prometheus_reads_every_server_of_compose_and_has_the_alerts_of_the_canary(pools: Deployment) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.diagnostics import Notices
+from specserve.diagnostics import Notices, Severity
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import (
@@ -152,7 +152,8 @@ def obstacle(request: BenchRequest, *, notices: Notices) -> str | None:
     try:
         plan_bench(request, notices=notices)
     except CheckFailed as error:
-        return f"{error.message}: {error.findings[0].message}" if error.findings else error.message
+        first = next((item for item in error.findings if item.severity is Severity.ERROR), None)
+        return f"{error.message}: {first.message}" if first else error.message
     except SpecserveError as error:
         return error.message
     return None

@@ -77,6 +77,11 @@ class Variant:
 def checked(arms: Sequence[Variant]) -> tuple[Variant, ...]:
     """Returns them, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
+        if arms and arms[0].url is not None:
+            raise UsageError(
+                "there is nothing to compare with this server",
+                hint="add another server with `--with PROFILE|URL`; `--with again=URL` of the same one makes traffic",
+            )
         raise UsageError(
             "there is nothing to compare: the profile does not speculate, and no other server was given",
             hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
@@ -207,7 +212,7 @@ def fit(arms: Sequence[Variant]) -> Fit:
     """Returns how many variants run at the same time; those at a URL run already and take no room."""
     planned = [arm for arm in arms if arm.plan is not None]
     if len(planned) < 2:
-        return Fit(len(arms), "at most one server is started")
+        return Fit(len(arms), "one server is started" if planned else "all servers run already")
     assert planned[0].plan is not None
     found = _fit_cpu(planned) if planned[0].plan.platform == "cpu" else _fit_gpus(planned)
     return found._replace(at_once=len(arms)) if found.at_once >= len(planned) else found

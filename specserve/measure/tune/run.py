@@ -184,9 +184,9 @@ class Tune(Measurement):
         return self.plan.budget_s - spent_s - self.confirmation_s()
 
     def _left_s(self) -> float:
-        """What the passes will take, at most what is left of the budget, after which few are sent."""
-        passes_s, budget_s = super()._left_s(), self.left_s()
-        return min(passes_s, budget_s) if budget_s is not None and budget_s > 0 else passes_s
+        """What the passes will take, at most what is left of the budget; but launches to come are made without one."""
+        left_s, budget_s = super()._left_s(), self.left_s()
+        return left_s if budget_s is None else min(left_s, max(budget_s, self._launches_s()))
 
     def confirmation_s(self) -> float:
         """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
