@@ -252,7 +252,7 @@ def test_files_of_a_folder_that_are_no_profiles_are_named(
     for number in range(5):
         (tmp_path / f"other{number}.yaml").write_text("a: 1\n")
     assert _run(["lint", str(tmp_path)]) == 0
-    assert "other2.yaml` and 2 more YAML files are not profiles" in capsys.readouterr().err
+    assert "other3.yaml` and 2 more YAML files are not profiles" in capsys.readouterr().err
 
 
 def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.CaptureFixture[str]) -> None:
