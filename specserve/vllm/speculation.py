@@ -69,7 +69,9 @@ _EVERY = {
 _DRAFT = {
     "model": Key("str", "The draft or head: a Hub id, or a path.", numeric=False),
     "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
-    "draft_sample_method": Key("str", "How drafts are sampled.", choices=("greedy", "probabilistic")),
+    "draft_sample_method": Key(
+        "str", "How drafts are sampled; vLLM's default is `greedy`.", choices=("greedy", "probabilistic")
+    ),
     "quantization": Key("str", "Quantization of the draft."),
     "moe_backend": Key("str", "MoE kernels of the draft."),
     "attention_backend": Key("str", "Attention backend of the draft."),
