@@ -142,7 +142,7 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in helpful[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-        yield f"  with `{knob.path}: {value}` alone: {_MEMORY[knob.verdict][0]}"
+        yield f"  with `{knob.path}: {value}` and no other change: {_MEMORY[knob.verdict][0]}"
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")

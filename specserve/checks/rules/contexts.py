@@ -70,8 +70,8 @@ def shorter_draft(arm: Arm) -> Hits:
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
     log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer than the draft's context. If you accept what your runner does, set `max_model_len` under `speculation` to
-    the draft's context, and this finding goes away.
+    longer than the draft's context. If you accept what your runner does, set `max_model_len` under `speculation` to the
+    draft's context, and this finding goes away.
     Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}

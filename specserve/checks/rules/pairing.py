@@ -117,10 +117,10 @@ def unquantized_draft(arm: Arm) -> Hits:
 def head_as_target(ctx: Context) -> Hits:
     """The target looks like a draft head.
 
-    A head has no embeddings or layers of its own, so it cannot answer. Even so, the model cards of many heads show
-    `vllm serve HEAD`. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target and head. For a head in
-    the `speculators` format, the finding is an info: vLLM serves the target that the head's config.json names, and
-    drafts with the head.
+    A head is no whole model: it reads hidden states of a target, so it cannot answer alone. Even so, the model cards of
+    many heads show `vllm serve HEAD`. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target and
+    head. For a head in the `speculators` format, the finding is an info: vLLM serves the target that the head's
+    config.json names, and drafts with the head.
     Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
     Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
