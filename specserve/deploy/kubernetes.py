@@ -124,10 +124,8 @@ def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
         found["routes"] = {"httproute.yaml": route}
     if made.canary:
         canary = made.canary.made.profile
-        alerts, analysis = (
-            {"groups": canary_alerts(made.profile, canary)},
-            canary_analysis(made.profile, canary),
-        )
+        alerts = {"groups": canary_alerts(made.profile, canary)}
+        analysis = canary_analysis(made.profile, canary)
         kinds = {
             "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", alerts),
             "canary-analysis": ("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),

@@ -101,13 +101,13 @@ def _alert(
     return {"alert": name, "expr": expression, "for": held, "labels": shown, "annotations": annotations}
 
 
-def _model(profile: Profile) -> str:
+def _of_model(profile: Profile) -> str:
     """The label matcher of a profile's model."""
     return f"model_name={json.dumps(profile.server.served_model_name or profile.target.model, ensure_ascii=False)}"
 
 
 def _promised(profile: Profile) -> Iterator[Rule]:
-    selector = _model(profile)
+    selector = _of_model(profile)
     if profile.speculation is not None:
         yield _alert(
             "SpecserveSpeculationMissing", "critical", "5m",
@@ -159,7 +159,7 @@ _BAD = 'finished_reason=~"error|abort"'
 
 def pool_series(profile: Profile, pool: str) -> str:
     """Return the label matchers, in PromQL, of a pool's series: `main` or `canary`."""
-    return f'{_model(profile)},{POOL_LABEL}="{pool}"'
+    return f'{_of_model(profile)},{POOL_LABEL}="{pool}"'
 
 
 def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:

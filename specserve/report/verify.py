@@ -137,9 +137,9 @@ def _excluded(found: Verification) -> Iterator[str]:
             fault = f"a most likely token sampled {up(item.excluded_points)} points too often or too rarely"
         else:
             continue
-        yield f"at {_sampling_words(item.sampling)}: {fault}"
+        yield f"{fault} (at {_sampling_words(item.sampling)})"
     if found.greedy is not None and found.greedy.excluded_share is not None:
-        yield f"at T = 0: {up(100 * found.greedy.excluded_share)} % or more wrong tokens"
+        yield f"{up(100 * found.greedy.excluded_share)} % or more wrong tokens (at T = 0)"
 
 
 def _excluded_json(found: Verification) -> dict[str, Any]:

@@ -166,10 +166,10 @@ def test_what_the_interval_does_not_bound_is_left_out() -> None:
         excluded_points=21.0,
     )
     text = " ".join(verify_text(replace(RIGHT, verdict=Verdict.NO_FAULT_FOUND, sampled=(wide,))).split())
-    assert "sampled as if the temperature" not in text and "a temperature that is off by" not in text
+    assert "the temperature seems" not in text and "a temperature that is off by" not in text
     assert (
-        "faults that this run would have found, with 99 % confidence: at T = 0.7: a most likely token sampled "
-        "21.0 points too often or too rarely" in text
+        "faults that this run would have found, with 99 % confidence: a most likely token sampled "
+        "21.0 points too often or too rarely (at T = 0.7)" in text
     )
     none = replace(RIGHT, verdict=Verdict.INCONCLUSIVE, sampled=(UNBOUNDED,))
     text = verify_text(none)
@@ -241,8 +241,8 @@ def test_figures_that_are_not_finite_are_null() -> None:
 def test_the_verdict_in_brief_names_what_is_wrong() -> None:
     assert " ".join(brief(RIGHT).split()) == (
         "LOSSLESS: `demo` at http://127.0.0.1:8000, 9,312 tokens measured in 31 s at concurrency 8 "
-        "faults that this run would have found, with 99 % confidence: at T = 0.7: a temperature that is off by 2.4 % "
-        "or more; at T = 0: 0.3 % or more wrong tokens"
+        "faults that this run would have found, with 99 % confidence: a temperature that is off by 2.4 % "
+        "or more (at T = 0.7); 0.3 % or more wrong tokens (at T = 0)"
     )
     text = brief(WRONG)
     assert "the target prefers" in text and "higher temperature" in text and "not ok: stop string" in text
