@@ -230,6 +230,11 @@ def set_up(venv: Path, *, dev: bool) -> None:
         perform(step.title, [[python, *command] for command in step.commands])
         (stamps / step.name).write_text(digest(step.inputs), encoding="utf-8")
     perform("demo pair, widened", [[python, str(ROOT / "scripts/widen_demo.py")]])
+    if missing:
+        print(
+            f"{venv} is ready: `source {os.path.relpath(venv)}/bin/activate` puts `specserve` on the PATH",
+            flush=True,
+        )
 
 
 def set_up_heads(venv: Path) -> None:

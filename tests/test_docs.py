@@ -50,11 +50,12 @@ def help_of(command: str) -> str:
 
 def test_every_snippet_for_ci_is_a_yaml_mapping_of_its_kind() -> None:
     found = [yaml.safe_load(text) for text in blocks(CI, "yaml")]
-    assert len(found) == 4
-    annotations, scanning, gitlab, hook = found
-    for workflow in (annotations, scanning):
+    assert len(found) == 5
+    annotations, checking, scanning, gitlab, hook = found
+    for workflow in (annotations, checking, scanning):
         assert {"name", "permissions", "jobs"} <= set(workflow)
-        for step in workflow["jobs"]["lint"]["steps"]:
+        (job,) = workflow["jobs"].values()
+        for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
     assert scanning["permissions"]["security-events"] == "write"
     assert gitlab["profiles"]["script"][-1] == "specserve lint configs/"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 Cause = Literal["by_request", "unreachable", "unsupported"]
-_CAUSES: dict[str, Cause] = {"offline": "by_request", "unsupported": "unsupported"}
+_CAUSES: dict[str, Cause] = {
+    "offline": "by_request",
+    **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
+}
 _OF_FILES = {"SD231", "SD234", "SD240", "SD245", "SD250", "SD255", "SD258"}
 """The rules about models, besides those about tokenizers, that look at files and tensors."""
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
@@ -49,6 +52,8 @@ class Checked(ProfileVerdict):
     machine: Machine | None = None
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
+    alternatives: Mapping[str, MemoryEstimate] = field(default_factory=dict)
+    """The memory of each alternative, by its name."""
     groups: tuple[RuleGroup, ...] = ()
     unread: tuple[Unread, ...] = ()
     vllm: tuple[Judged, ...] = ()
@@ -151,6 +156,11 @@ def _verdict(
         machine=context.machine,
         tokenizer=own.tokenizer if own else None,
         memory=context.memory.get("speculation" if own else "target"),
+        alternatives={
+            name: context.memory[path]
+            for name in known.profile.alternatives
+            if (path := f"alternatives.{name}") in context.memory
+        },
         groups=tuple(_group(name, found.findings, skipped) for name in names),
         unread=known.unread,
         vllm=context.vllm,
@@ -192,7 +202,7 @@ def _skipped(known: Gathered) -> list[Skipped]:
             elif item.published and context.memory:
                 reason += ", so memory rests on its published configuration"
             reason += f"; {item.error.hint}" if item.error.hint else ""
-            cause = _CAUSES.get(item.error.cause, "unreachable")
+            cause = _CAUSES.get(item.error.cause, "unsupported")
             items.append(Skipped(profile.file, "models", codes, reason, cause))
     for group, reason in missing.items():
         codes = tuple(code for code in _codes(group) if code not in ran)

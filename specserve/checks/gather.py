@@ -156,7 +156,8 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
         if entry is not None and (wanted.locked or entry.commit is not None):
             return entry
         if wanted.locked:
-            raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
+            why = "is not in the lock" if lock else "is not locked, because the profile has no lock file"
+            raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
         wanted.tell(f"reading {model}")
         config = (model, revision) not in bare
         folder, offline = Path.cwd(), wanted.offline
@@ -178,7 +179,7 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
 
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
-    """The lock beside the profile, and what is no longer as it says. Raises FactError if it is needed and missing."""
+    """The lock beside the profile, and what is no longer as it says."""
     if wanted.no_lock:
         return None, ()
     from specserve.models.lock import Drift, drift_of
@@ -189,8 +190,6 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     except FactError as error:
         return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
     if lock is None:
-        if wanted.locked:
-            raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
         return None, ()
     ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
     found = []

@@ -250,7 +250,10 @@ def _autoscaler(pool: _Pool) -> Object:
         policy = {"type": "Pods", "value": 1, "periodSeconds": seconds}
         return {"stabilizationWindowSeconds": settled_s, "policies": [policy]}
 
-    metrics: list[Any] = [metric("vllm_num_requests_waiting", "4")]
+    waiting = metric("vllm_num_requests_waiting", "4")
+    metrics: list[Any] = [
+        Commented("assumed: another replica from 4 waiting requests per replica on", waiting)
+    ]
     if pool.made.has_plain_pool:
         known = crossover(pool.made.profile)
         text = (
@@ -264,7 +267,7 @@ def _autoscaler(pool: _Pool) -> Object:
     spec = {
         "scaleTargetRef": {**pool.owner, "name": pool.name},
         "minReplicas": 1,
-        "maxReplicas": Commented("as many as there are accelerators for", 2),
+        "maxReplicas": Commented("an example: set it to as many as your accelerators can hold", 2),
         "metrics": Commented(_ADAPTER, metrics),
         "behavior": {
             "scaleUp": Commented("one at a time: a replica helps only once it has started", up),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specserve.checks.check import Checked, RuleGroup
@@ -96,7 +96,7 @@ def _facts(verdict: Checked) -> Iterator[str]:
     elif any(item.published for item in verdict.unread):
         yield "Tokenizers: not checked"
     if verdict.memory and verdict.machine:
-        yield "\n".join(_memory(verdict.memory, verdict.machine))
+        yield "\n".join(_memory(verdict.memory, verdict.machine, verdict.alternatives))
     if verdict.vllm:
         yield effective_text(verdict.vllm[0])
 
@@ -116,24 +116,27 @@ _COMPUTED_BY = {
 }
 
 
-def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
+def _memory(
+    estimate: MemoryEstimate, machine: Machine, alternatives: Mapping[str, MemoryEstimate]
+) -> Iterator[str]:
     """The figures of the fullest GPU; a range for a term that is bounded, not known."""
-    words, colour = _MEMORY[estimate.verdict]
-    if estimate.is_only_in_doubt and estimate.unknown_draft:
-        words = "fits without the draft, whose size is not known"
     where = "Memory per GPU"
     if machine.is_cpu:
         where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
-    yield f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"
+    yield f"{where}, GiB: {_fits(estimate)}"
     for name, size, share, note in _terms(estimate):
         yield f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip()
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        # else the difference lies within the error of the bounds
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}" if is_sure else "about the same"
-        yield f"  KV cache without speculation: {tokens}"
+        cost = (
+            f"speculation costs {lost:.1%}"
+            if is_sure
+            else "what speculation costs is less than the uncertainty"
+        )
+        yield f"  KV cache without speculation: {_tokens(alone)} tokens; {cost}"
+    yield from _alternatives(alternatives)
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)
     if estimate.is_kv_known and (is_length or estimate.verdict != "does_not_fit"):
@@ -147,6 +150,21 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> Iterator[str]:
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")
     yield from (_filled(note, "  ") for note in estimate.notes)
+
+
+def _fits(estimate: MemoryEstimate) -> str:
+    words, colour = _MEMORY[estimate.verdict]
+    if estimate.is_only_in_doubt and estimate.unknown_draft:
+        words = "fits without the draft, whose size is not known"
+    return styled(words, colour, stream=sys.stdout)
+
+
+def _alternatives(estimates: Mapping[str, MemoryEstimate]) -> Iterator[str]:
+    """What each alternative would leave for the KV cache, in the place of `speculation`."""
+    for name, estimate in estimates.items():
+        held = f"; KV cache {_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else ""
+        lead = f"  with the alternative `{clean(name)}`: "
+        yield filled(f"{_fits(estimate)}{held}", lead=lead, stream=sys.stdout)
 
 
 def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:

@@ -191,11 +191,18 @@ def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
         of_code = [finding for finding in findings if finding.code == code]
         lines = []
         for finding in of_code:
-            lines += [_head(finding, stream), f" --> {clean(str(finding.span))}"]
+            lines += [_head(finding, stream), f" --> {_place(finding.span)}"]
             lines += [_after("note", note, "", stream) for note in finding.notes]
         ways_out = dict.fromkeys(finding.help for finding in of_code if finding.help)
         blocks.append("\n".join([*lines, *(_after("help", way_out, "", stream) for way_out in ways_out)]))
     return blocks
+
+
+def _place(span: Span) -> str:
+    """The place, with the name of the alternative in which it is: two of them may bring the same message."""
+    block, _, rest = span.path.partition(".")
+    name = f" (alternative `{clean(rest.partition('.')[0])}`)" if block == "alternatives" and rest else ""
+    return f"{clean(str(span))}{name}"
 
 
 def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
@@ -209,7 +216,7 @@ def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
     marked = [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)]
     width = max(len(str(span.line)) for span, _, _ in marked)
     pad = " " * width
-    lines = [_head(finding, stream), f"{pad}--> {clean(str(finding.span))}"]
+    lines = [_head(finding, stream), f"{pad}--> {_place(finding.span)}"]
     body = _body(finding, marked, sources, width)
     lines += [f"{pad} |", *body] if body else []
     after = [_after("note", note, pad, stream) for note in finding.notes]

@@ -66,6 +66,9 @@ def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
     if isinstance(verdict, Checked):
         content["tokenizer"] = _tokenizer(verdict.tokenizer)
         content["memory"] = _memory(verdict.memory) if verdict.memory else None
+        content["alternatives"] = {
+            name: {"memory": _memory(item)} for name, item in verdict.alternatives.items()
+        }
         if verdict.vllm:
             from specserve.report.check import effective_json
 

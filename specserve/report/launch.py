@@ -59,7 +59,8 @@ def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: boo
     for rank, plan in enumerate(plans):
         out(f"# node {rank}\n{shell(plan)}" if len(plans) > 1 else shell(plan))
     made = plans[0]
-    say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))
+    here = f"vLLM {made.vllm} ({made.platform})"
+    say(f"# for {here}" + ("" if made.added else "; nothing added"))
     for item in made.added:
         say(f"# added {item.key}: {item.why}")
 

@@ -254,3 +254,36 @@ def test_the_rules_skipped_add_up_and_every_model_that_is_not_here_is_named(
     assert "`org/nobody` is not in the Hub cache" in head
     groups = re.findall(r"(\d+) rules (?:\d+ \w+, )*(?:(\d+) )?skipped", head)
     assert f", {sum(int(some or every) for every, some in groups)} rules skipped" in stderr
+
+
+def test_alternatives_are_named_and_have_their_own_memory(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pair(
+        "target: {model: ./llama, max_model_len: 512}\n"
+        "speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}\n"
+        "alternatives:\n"
+        "  copies: {method: ngram, num_speculative_tokens: 3}\n"
+        "hardware: {accelerator: L40S-48GB}\n"
+    )
+    _, content = answer(capsys, file)
+    (judged,) = content["profiles"]
+    tokens = judged["alternatives"]["copies"]["memory"]["kv_cache_tokens"]["high"]
+    assert tokens > judged["memory"]["kv_cache_tokens"]["high"]
+    assert _run(["check", file]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^ --> .*:4:\d+ \(alternative `copies`\)$", shown, re.MULTILINE)
+    assert re.search(rf"with the alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
+
+
+def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(pair(PAIR))
+    (file.parent / "other.yaml").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    assert _run(["lock", str(file), "--offline"]) == 0
+    capsys.readouterr()
+    code, content = answer(capsys, str(file.parent), "--locked")
+    errors = [item for item in content["findings"] if item["severity"] == "error"]
+    found = [(Path(item["location"]["file"]).name, item["code"]) for item in errors]
+    assert code == 1 and found == [("other.yaml", "SD290"), ("other.yaml", "SD290")]

@@ -32,7 +32,7 @@ def test_the_launch_is_data_and_what_is_added_is_talk(
 ) -> None:
     stdout, stderr = planned(capsys, write(TEXT), "--vllm", "0.33")
     assert stdout.startswith('VLLM_API_KEY="${MY_KEY:?}" \\\nvllm serve org/target \\\n')
-    assert stderr.startswith("# vLLM 0.33, cuda\n# added --host: ")
+    assert stderr.startswith("# for vLLM 0.33 (cuda)\n# added --host: ")
 
 
 def test_json_has_the_promised_keys(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,13 +100,13 @@ def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, stderr = planned(capsys, write('target: {model: a/b}\nvllm: "~=0.26.0"'))
-    assert stderr.startswith("# vLLM 0.26, cuda")
+    assert stderr.startswith("# for vLLM 0.26 (cuda)")
 
 
 def test_a_machine_is_assumed_as_check_assumes_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(write("target: {model: org/m}"))
     assert _run(["plan", file, "--assume", "4xH100-80GB"]) == 0
-    assert ", cuda\n" in capsys.readouterr().err
+    assert " (cuda)\n" in capsys.readouterr().err
     assert _run(["plan", file, "--assume", "4xH100"]) == 2
     assert "did you mean `H100-80GB`" in capsys.readouterr().err
 

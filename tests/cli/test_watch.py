@@ -121,7 +121,7 @@ def test_the_promises_of_the_profile_decide(
     out = " ".join(capsys.readouterr().out.split())
     kept = "kept" if code == 0 else "missed"
     assert f"promise {kept}: `min_mean_acceptance_length` {promised:g}, measured 3.20" in out
-    assert "unseen: `min_speedup` 2" in out
+    assert "not judged: `min_speedup` 2" in out
     assert f"{file}:4:" in out
 
 

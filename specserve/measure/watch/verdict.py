@@ -24,7 +24,7 @@ class Kept(StrEnum):
     MISSED = "missed"
     """The whole interval lies on its bad side."""
     UNDECIDED = "undecided"
-    UNSEEN = "unseen"
+    NOT_JUDGED = "not judged"
     """A server's metrics do not show it, or not at this load."""
 
 
@@ -83,7 +83,7 @@ def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
             running = f"{seen.running_requests:.0f} requests run in parallel"
             why = f"{running}, but the promise is for {item.concurrency}"
         if why:
-            found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
+            found.append(JudgedPromise(key, promised, Kept.NOT_JUDGED, span, why=why))
         else:
             found.append(_judged(key, promised, span, seen))
     return tuple(found)

@@ -216,7 +216,7 @@ class TestPromises:
         parts = stretches(12, running=30, ttft_s=observed)
         found = only(promises(profile(PROMISING % 2), figures(parts)), "max_ttft_p99_ms")
         assert (found.kept, found.why) == (
-            Kept.UNSEEN,
+            Kept.NOT_JUDGED,
             "30 requests run in parallel, but the promise is for 16",
         )
 
@@ -231,7 +231,7 @@ class TestPromises:
 
     def test_of_speed_cannot_be_seen(self, stretches: Series, profile: MakeProfile) -> None:
         found = promises(profile("expect: [{min_speedup: 1.5}]"), figures(stretches(12)))
-        assert [promise.kept for promise in found] == [Kept.UNSEEN]
+        assert [promise.kept for promise in found] == [Kept.NOT_JUDGED]
         assert judge(figures(stretches(12)), promised=found).state is WatchState.STEADY
 
     def test_that_are_kept_are_the_verdict(self, stretches: Series, profile: MakeProfile) -> None:
