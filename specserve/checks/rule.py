@@ -132,6 +132,12 @@ class Context:
         return bool(self._accelerator) and not self.on_cpu
 
     @property
+    def is_for_other_platform(self) -> bool:
+        """Whether the profile is for GPUs and would run on the CPU here, or the other way round."""
+        machine = self.machine if self._accelerator else None
+        return machine is not None and machine.basis == "found" and self.on_cpu != machine.is_cpu
+
+    @property
     def _accelerator(self) -> str:
         return (self.profile.hardware.accelerator if self.profile.hardware else None) or ""
 

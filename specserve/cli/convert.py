@@ -53,9 +53,8 @@ def convert(
         _write(target, result.text)
     else:
         out(result.text)
-    findings = list(result.unresolved) or lint_text(
-        result.text, file=FILE
-    )  # without these values most rules would err
+    # without the values that are not resolved, most rules would err
+    findings = list(result.unresolved) or lint_text(result.text, file=target or FILE)
     raise typer.Exit(1 if say_converted(result, findings, target=target, others=others) else 0)
 
 

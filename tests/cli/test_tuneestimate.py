@@ -192,3 +192,14 @@ def test_a_rate_with_its_k_is_told_as_the_length_that_it_is() -> None:
     with pytest.raises(UsageError, match="produces 1 to 5 tokens") as error:
         read_acceptance("0.65@4")
     assert "`--acceptance 3.6@4`" in (error.value.hint or "")
+
+
+def test_models_that_are_not_here_are_computed_from_their_published_configuration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    shipped = Path(__file__).parents[2] / "configs/llama70b-8b.yaml"
+    content = points(capsys, shipped, "--estimate", "4xH100-80GB", *HALF)
+    assert content["memory"]["verdict"] == "fit" and content["points"]
+    assert "`meta-llama/Llama-3.1-8B-Instruct` are not here" in content["rests_on"][-1]

@@ -160,15 +160,15 @@ def missing_hardware(ctx: Context) -> Hits:
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
         return
-    from specserve.hardware.accelerators import CPU, accelerator
+    from specserve.hardware.accelerators import accelerator
 
     try:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD314 reports it
     path, here = "hardware.accelerator", machine_words(machine)
-    if (named.name == CPU) != machine.is_cpu:
-        text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
+    if ctx.is_for_other_platform:
+        text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {'the CPU' if machine.is_cpu else here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
         text = f"the profile is for {named.name} ({sizes[0]}); this machine has {here} ({sizes[1]})"

@@ -110,7 +110,12 @@ def _way(knob: Knob, *, is_better: bool) -> str:
 
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
-    """Each arm's memory with the place that stands for it; the target alone if nothing speculates."""
+    """Each arm's memory with the place that stands for it; the target alone if nothing speculates.
+
+    Nothing on another platform than the profile's: SD309 says so, and the memory of this one tells nothing.
+    """
+    if ctx.is_for_other_platform:
+        return
     if "target" in ctx.memory:
         yield "target.model", ctx.memory["target"]
     for arm in ctx.arms:

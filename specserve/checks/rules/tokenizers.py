@@ -202,12 +202,15 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
     """
     found = _compared(arm)
     if found and found.verdict == "not_checked":
+        help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
+        if any(facts and facts.origin == "published" for facts in (arm.ctx.target, arm.draft)):
+            help_ = "run `check` where it reaches the Hub, or with a lock that `specserve lock` wrote there"
         yield arm.hit(
             "model",
             "the tokenizers of draft and target could not be compared",
             related={"target.model": "its token ids go to the draft"},
             notes=found.reasons,
-            help="start the server, and look at the acceptance rate that `specserve ask` prints",
+            help=help_,
         )
 
 

@@ -20,6 +20,7 @@ from specserve.memory.breakdown import break_down
 from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.situation import MemorySituation, situation
+from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, world_size
 
 LONGEST = 64
@@ -258,32 +259,36 @@ def estimate_request(request: TuneRequest, *, accelerator: str, acceptance: str 
     profile = load_profile(request.profile, settings=request.settings)
     machine = _machine(profile, accelerator)
     known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
+    shipped: dict[str, ModelFacts] = {}
     for unread in known.unread:
         if not unread.path.startswith("alternatives."):
-            if isinstance(unread.error, HubUnreachable):
-                unread.error.hint = (
-                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
-                )
-            raise unread.error
+            if unread.published is None:
+                if isinstance(unread.error, HubUnreachable):
+                    unread.error.hint = (
+                        "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                    )
+                raise unread.error
+            shipped[unread.path] = unread.published
     context = known.context
     arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
     if arm is None:
         raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
-    if context.target is None:
+    target = context.target or shipped.get("target.model")
+    if target is None:
         raise FactError(f"`{profile.target.model}` could not be read")
     s = situation(
         profile,
-        target=context.target,
+        target=target,
         machine=machine,
         version=(context.versions or known_versions())[-1],
         speculation=arm.block,
-        draft=arm.draft,
+        draft=arm.draft or shipped.get("speculation.model"),
     )
     most = s.settings.max_num_seqs
     loads = whole_numbers(request.concurrency, "--concurrency", least=1, most=65536)
     if any(load > most for load in loads):
         raise too_many_requests(profile, most)
-    return estimate(
+    made = estimate(
         s,
         name=profile.name,
         assumed=replace(assumed, context_tokens=_context(profile, s.settings.max_model_len)),
@@ -291,6 +296,11 @@ def estimate_request(request: TuneRequest, *, accelerator: str, acceptance: str 
         most_tokens=request.most_tokens or DEFAULT_TOKENS,
         ranks=world_size(profile),
     )
+    if not shipped:
+        return made
+    names = " and ".join(f"`{facts.model}`" for facts in shipped.values())
+    text = f"the files of {names} are not here: sizes are computed from the configuration that ships with specserve"
+    return replace(made, rests_on=(*made.rests_on, text))
 
 
 def read_acceptance(text: str | None) -> Assumed:
