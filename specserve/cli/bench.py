@@ -80,8 +80,8 @@ def bench(
         text_option(
             "NAME",
             (
-                "Measure this one of the profile's `alternatives` (named blocks of speculation) beside the main block; "
-                "repeatable; `none` for no alternative (default: all)."
+                "Measure only this one of the profile's `alternatives` (named blocks of speculation); repeatable; "
+                "`none` leaves all out (default: all are measured)."
             ),
         ),
     ] = None,

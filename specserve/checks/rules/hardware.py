@@ -166,9 +166,9 @@ def missing_hardware(ctx: Context) -> Hits:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD314 reports it
-    path, here = "hardware.accelerator", machine_words(machine)
+    path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else machine_words(machine)
     if ctx.is_for_other_platform:
-        text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {'the CPU' if machine.is_cpu else here}"
+        text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
     elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
         sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
         text = f"the profile is for {named.name} ({sizes[0]}); this machine has {here} ({sizes[1]})"

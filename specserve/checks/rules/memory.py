@@ -367,7 +367,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory, for at least {most} blocks"
+            f"write `max_num_seqs: {most}` or less: with fewer requests, the KV cache has at least {most} blocks"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),

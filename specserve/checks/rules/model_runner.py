@@ -124,11 +124,11 @@ def refused_logits_processor(arm: Arm) -> Hits:
     """
     if arm.ctx.engine.get("logits_processors") and (found := arm.on("V1")):
         taken = arm.runners[found[-1]]
-        why = f" ({taken.reason})" if taken and taken.reason else ""
-        text = f"`{arm.method}` runs on the V1 runner{why}, which takes no logits processors with speculation"
+        text = "the V1 runner takes no logits processors with speculation"
+        notes = (f"vLLM takes this runner because {taken.reason}",) if taken and taken.reason else ()
         related = {arm.at("method"): "speculation"}
         help_ = "leave `logits_processors` out, or do not speculate"
-        yield Hit("engine.logits_processors", text, related=related, versions=found, help=help_)
+        yield Hit("engine.logits_processors", text, related=related, notes=notes, versions=found, help=help_)
 
 
 @arm_rule("SD126", INFO)
@@ -136,8 +136,8 @@ def eager_draft(arm: Arm) -> Hits:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
     A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner uses them
-    for drafts and may be faster (vllm-project/vllm#55990). The profile promises a speedup (`expect`), so measure both
-    runners.
+    for drafts and may be faster (vllm-project/vllm#55990). This is reported only if `expect` promises a speedup:
+    measure both runners then.
     Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}

@@ -51,9 +51,9 @@ def broken_schedule(arm: Arm) -> Hits:
     """vLLM cannot start with this schedule of K.
 
     vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
-    loaded the weights. Before vLLM 0.32, the V2 runner also fails, while it captures full CUDA graphs of the draft, in
-    two cases: if a value of the schedule is below `num_speculative_tokens` with `mtp`, `eagle` or `eagle3`
-    (vllm-project/vllm#48494), or if a value is 0 with `dspark` (vllm-project/vllm#47737).
+    loaded the weights. Before vLLM 0.32, the V2 runner also fails while it captures full CUDA graphs of the draft. With
+    `mtp`, `eagle` and `eagle3`, it fails if any K of the schedule is below `num_speculative_tokens`
+    (vllm-project/vllm#48494). With `dspark`, it fails if any K is 0 (vllm-project/vllm#47737).
     Example:
         speculation:
           method: eagle3

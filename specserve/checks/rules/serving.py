@@ -224,7 +224,7 @@ def exposed_developer_endpoints(ctx: Context) -> Hits:
     Example:
         server:
           host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] not what this example is about
         env: {VLLM_SERVER_DEV_MODE: 1}
     Instead: server: {host: 127.0.0.1}
     Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`

@@ -250,7 +250,7 @@ def interleaved_drafts(ctx: Context) -> Hits:
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
     name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
     for arm in ctx.arms if name else ():
-        text = "most attention kernels cannot verify draft tokens if the cache is interleaved by more than one token"
+        text = "most attention kernels cannot verify draft tokens if each rank holds more than one token at a time"
         yield Hit(
             f"engine.{name}", text, related={arm.at("method"): "speculation"}, help=f"leave `{name}` out"
         )

@@ -242,7 +242,7 @@ def fewer_active_requests(arm: Arm) -> Hits:
     if needed < budget and budget // needed < active:
         yield Hit(
             TOKENS,
-            f"at most {budget // needed} of {active} requests will run in parallel: the drafter's pass holds no more",
+            f"at most {budget // needed} of {active} requests will run in parallel: the drafter has room for no more",
             related={
                 SEQUENCES: f"{active} are allowed",
                 arm.at("method"): f"takes {needed} tokens for each request",

@@ -204,7 +204,7 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
     if found and found.verdict == "not_checked":
         help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
         if any(facts and facts.origin == "published" for facts in (arm.ctx.target, arm.draft)):
-            help_ = "run `check` where it reaches the Hub, or with a lock that `specserve lock` wrote there"
+            help_ = "on a machine that reaches the Hub, run `check`, or `specserve lock` and copy the lock"
         yield arm.hit(
             "model",
             "the tokenizers of draft and target could not be compared",
@@ -241,9 +241,9 @@ def _often(share: float | None) -> str:
 def small_shared_vocabulary(arm: Arm) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
-    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. The draft reads the text
-    so far with the unknown token in place of each token that it lacks. If the shared tokens make up 60 % of ordinary
-    text, at most 60 % of the draft tokens can be accepted.
+    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the text so far, the
+    draft sees its `unk` token in place of each token that it does not have. If the shared tokens make up 60 % of
+    ordinary text, at most 60 % of the draft tokens can be accepted.
     Example:
         target: {model: ./llama}
         speculation:
