@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
+from typing import TYPE_CHECKING
 
 from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.hardware.accelerators import CPU, Machine
@@ -22,6 +23,9 @@ from specserve.memory.estimate import MemoryEstimate, assess
 from specserve.memory.situation import MemorySituation, situation
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, world_size
+
+if TYPE_CHECKING:
+    from specserve.checks.gather import Gathered
 
 LONGEST = 64
 """No more draft tokens are looked at."""
@@ -259,17 +263,7 @@ def estimate_request(request: TuneRequest, *, accelerator: str, acceptance: str 
     profile = load_profile(request.profile, settings=request.settings)
     machine = _machine(profile, accelerator)
     known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
-    shipped: dict[str, ModelFacts] = {}
-    for unread in known.unread:
-        if not unread.path.startswith("alternatives."):
-            if unread.published is None:
-                if isinstance(unread.error, HubUnreachable):
-                    unread.error.hint = (
-                        "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
-                    )
-                raise unread.error
-            shipped[unread.path] = unread.published
-    context = known.context
+    shipped, context = _shipped(known), known.context
     arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
     if arm is None:
         raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
@@ -301,6 +295,24 @@ def estimate_request(request: TuneRequest, *, accelerator: str, acceptance: str 
     names = " and ".join(f"`{facts.model}`" for facts in shipped.values())
     text = f"the files of {names} are not here: sizes are computed from the configuration that ships with specserve"
     return replace(made, rests_on=(*made.rests_on, text))
+
+
+def _shipped(known: Gathered) -> dict[str, ModelFacts]:
+    """The shipped configurations of models that could not be read, by the path that names each.
+
+    Raises the FactError of a model that specserve knows nothing about.
+    """
+    found = {}
+    for unread in known.unread:
+        if unread.path.startswith("alternatives."):
+            continue
+        if unread.published is None:
+            if isinstance(unread.error, HubUnreachable):
+                hint = "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                unread.error.hint = hint
+            raise unread.error
+        found[unread.path] = unread.published
+    return found
 
 
 def read_acceptance(text: str | None) -> Assumed:
