@@ -183,11 +183,10 @@ def command_settings(
         answer = _ANSWERS.get(word.text.lower()) if switch else None
         if before is not None and answer is not None:
             setting = settings[before.name]
-            node = replace(setting.node, value=answer is not before.negative)
-            settings[before.name] = replace(setting, node=node)
+            value = answer is not before.negative
+            settings[before.name] = replace(setting, node=replace(setting.node, value=value))
             text = f"`{before.flag} {word.text}`: a switch no longer takes a value"
-            hint = f"write `{before.flag}`, or leave it out"
-            found.append(finding("SD102", text, word.span, help=hint))
+            found.append(finding("SD102", text, word.span, help=_as_switch(before, value=value)))
         elif positional and not (before and "model" in settings):
             positional = False
             settings["model"] = Setting("model", word.node(), word.text)
@@ -327,11 +326,16 @@ def node_of(option: Option, found: list[Finding], unresolved: list[Finding]) -> 
     if node is None:
         return None
     if form == "flag" and option.inline and not option.keys:
-        text = f"`{option.flag}` is a switch and takes no value"
-        found.append(
-            finding("SD105", text, option.values[0].span, help=f"write `{option.flag}`, or leave it out")
-        )
+        text = f"`{option.flag}={option.values[0].text}`: a switch no longer takes a value"
+        help_ = _as_switch(option, value=node.value is True)
+        found.append(finding("SD105", text, option.values[0].span, help=help_))
     return replace(node, key=place)
+
+
+def _as_switch(option: Option, *, value: bool) -> str:
+    """How a switch says this value today."""
+    name = option.name.replace("_", "-")
+    return f"write `--{name}`" if value else f"write `--no-{name}`"
 
 
 def _whole(option: Option) -> Node:
@@ -339,7 +343,8 @@ def _whole(option: Option) -> Node:
     argument, words = option.argument, option.values
     form = argument.form if argument else "many" if len(words) > 1 else "json_or_str"
     if not words or form == "flag":
-        return Node(not option.negative, option.word.span)
+        answer = _ANSWERS.get(words[0].text.lower(), True) if words else True
+        return Node(answer is not option.negative, option.word.span)
     text, span = words[0].text, words[0].span
     if form == "json" or (form == "json_or_str" and OBJECT.fullmatch(text)):
         return Node(None, span) if text in ("", "None") else json_node(words[0])

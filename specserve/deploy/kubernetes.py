@@ -317,10 +317,11 @@ def _claims(pool: _Pool) -> dict[str, Object]:
         name: {"accessModes": mode, "resources": {"requests": {"storage": size}}}
         for name, size in sizes.items()
     }
-    return {
-        name: pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}")
-        for name, spec in specs.items()
-    }
+    claims = {}
+    for name, spec in specs.items():
+        claims[name] = pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}")
+        claims[name]["metadata"]["labels"]["app.kubernetes.io/component"] = "storage"
+    return claims
 
 
 def _route(made: Deployment) -> Object:

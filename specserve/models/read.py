@@ -116,8 +116,8 @@ def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> No
     return NotCached(
         f"`{model}`{at} is not in the Hub cache, and {why}",
         hint=(
-            f"{first}`specserve pull PROFILE` downloads the model, and `specserve lock PROFILE` records what `check` "
-            "needs without the weights"
+            f"{first}`specserve lock PROFILE` records what `check` needs, or `specserve pull PROFILE` downloads the "
+            "whole model"
         ),
     )
 

@@ -44,7 +44,7 @@ CODES: tuple[Code, ...] = (
         "SD003",
         "not-a-mapping",
         "The file holds a list, a single value, several documents or nothing, but a profile is one mapping.",
-        "It is another kind of file, or the wrong file was named.",
+        "specserve reads nothing from such a file. Probably it is another kind of file, or the wrong file was named.",
         "- target: {model: org/target}",
         "target: {model: org/target}",
         file="source",
@@ -95,7 +95,7 @@ CODES: tuple[Code, ...] = (
         """
         vLLM would end with a usage error, or take the value for something else. A profile does not accept the method
         `extract_hidden_states` or the method of a plug-in, although vLLM does.
-        In a vLLM command (`lint -- vllm serve …`), these are only warnings.
+        For a vLLM command (`lint -- vllm serve …`), such a method is only a warning.
         """,
         "target: {model: org/target, tensor_parallel_size: four}",
         "target: {model: org/target, tensor_parallel_size: 4}",

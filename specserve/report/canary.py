@@ -72,7 +72,10 @@ def final_lines(report: CanaryReport, *, urls: tuple[str, str]) -> list[str]:
         ("compared", f"over {took(report.seconds)}, in {count(report.blocks, 'block')} of time"),
     ]
     lines = [filled(text, lead=f"{label:<13}", stream=stream) for label, text in rows]
-    lines += ["", *Table(_COLUMNS, [_row(figure) for figure in report.figures]).text(stream=stream, indent=0)]
+    lines += [
+        "",
+        *Table(_COLUMNS, [_row(figure) for figure in report.figures], keys=1).text(stream=stream, indent=0),
+    ]
     asides = [
         f"{_NAMES[figure.name]} is not compared: {figure.why}" for figure in report.figures if figure.why
     ]

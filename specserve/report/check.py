@@ -112,7 +112,7 @@ def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
 _COMPUTED_BY = {
     "vllm": "computed by vLLM's own planner",
     "formula": "computed by formula",
-    "published": "computed by formula from the configuration that ships with specserve",
+    "published": "computed by formula from the copy of the models' config.json that ships with specserve",
 }
 
 
@@ -130,12 +130,9 @@ def _memory(
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        cost = (
-            f"speculation costs {lost:.1%}"
-            if is_sure
-            else "what speculation costs is less than the uncertainty"
-        )
-        yield f"  KV cache without speculation: {_tokens(alone)} tokens; {cost}"
+        tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}"
+        same = "the same, as far as it can be computed"
+        yield f"  KV cache without speculation: {tokens if is_sure else same}"
     yield from _alternatives(alternatives)
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)
@@ -145,7 +142,7 @@ def _memory(
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in helpful[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-        yield f"  with `{knob.path}: {value}` and no other change: {_MEMORY[knob.verdict][0]}"
+        yield f"  with only `{knob.path}` changed, to {value}: {_MEMORY[knob.verdict][0]}"
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")

@@ -204,10 +204,9 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
             f"99 % interval {heat.low:+.1f} % to {heat.high:+.1f} %; LOSSLESS needs an interval within "
             f"±{COOL_PERCENT:g} %"
         )
-    yield (
-        f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely; up to "
-        f"{found.outside_expected:,.0f} would be normal"
-    )
+    strays = f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely"
+    chance = "; more can be chance" if found.outside > found.outside_expected and not found.reasons else ""
+    yield f"{strays}; on average, at most {found.outside_expected:,.0f} are expected{chance}"
     if found.skipped:
         yield f"{found.skipped:,} tokens left out: these settings hide their distribution"
     yield from (f"wrong: {reason}" for reason in found.reasons)

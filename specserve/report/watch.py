@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specserve.measure.watch.figures import LATENCIES, NUMBER_DRAFTS, QUANTILES, WatchFigures, quantiles_s
-from specserve.measure.watch.verdict import JudgedPromise, WatchState
+from specserve.measure.watch.verdict import JudgedPromise, Kept, WatchState
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.metrics.counters import Acceptance, Histogram
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
@@ -103,7 +103,8 @@ def _speculation(seen: WatchFigures) -> Iterator[tuple[str, str]]:
 def _promise(promise: JudgedPromise) -> str:
     """One promise: what became of it, what was promised, what was measured."""
     text = f"{promise.kept}: `{promise.key}` {promise.promised:g}{promise.unit}"
-    if promise.measured is not None:
+    is_bounded = promise.interval is None or math.isfinite(promise.interval[1])
+    if promise.measured is not None and (is_bounded or promise.kept is not Kept.UNDECIDED):
         text += f", measured {promise.number(promise.measured)}{promise.unit}"
     if promise.interval is not None:
         low, high = promise.interval

@@ -43,7 +43,8 @@ class RunningServer:
         """`warms_up`: whether one request is answered before it counts as ready."""
         self.plan = plan
         self.child = child
-        self.figures = MemoryFigures()
+        limit = plan.engine_kwargs.get("max_model_len")
+        self.figures = MemoryFigures(max_model_len=limit if isinstance(limit, int) else None)
         self.phase = Phase.ENGINE
         self.log_path = child.log_path
         self._warms_up = warms_up
@@ -145,6 +146,7 @@ class RunningServer:
         if self._until(lambda: not asking.is_alive()):
             self._end_phase()
             if reasons and reasons[0] and self.child.is_running():
+                self.check_soon()  # the request may have ended the engine
                 self._emit(events.StaysCold(reasons[0]))
 
     def _is_up(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 
-COMMIT = "0123456789012345678901234567890123456789"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture

@@ -188,6 +188,11 @@ def test_the_present_name_of_a_switch_is_noted() -> None:
     assert notes("vllm serve org/m --no-enable-log-requests") == []
 
 
+def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callable[..., Profile]) -> None:
+    profile = made("vllm serve org/m --enable-chunked-prefill=False --enforce-eager=1")
+    assert profile.engine == {"enable_chunked_prefill": False, "enforce_eager": True}
+
+
 NETWORK = "the source listens on every interface (no `--host`), this profile on 127.0.0.1 only"
 
 

@@ -36,6 +36,7 @@ FAULTS = (
     "mute",  # takes the first completion and never answers it
     "refuses",  # answers every completion with an error of vLLM's form
     "dies-of-a-request",  # SIGKILL of the API server and its engine by the first completion
+    "dies-after-an-answer",  # its engine ends with the first completion, which gets HTTP 500; then it ends, too
     "orphan",  # leaves its engine process behind when it is told to stop
 )
 METRICS = (
@@ -173,6 +174,13 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
             if args.fault == "dies-of-a-request":
                 engine.kill()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if args.fault == "dies-after-an-answer":
+                engine.kill()
+                refusals.extend([503] * 100)
+                threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                self.send_response(500)
+                self.end_headers()
+                return
             refused = args.fault == "refuses"
             error: dict[str, object] = {"error": {"message": "no completions here"}}
             answer = json.dumps(error if refused else {"choices": [{"text": "!"}]})

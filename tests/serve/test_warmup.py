@@ -53,8 +53,11 @@ def test_a_server_that_refuses_the_request_is_ready_and_the_reason_is_reported(
     )
 
 
-def test_a_server_that_dies_of_its_first_request_was_never_ready(fake_plan: FakePlan, tmp_path: Path) -> None:
-    plan = fake_plan("--fault", "dies-of-a-request")
+@pytest.mark.parametrize("fault", ["dies-of-a-request", "dies-after-an-answer"])
+def test_a_server_that_dies_of_its_first_request_was_never_ready(
+    fake_plan: FakePlan, tmp_path: Path, fault: str
+) -> None:
+    plan = fake_plan("--fault", fault)
     with (
         pytest.raises(LaunchError, match="while warming up"),
         running(plan, log_path=tmp_path / "server.log", warms_up=True),

@@ -104,7 +104,7 @@ def shorter_draft(arm: Arm) -> Hits:
 
 @arm_rule("SD228", ERROR, needs="models")
 def overlong_draft_context(arm: Arm) -> Hits:
-    """The profile gives the draft a longer context than the draft or its target has.
+    """The `max_model_len` of `speculation` is larger than the context of the draft or of the target.
 
     vLLM refuses to start.
     Example:
@@ -129,10 +129,11 @@ def overlong_draft_context(arm: Arm) -> Hits:
 def short_trained_head(arm: Arm) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Usually vLLM raises the head's `max_position_embeddings` to that of the target, and acceptance falls beyond the
-    trained length (sgl-project/sglang#6783). There are two exceptions. Up to 0.32, the V1 runner drafts nothing for a
-    batch if one of its requests is longer than the head's own length. Some versions of the V2 runner do not raise the
-    length of a `dflash` or `dspark` head, and a longer request ends the engine (vllm-project/vllm#57964).
+    Beyond the trained length, acceptance falls (sgl-project/sglang#6783). Usually vLLM drafts there all the same,
+    because it raises the head's `max_position_embeddings` to that of the target. There are two exceptions. Up to 0.32,
+    the V1 runner drafts nothing for a batch if one of its requests is longer than the trained length. Some versions of
+    the V2 runner do not raise the length of a `dflash` or `dspark` head, and a longer request ends the engine
+    (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

@@ -37,7 +37,8 @@ def oversized_draft(arm: Arm) -> Hits:
     """The draft is not much smaller than its target.
 
     A decode step costs about as much as reading the weights once. With a draft of a quarter of the target's bytes, four
-    draft tokens take as long as one of the target's own steps, before anything is verified.
+    draft tokens take as long as a step of the target. A step of speculation then takes twice as long, so it pays only
+    if it gives more than two tokens on average.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
@@ -111,11 +112,11 @@ def refused_mrope_draft(arm: Arm) -> Hits:
 def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model: loading or the first request fails. An `eagle3` head of the Llama class can fail
-    in the same way: if it reads more or fewer than three layers of the target, and its config.json has
-    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). Some DFlash and DSpark
-    heads have more or fewer layers than they read from the target. vLLM 0.26 loads them only if `dflash_config` lists
-    the target layers that they read (vllm-project/vllm#48524).
+    It was trained for another model: loading or the first request fails. The same happens to an `eagle3` head of the
+    Llama class that reads more or fewer than three layers of the target, if its config.json has
+    `eagle_aux_hidden_state_layer_ids` but no `num_aux_hidden_states` (vllm-project/vllm#54526). DFlash and DSpark heads
+    read hidden states of several target layers. If their number is not that of the head's own layers, vLLM 0.26 loads
+    the head only if `dflash_config` lists the target layers (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

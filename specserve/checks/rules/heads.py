@@ -148,7 +148,7 @@ def is_further(name: str, depth: int) -> bool:
 
 @arm_rule("SD232", ERROR, needs="models")
 def indivisible_token_count(arm: Arm) -> Hits:
-    """K is larger than the number of layers that draft, and not a multiple of it.
+    """K is larger than the number of `mtp` layers, and not a multiple of it.
 
     The model has n layers for `mtp`, each trained for one further token. If K (`num_speculative_tokens`) is larger than
     n, vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.
@@ -190,7 +190,8 @@ def unknown_head(arm: Arm) -> Hits:
     """vLLM has no class for this head.
 
     vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class name from the head's config.json. It has such classes
-    only for some model families: there is no `EagleQwen2ForCausalLM`, for example.
+    only for some model families: there is no `EagleQwen2ForCausalLM`, for example. Take a head for which there is a
+    class, or another method.
     Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}

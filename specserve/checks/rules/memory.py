@@ -208,7 +208,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             text = f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}"
             if memory.is_only_in_doubt and memory.unknown_draft:
-                text = f"the launch fits without `{memory.unknown_draft}`, whose size is unknown"
+                text = f"it is not known whether `{memory.unknown_draft}` fits, too: its size is unknown"
             yield Hit(
                 path,
                 text,
@@ -300,7 +300,7 @@ def large_draft_buffer(arm: Arm) -> Hits:
 
 @rule("SD312", ERROR, needs="hardware")
 def occupied_memory(ctx: Context) -> Hits:
-    """Less memory is free on this machine than the launch needs now.
+    """Less memory is free on this machine now than the launch needs.
 
     vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
     fixes the size of the KV cache, the weights and the cache must fit into the free memory. Often the previous server

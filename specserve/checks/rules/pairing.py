@@ -25,7 +25,7 @@ _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_emb
 def too_long_draft(arm: Arm) -> Hits:
     """The draft is given a longer context than its target.
 
-    vLLM refuses to start: `speculative_max_model_len` cannot be larger than the target's.
+    vLLM refuses to start: the draft's `max_model_len` cannot be larger than the target's.
     Example:
         target: {model: ./model, max_model_len: 8192}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
@@ -35,7 +35,7 @@ def too_long_draft(arm: Arm) -> Hits:
     longest, own = arm.ctx.profile.target.max_model_len, arm.get("max_model_len")
     if own is not None and longest is not None and 0 < longest < own:
         text = f"the draft's context of {own} tokens is longer than the target's"
-        help_ = "leave it out: vLLM uses the shorter context of the two models"
+        help_ = "leave the draft's `max_model_len` out: vLLM then takes the shorter context of the two models"
         yield arm.hit(
             "max_model_len", text, related={"target.max_model_len": f"{longest} tokens"}, help=help_
         )
@@ -121,8 +121,8 @@ def head_as_target(ctx: Context) -> Hits:
     many heads show `vllm serve HEAD`. DeepSeek-V4-…-DSpark and MiMo-…-DFlash are not reported: they hold target and
     head. For a head in the `speculators` format, the finding is an info: vLLM serves the target that the head's
     config.json names, and drafts with the head.
-    Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
-    Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
+    Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789abcdef0123456789abcdef01234567}
+    Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789abcdef0123456789abcdef01234567}
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
     model = ctx.profile.target.model
@@ -210,9 +210,9 @@ def inherited_tensors(arm: Arm) -> Hits:
 def unshared_overrides(arm: Arm) -> Hits:
     """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
 
-    If `hf_overrides` is a mapping, vLLM applies it to the target only. In a request that is longer than the context in
-    config.json, the layers that draft for `mtp` compute other positions than the target, so the target rejects their
-    tokens (vllm-project/vllm#58080).
+    If `hf_overrides` is a mapping, vLLM applies it to the target only. The `mtp` layers then compute other positions
+    than the target, and the target rejects their tokens. Users report it for requests that are longer than the context
+    in config.json (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -226,9 +226,7 @@ def unshared_overrides(arm: Arm) -> Hits:
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]
     if found and arm.method == "mtp" and arm.model in (None, arm.ctx.profile.target.model):
-        text = (
-            f"`hf_overrides` changes `{found[0]}` for the target, but not for its layers that draft (`mtp`)"
-        )
+        text = f"`hf_overrides` changes `{found[0]}` for the target, but not for its `mtp` layers"
         related = {arm.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
         yield Hit("engine.hf_overrides", text, related=related, help=help_)

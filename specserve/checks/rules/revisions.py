@@ -22,12 +22,13 @@ _SHOWN = 4
 def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
-    Classes, processors, middleware, plug-ins and connectors that a profile names run with the server's rights. With
-    `trust_remote_code`, so does any code that is in the model's repository on the day of the download. Read this code
-    before you run it. With insecure serialization, anyone who can send data to vLLM's sockets can run code. If the rule
-    finds nothing but `trust_remote_code`, it reports an info; SD112 warns about models that are not pinned.
+    A profile can name classes, processors, middleware, plug-ins and connectors. Their code runs with the server's
+    rights. With `trust_remote_code`, so does any code that is in the model's repository on the day of the download.
+    Read this code before you run it. With insecure serialization, anyone who can send data to vLLM's sockets can run
+    code. If the rule finds nothing but `trust_remote_code`, it reports an info; SD112 warns about models that are not
+    pinned.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
-    Use instead: engine: {trust_remote_code: false}
+    Use instead: engine: {worker_extension_cls: somebody.tools.Extension}  # specserve: ignore[SD111] we read it
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
     profile, engine = ctx.profile, ctx.engine
@@ -82,19 +83,20 @@ def _words(value: Any) -> str:
 def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
-    Anyone who can push to the repository can run code on the serving machine; a draft inherits the target's trust. A
-    branch or a tag can be moved, a commit cannot. If only the target is unpinned, and specserve knows of no code in the
-    target's repository, the finding is an info. `lint` cannot look into the repository; `check` does.
+    Anyone who can push to the repository can run code on the serving machine. `trust_remote_code` is for all models of
+    the profile, the draft's, too. A branch or a tag can be moved, a commit cannot. If only the target is unpinned, and
+    specserve knows of no code in the target's repository, the finding is an info. `lint` cannot look into the
+    repository; `check` does.
     Example:
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+        target: {model: org/target, revision: 0123456789abcdef0123456789abcdef01234567}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] we read the code at that commit
     Use instead:
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+        target: {model: org/target, revision: 0123456789abcdef0123456789abcdef01234567}
         speculation:
           method: eagle3
           model: org/head
-          revision: 9876543210987654321098765432109876543210
+          revision: fedcba9876543210fedcba9876543210fedcba98
           num_speculative_tokens: 3
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] we read the code at that commit
     Source: vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
@@ -131,9 +133,10 @@ def unpinned_revision(ctx: Context) -> Hits:
     """A model of the Hub is taken as it is on the day of the start.
 
     Weights, configuration and chat template can change under a deployment. After a restart, the server then serves
-    something else than what was measured. With a lock, this finding does not appear.
+    something else than what was measured. Write the commit as `revision`, or run `specserve lock`, which records the
+    commits of all models.
     Example: target: {model: org/target}
-    Use instead: target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+    Use instead: target: {model: org/target, revision: 0123456789abcdef0123456789abcdef01234567}
     Source: vllm/config/model.py, `If unspecified, will use`
     """
     if ctx.engine.get("trust_remote_code") is True or locked(ctx):
@@ -159,10 +162,10 @@ def split_revision(arm: Arm) -> Hits:
     block has none. Once that branch moves, target and layers come from different commits, and acceptance falls without
     a warning.
     Example:
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+        target: {model: org/target, revision: 0123456789abcdef0123456789abcdef01234567}
         speculation: {method: mtp, num_speculative_tokens: 1}
     Instead:
-        speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789012345678901234567890123456789}
+        speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789abcdef0123456789abcdef01234567}
     Source: vllm/config/speculative.py, `revision=self.revision,`
     """
     target, revision = arm.ctx.profile.target, arm.get("revision")
@@ -229,8 +232,8 @@ def unreadable_lock(ctx: Context) -> Hits:
 def unlocked_model(ctx: Context) -> Hits:
     """The profile names a model or a revision that its lock does not contain.
 
-    The profile was changed after it was locked. Each start of the server takes the model's files as they are on the Hub
-    at that time. `check --locked` cannot judge this model.
+    The profile was changed after it was locked. Nothing pins the new model: each start takes its files as they are at
+    that time, and `check --locked` cannot judge it.
     Example:
         # p.lock.json, beside this profile, has ./llama only: run `specserve lock` again
         target: {model: ./llama}
@@ -253,7 +256,7 @@ def changed_model(ctx: Context) -> Hits:
         # p.lock.json, beside this profile, was written before ./llama/config.json was edited
         target: {model: ./llama}
     Use instead:
-        # after `specserve lock`, or with the old config.json
+        # with the old config.json, or after `specserve lock` and new measurements
         target: {model: ./llama}
     Source: specserve, models/lock.py
     """

@@ -194,7 +194,10 @@ def dropped_schedule(arm: Arm) -> Hits:
     if arm.get(KEY) and not _rows(arm):
         text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
         related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
-        help_ = "replace the schedule by the K for your usual load, or serve without data parallelism"
+        help_ = (
+            "write no schedule, and the `num_speculative_tokens` for your usual load, "
+            "or serve without data parallelism"
+        )
         yield arm.hit(KEY, text, related=related, help=help_)
     served = arm.on("V1", by_target=True) if _rows(arm) else []
     if found := [version for version in served if schedule_is_dropped(version, method=arm.method)]:
@@ -210,8 +213,8 @@ def _k(arm: Arm) -> str:
 def costly_schedule(arm: Arm) -> Hits:
     """The schedule saves less than it seems to, or has a cost of its own.
 
-    With the V2 runner, `draft_model` and `ngram` draft `num_speculative_tokens` at any load, and the schedule only
-    drops some of these tokens: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
+    With the V2 runner, the methods `draft_model` and `ngram` always draft `num_speculative_tokens` tokens. The schedule
+    only drops some of them: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
     (`eagle3`, `mtp`; vllm-project/vllm#51510); since 0.32, they draft only what is asked for. With a schedule, the V1
     runner uses no full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
     Example:

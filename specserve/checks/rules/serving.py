@@ -86,7 +86,7 @@ def default_min_p(ctx: Context) -> Hits:
     if isinstance(value, int | float) and value > _EPSILON and ctx.arms:
         yield Hit(
             "engine.override_generation_config.min_p",
-            f"vLLM will refuse every request: `min_p` must be 0 with speculation; found {value:g}",
+            f"vLLM will refuse requests that do not set `min_p`: it must be 0 with speculation; found {value:g}",
             related=_speculates(ctx, f"`{ctx.arms[0].method}` speculates"),
             help="write `min_p: 0`, and use `top_p` for the same purpose",
         )
@@ -140,11 +140,12 @@ def refused_structured_output(ctx: Context) -> Hits:
 
 @rule("SD151", ERROR)
 def missing_companion(ctx: Context) -> Hits:
-    """An argument of the server needs another argument, which is missing.
+    """An argument of the server needs another one, which is missing or switched off.
 
     vLLM ends with an error, in some of these cases only after the weights are loaded. `enable_auto_tool_choice` needs
-    `tool_call_parser`, `lora_modules` needs `enable_lora`, `enable_log_outputs` needs `enable_log_requests`,
-    `kv_connector` needs `kv_role`, and `enable_per_request_metrics` does not work with `disable_log_stats`.
+    `tool_call_parser`, `lora_modules` needs `enable_lora`, `enable_log_outputs` needs `enable_log_requests`, and
+    `kv_connector` needs `kv_role`. `enable_per_request_metrics` needs vLLM's statistics, so `disable_log_stats` must be
+    left out.
     Example: frontend: {enable_auto_tool_choice: true}
     Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
     Source:

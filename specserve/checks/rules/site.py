@@ -52,8 +52,9 @@ def missing_compiler(ctx: Context) -> Hits:
 def unknown_vllm(ctx: Context) -> Hits:
     """The profile's `vllm` range contains no version that this specserve knows.
 
-    specserve cannot plan for such a version. If the range contains only newer versions, the profile is judged by the
-    newest known version, and this finding is an info.
+    specserve does not know the arguments of such a version, so it can neither judge the profile nor plan its launch. If
+    the range contains only newer versions, specserve judges by the newest one that it knows, and the finding is only an
+    info.
     Example: vllm: ">=0.20,<0.21"
     Use instead: vllm: ">=0.32,<0.34"
     Source: specserve, vllm/tables
@@ -119,8 +120,8 @@ def full_disk(ctx: Context) -> Hits:
     """The weights to download do not fit on the disk of the cache.
 
     The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
-    Example: target: {model: org/large, revision: "0123456789012345678901234567890123456789"}
-    Use instead: target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+    Example: target: {model: org/large, revision: "0123456789abcdef0123456789abcdef01234567"}
+    Use instead: target: {model: org/small, revision: "0123456789abcdef0123456789abcdef01234567"}
     Source: specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
@@ -135,7 +136,7 @@ def read_only_cache(ctx: Context) -> Hits:
     """The weights must be downloaded, but the cache is not writable.
 
     vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
-    Example: target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+    Example: target: {model: org/small, revision: "0123456789abcdef0123456789abcdef01234567"}
     Use instead: target: {model: ./llama, max_model_len: 2048}
     Source: specserve, plan/host.py
     """

@@ -41,8 +41,8 @@ def split_draft(arm: Arm) -> Hits:
 
     When vLLM reads its arguments, it accepts 1 or the target's `tensor_parallel_size`. With 1 and `method:
     draft_model`, the V1 runner then fails after the weights are loaded. With the V2 runner, or with any other method,
-    vLLM ignores the 1 and splits the draft over the target's ranks (vllm-project/vllm#31886). If only the V2 runner can
-    serve the launch, this is a warning.
+    vLLM ignores the 1 and splits the draft over the target's ranks (vllm-project/vllm#31886). So the finding is a
+    warning if only the V2 runner can serve the launch, and an error otherwise.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -93,9 +93,9 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
 def missing_speculative_tokens(arm: Arm) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
-    vLLM refuses `mtp` and `dspark` without K. If `speculation.model` is given with `mtp`, the start ends with a
-    TypeError instead (vllm-project/vllm#55323). If a head has no K in the profile, its config.json may set K
-    (`n_predict`). `lint` does not read that file, so it only warns of such a head.
+    vLLM refuses `mtp` and `dspark` without `num_speculative_tokens`. If `speculation.model` is given with `mtp`, the
+    start ends with a TypeError instead (vllm-project/vllm#55323). With `eagle`, `eagle3` and the like, the head's
+    config.json may set it (`n_predict`). `lint` does not read that file, so for these methods it only warns.
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
@@ -125,8 +125,8 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
 def surprising_ngram_window(arm: Arm) -> Hits:
     """The n-gram window has only one size, because one or both of its bounds are left out.
 
-    vLLM sets a missing bound to the given one, and both to 5 if both are missing, whatever its documentation says. Then
-    only matches of exactly that length count, and hardly anything is drafted.
+    If one bound is missing, vLLM sets it to the other; if both are missing, both are 5, whatever vLLM's documentation
+    says. Then only matches of exactly that length count, and hardly anything is drafted.
     Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
@@ -138,7 +138,7 @@ def surprising_ngram_window(arm: Arm) -> Hits:
         yield arm.hit(
             "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
             f"only matches of exactly {size} tokens will be looked up",
-            notes=("vLLM sets a missing bound to the given one, and both to 5 if both are missing",),
+            notes=("if one bound is missing, vLLM sets it to the other; if both are missing, both are 5",),
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
         )
 
@@ -181,10 +181,10 @@ def unadapted_draft(arm: Arm) -> Hits:
 def pipelined_prediction_layers(arm: Arm) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
-    `mtp` needs the embedding, which only the first stage has: after loading, vLLM stops, hangs or crashes
-    (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). Users report wrong text from `eagle3`
-    without async scheduling (vllm-project/vllm#52071). Before 0.30, vLLM refuses `dflash` and `dspark`
-    (vllm-project/vllm#52761).
+    The drafter runs on the last stage. `mtp` also needs the embedding, which only the first stage has: after loading,
+    vLLM stops, hangs or crashes (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). Users
+    report wrong text from `eagle3` without async scheduling (vllm-project/vllm#52071). Before 0.30, vLLM refuses
+    `dflash` and `dspark` (vllm-project/vllm#52761).
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
@@ -206,7 +206,7 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
             text,
             related={"target.pipeline_parallel_size": "stages"},
             versions=refused,
-            help=f"write `tensor_parallel_size: {stages * target.tensor_parallel_size}` instead",
+            help=f"split layers instead of stages: `tensor_parallel_size: {stages * target.tensor_parallel_size}`",
             severity=ERROR if refused else None,
         )
 
@@ -364,9 +364,9 @@ def contradictory_drafts(arm: Arm) -> Hits:
 def refused_adaptive_verification(arm: Arm) -> Hits:
     """Adaptive verification is combined with a setting that it does not support.
 
-    Adaptive verification decides on the GPU how many draft tokens of each request are verified. vLLM refuses it with
-    LoRA, pipeline parallelism, `enable_return_routed_experts` or `return_sampling_mask`, and without full CUDA graphs.
-    For methods other than `dspark`, vLLM also refuses it with local argmax.
+    Adaptive verification decides on the GPU how many draft tokens of each request are verified. It needs full CUDA
+    graphs. vLLM refuses it with LoRA, pipeline parallelism, `enable_return_routed_experts` and `return_sampling_mask`,
+    and for methods other than `dspark` also with local argmax.
     Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}

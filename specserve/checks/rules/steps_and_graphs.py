@@ -259,7 +259,7 @@ def small_steps(ctx: Context) -> Hits:
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
     about it at the start. On GPUs with less than 70 GiB and on the A100, the default is 2048 tokens
     (vllm-project/vllm#44815). If the profile does not set `max_num_batched_tokens`, a default below 8192 is reported
-    only if one decode step of all requests, with K + 1 tokens each, needs more.
+    only if it is too small for one decode step of all requests, with K + 1 tokens each.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}

@@ -150,14 +150,15 @@ def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: fl
     """Returns the mean acceptance length at which the variant would be as fast as without speculation, at this load.
 
     A step of it takes (tokens per step / speedup) as long as one without drafts. Where some steps have no draft, as
-    with n-grams, it is the drafted ones whose length would have to change. None if nothing was drafted.
+    with n-grams, it is the drafted ones whose length would have to change. None if nothing was drafted. At least 1: a
+    step with drafts is measured faster than one without only if the machine was busy.
     """
     if acceptance is None or not acceptance.drafts or speedup <= 0:
         return None
     steps = max(output_tokens - acceptance.accepted_tokens, acceptance.drafts)
     drafted = acceptance.drafts / steps
     per_step = 1 + acceptance.accepted_tokens / steps
-    return 1 + (per_step / speedup - 1) / drafted
+    return max(1.0, 1 + (per_step / speedup - 1) / drafted)
 
 
 def compared(
@@ -171,6 +172,7 @@ def compared(
         missing = "a valid cell" if is_invalid else "more blocks"
         return Comparison(arm, against, at, None, Verdict.INCONCLUSIVE, missing)
     judged, own, other = verdict(found), mine.figures, theirs.figures
+    is_plain = not (other.acceptance and other.acceptance.drafts)  # else its own drafts count, too
     return Comparison(
         arm=arm,
         against=against,
@@ -184,7 +186,9 @@ def compared(
         e2e_p99_ratio=_over(own.e2e_ms.p99, other.e2e_ms.p99),
         break_even_mean_acceptance_length=break_even(
             own.acceptance, output_tokens=own.output_tokens, speedup=found.value
-        ),
+        )
+        if is_plain
+        else None,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
     )
 

@@ -155,6 +155,8 @@ class Watch:
         self._readings = Readings(read)
         self._profile = profile
         self._window, self._recent, self._run = Window(span_s=window_s), Window(span_s=_COLLAPSE_S), Window()
+        self._window_s = window_s
+        self._newest: WatchVerdict | None = None
 
     def look(self) -> WatchReport:
         """Read once more, and judge the window."""
@@ -167,13 +169,20 @@ class Watch:
                 window.add(stretch)
         if self._readings.trouble is not None:
             return self._unseen(self._readings.trouble)
-        return self._report(self._window)
+        report = self._report(self._window)
+        self._newest = report.verdict
+        return report
 
     def whole(self) -> WatchReport:
         """Judge all that was seen since the begin."""
         if self._readings.trouble is not None and not self._run.stretches:
             return replace(self._unseen(self._readings.trouble), is_final=True)
-        return replace(self._report(self._run), is_final=True)
+        report = replace(self._report(self._run), is_final=True)
+        newest = self._newest
+        if newest is None or newest.state is not WatchState.FALLEN or report.has_failed:
+            return report
+        sentence = f"{report.verdict.sentence}; in the last {self._window_s:g} s, {newest.sentence}"
+        return replace(report, verdict=replace(report.verdict, sentence=sentence))
 
     def _unseen(self, error: SpecserveError) -> WatchReport:
         verdict = WatchVerdict(WatchState.UNSEEN, error.message)

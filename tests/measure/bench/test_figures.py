@@ -92,6 +92,8 @@ def test_break_even_is_where_the_longer_step_is_paid_for() -> None:
     assert half == pytest.approx(3.0)
     assert break_even(Acceptance(0, 0, 0), output_tokens=10, speedup=1.0) is None
     assert break_even(None, output_tokens=10, speedup=1.0) is None
+    # faster than one token per accepted one: the machine was busy, and no step gives less than a token
+    assert break_even(Acceptance(100, 400, 200), output_tokens=300, speedup=4.0) == 1.0
 
 
 @settings(deadline=None)

@@ -147,6 +147,11 @@ def test_a_server_that_fell_behind_its_own_past_is_told(watch: Watch, script: Sc
     watch.look()
     after(watch, script, *[GOOD] * 30)
     assert after(watch, script, *[(0.5, 0.3, 0.2, 0.1)] * 13).verdict.state is WatchState.FALLEN
+    whole = watch.whole().verdict
+    assert (
+        whole.state is WatchState.STEADY
+        and "in the last 60 s, the mean acceptance length fell to" in whole.sentence
+    )
 
 
 def test_a_profile_that_speculates_and_a_server_that_does_not(
