@@ -101,7 +101,7 @@ def find(word: str) -> Page:
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 
-_POLICY = "An error in a profile; in a `vllm serve` command only a warning, because vLLM would start it."
+_POLICY = "Only specserve refuses this; vLLM would start it. For a `vllm serve` command, it is a warning."
 
 
 def manual(page: Page, *, stream: TextIO | None = None) -> str:

@@ -206,7 +206,7 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
         )
     strays = f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely"
     chance = "; more can be chance" if found.outside > found.outside_expected and not found.reasons else ""
-    yield f"{strays}; on average, at most {found.outside_expected:,.0f} are expected{chance}"
+    yield f"{strays}; a correct server has up to {found.outside_expected:,.0f} on average{chance}"
     if found.skipped:
         yield f"{found.skipped:,} tokens left out: these settings hide their distribution"
     yield from (f"wrong: {reason}" for reason in found.reasons)

@@ -40,7 +40,7 @@ def test_prediction_layers_do_not_like_pipeline_stages(
     )
     found = of("SD140", profile(text))
     assert [item.help for item in found] == [
-        "split layers instead of stages: `tensor_parallel_size: 4`"
+        "write `tensor_parallel_size: 4`, without pipeline stages"
     ] * hits
 
 

@@ -195,7 +195,7 @@ def dropped_schedule(arm: Arm) -> Hits:
         text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
         related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
         help_ = (
-            "write no schedule, and the `num_speculative_tokens` for your usual load, "
+            "leave the schedule out, and set `num_speculative_tokens` for your usual load; "
             "or serve without data parallelism"
         )
         yield arm.hit(KEY, text, related=related, help=help_)

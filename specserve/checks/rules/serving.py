@@ -86,7 +86,7 @@ def default_min_p(ctx: Context) -> Hits:
     if isinstance(value, int | float) and value > _EPSILON and ctx.arms:
         yield Hit(
             "engine.override_generation_config.min_p",
-            f"vLLM will refuse requests that do not set `min_p`: it must be 0 with speculation; found {value:g}",
+            f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
             related=_speculates(ctx, f"`{ctx.arms[0].method}` speculates"),
             help="write `min_p: 0`, and use `top_p` for the same purpose",
         )

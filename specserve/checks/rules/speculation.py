@@ -206,7 +206,7 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
             text,
             related={"target.pipeline_parallel_size": "stages"},
             versions=refused,
-            help=f"split layers instead of stages: `tensor_parallel_size: {stages * target.tensor_parallel_size}`",
+            help=f"write `tensor_parallel_size: {stages * target.tensor_parallel_size}`, without pipeline stages",
             severity=ERROR if refused else None,
         )
 
@@ -297,7 +297,7 @@ def lossy_verification(arm: Arm) -> Hits:
 
 @arm_rule("SD131", INFO)
 def greedy_drafts(arm: Arm) -> Hits:
-    """A promise in `expect` has a temperature above 0, but the draft always proposes its most likely token.
+    """The profile promises something (`expect`) for a temperature above 0, but the draft always proposes its most likely token.
 
     The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
     draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In

@@ -242,9 +242,9 @@ def _often(share: float | None) -> str:
 def small_shared_vocabulary(arm: Arm) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
-    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the text so far, the
-    draft sees its `unk` token in place of each token that it does not have. If the shared tokens make up 60 % of
-    ordinary text, at most 60 % of the draft tokens can be accepted.
+    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the prompt and in the
+    output, the draft sees its `unk` token in place of each token that it does not have. If the shared tokens make up 60
+    % of ordinary text, at most 60 % of the draft tokens can be accepted.
     Example:
         target: {model: ./llama}
         speculation:
