@@ -264,7 +264,8 @@ def costly_draft(ctx: Context) -> Hits:
             continue
         lost = 1 - memory.kv_cache_tokens.high / alone.high
         if lost > _COSTLY:
-            tokens = f"{memory.kv_cache_tokens.high:,.0f} tokens instead of {alone.high:,.0f}"
+            most = "" if memory.kv_cache_tokens.low == memory.kv_cache_tokens.high else "at most "
+            tokens = f"{most}{memory.kv_cache_tokens.high:,.0f} tokens instead of {alone.high:,.0f}"
             text = f"speculation costs {lost:.0%} of the KV cache: {tokens}"
             yield Hit(path, text, notes=(_parts(memory, ctx.machine),))
 
