@@ -129,11 +129,11 @@ def overlong_draft_context(arm: Arm) -> Hits:
 def short_trained_head(arm: Arm) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Beyond the trained length, acceptance falls (sgl-project/sglang#6783). Usually vLLM drafts there all the same,
-    because it raises the head's `max_position_embeddings` to that of the target. There are two exceptions. Up to 0.32,
-    the V1 runner drafts nothing for a batch if one of its requests is longer than the trained length. Some versions of
-    the V2 runner do not raise the length of a `dflash` or `dspark` head, and a longer request ends the engine
-    (vllm-project/vllm#57964).
+    Beyond the trained length, acceptance falls (sgl-project/sglang#6783). Usually vLLM still drafts beyond the trained
+    length, because it raises the head's `max_position_embeddings` to that of the target. There are two exceptions. Up
+    to 0.32, the V1 runner drafts nothing for a batch if one of its requests is longer than the trained length. Some
+    versions of the V2 runner do not raise the length of a `dflash` or `dspark` head, and a longer request ends the
+    engine (vllm-project/vllm#57964).
     Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}

@@ -243,7 +243,7 @@ def unreachable_concurrency(ctx: Context) -> Hits:
 
 @rule("SD304", INFO, needs="hardware")
 def costly_draft(ctx: Context) -> Hits:
-    """The draft takes more than a quarter of the KV cache that the target would have without it.
+    """Without the draft, the KV cache would be larger: the draft takes more than a quarter of its tokens.
 
     The draft's weights and its own KV cache take memory, so fewer requests run in parallel. A smaller draft or a head
     costs less. Only a measurement shows whether the speed is worth it.

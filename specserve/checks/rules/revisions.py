@@ -23,10 +23,9 @@ def remote_code(ctx: Context) -> Hits:
     """The profile makes the server run code that is not vLLM's own.
 
     A profile can name classes, processors, middleware, plug-ins and connectors. Their code runs with the server's
-    rights. With `trust_remote_code`, so does any code that is in the model's repository on the day of the download.
-    Read this code before you run it. With insecure serialization, anyone who can send data to vLLM's sockets can run
-    code. If the rule finds nothing but `trust_remote_code`, it reports an info; SD112 warns about models that are not
-    pinned.
+    rights. With `trust_remote_code`, any code that is in the model's repository on the day of the download runs with
+    these rights, too. Read this code before you run it. With insecure serialization, anyone who can send data to vLLM's
+    sockets can run code. `trust_remote_code` alone is only an info; SD112 warns if the model is not pinned to a commit.
     Example: engine: {worker_extension_cls: somebody.tools.Extension}
     Use instead: engine: {worker_extension_cls: somebody.tools.Extension}  # specserve: ignore[SD111] we read it
     Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`

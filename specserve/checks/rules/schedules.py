@@ -51,9 +51,9 @@ def broken_schedule(arm: Arm) -> Hits:
     """vLLM cannot start with this schedule of K.
 
     vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
-    loaded the weights. Before vLLM 0.32, the V2 runner also fails while it captures full CUDA graphs of the draft. With
-    `mtp`, `eagle` and `eagle3`, it fails if any K of the schedule is below `num_speculative_tokens`
-    (vllm-project/vllm#48494). With `dspark`, it fails if any K is 0 (vllm-project/vllm#47737).
+    loaded the weights. Before vLLM 0.32, two more schedules end the start of the V2 runner, when it captures full CUDA
+    graphs of the draft: with `mtp`, `eagle` or `eagle3`, one with any K below `num_speculative_tokens`
+    (vllm-project/vllm#48494); with `dspark`, one with a K of 0 (vllm-project/vllm#47737).
     Example:
         speculation:
           method: eagle3
@@ -176,7 +176,7 @@ def clamped_schedule(arm: Arm) -> Hits:
 
 @arm_rule("SD120", WARNING)
 def dropped_schedule(arm: Arm) -> Hits:
-    """vLLM drops the schedule and drafts the same K at any load.
+    """vLLM ignores the schedule and drafts the same number of tokens (K) at any load.
 
     With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
     writes one line to the log. Without data parallelism, the V1 runner of vLLM 0.33 drops the schedule for methods that

@@ -41,8 +41,8 @@ def split_draft(arm: Arm) -> Hits:
 
     When vLLM reads its arguments, it accepts 1 or the target's `tensor_parallel_size`. With 1 and `method:
     draft_model`, the V1 runner then fails after the weights are loaded. With the V2 runner, or with any other method,
-    vLLM ignores the 1 and splits the draft over the target's ranks (vllm-project/vllm#31886). So the finding is a
-    warning if only the V2 runner can serve the launch, and an error otherwise.
+    vLLM ignores the 1 and splits the draft over the target's ranks (vllm-project/vllm#31886). The finding is an error;
+    if the launch certainly runs on the V2 runner, it is a warning.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
@@ -365,8 +365,8 @@ def refused_adaptive_verification(arm: Arm) -> Hits:
     """Adaptive verification is combined with a setting that it does not support.
 
     Adaptive verification decides on the GPU how many draft tokens of each request are verified. It needs full CUDA
-    graphs. vLLM refuses it with LoRA, pipeline parallelism, `enable_return_routed_experts` and `return_sampling_mask`,
-    and for methods other than `dspark` also with local argmax.
+    graphs. vLLM refuses it with any of these: LoRA, pipeline parallelism, `enable_return_routed_experts`,
+    `return_sampling_mask`. Unless the method is `dspark`, vLLM also refuses it with local argmax.
     Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}

@@ -38,9 +38,9 @@ def _by_share(share: float | None) -> Severity:
 def unequal_vocabularies(arm: Arm) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
-    Unless `use_heterogeneous_vocab` maps the vocabularies, vLLM compares `vocab_size` in both config.json files, and
-    refuses to start if they differ, even if the tokens are the same and only the padding of the embedding differs, as
-    in Qwen2.5 (152,064 from 7B up, 151,936 below).
+    vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
+    set. The same tokens do not help: in Qwen2.5, only the padding of the embedding differs (152,064 from 7B up, 151,936
+    below).
     Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
@@ -273,8 +273,8 @@ def missing_draft_tokenizer(arm: Arm) -> Hits:
     """The profile lets vLLM map the draft's vocabulary, but the draft has no tokenizer.
 
     To map the vocabularies (`use_heterogeneous_vocab`), vLLM's workers load the draft's tokenizer from the draft's own
-    repository, and die if there is none. The example's other draft has the target's vocabulary, so nothing must be
-    mapped.
+    repository, and die if there is none. The draft under "Use instead" has the target's vocabulary, so it needs no
+    mapping.
     Example:
         target: {model: ./llama}
         speculation:
