@@ -39,10 +39,10 @@ def retyped_draft(arm: Arm) -> Hits:
 def split_draft(arm: Arm) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
-    When vLLM reads its arguments, it accepts 1 or the target's `tensor_parallel_size`. With 1 and `method:
-    draft_model`, the V1 runner then fails after the weights are loaded. With the V2 runner, or with any other method,
-    vLLM ignores the 1 and splits the draft over the target's ranks (vllm-project/vllm#31886). The finding is an error;
-    if the launch certainly runs on the V2 runner, it is a warning.
+    vLLM accepts only 1 and the target's `tensor_parallel_size`. With 1 and `method: draft_model`, the V1 runner fails
+    after the weights are loaded. The V2 runner ignores the 1 and splits the draft over the target's ranks
+    (vllm-project/vllm#31886), so the finding is then only a warning. Other methods ignore the 1, too; nothing is
+    reported for them.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
