@@ -128,7 +128,9 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     sections, block = profile_sections(settings, table=known, env=env, found=refused)
     notes += [Note("", finding.message, finding.span.line) for finding in refused]
     server = sections.setdefault("server", {})
-    if "VLLM_API_KEY" in given.env:
+    if "api_key_env" in server:  # the launch sets it from this variable
+        notes[:] = [note for note in notes if not note.text.startswith("`VLLM_API_KEY` is left out")]
+    elif "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
     notes += _use_hardware_nodes(sections, headless)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,8 @@ from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, argument_names
 
 _DEFAULT_K = 3
+_LEVELS = Replacement(now="engine.compilation_config.mode", values={str(level): level for level in range(4)})
+"""`--compilation-config 3` of earlier vLLMs: a level instead of a mapping (vllm/config/compilation.py, 0.10)."""
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
 _BLOCKS = {"dflash": "speculative_dflash_block_size", "dspark": "speculative_dspark_block_size"}
 """What SGLang calls the size of a block that a method drafts at once."""
@@ -198,10 +201,7 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
     given = _combined(given, made.notes) if made.foreign else given
     for setting in _with_variables(given, table):
         name, argument = setting.name, _argument(table, setting.name)
-        old = replacement(name) if made.foreign else None
-        if old is None and argument is None and name != "model":
-            old = ARGUMENTS.get(name) or VARIABLES.get(name)
-        if old:
+        if old := _replaced(setting, is_known=argument is not None, foreign=made.foreign):
             later.append((setting, old))
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
@@ -236,6 +236,15 @@ def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
     env = {name: word for name, word in given.env.items() if not _is_replaced(name, word, table)}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
+
+
+def _replaced(setting: Setting, *, is_known: bool, foreign: bool) -> Replacement | None:
+    """What took the place of an argument or of its value."""
+    old = replacement(setting.name) if foreign else None
+    if old is None and not is_known and setting.name != "model":
+        old = ARGUMENTS.get(setting.name) or VARIABLES.get(setting.name)
+    is_level = setting.name == "compilation_config" and re.fullmatch(r"[0-3]", str(setting.node.value))
+    return _LEVELS if is_level else old
 
 
 def _combined(given: EngineStart, notes: list[Note]) -> EngineStart:

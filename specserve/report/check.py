@@ -131,8 +131,11 @@ def _memory(
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
         tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}"
-        same = "the same, as far as it can be computed"
-        yield f"  KV cache without speculation: {tokens if is_sure else same}"
+        if not is_sure:
+            tokens = "the same, as far as it can be computed"
+        if estimate.verdict == "does_not_fit":
+            tokens = f"{_tokens(alone)} tokens"
+        yield f"  KV cache without speculation: {tokens}"
     yield from _alternatives(alternatives)
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)

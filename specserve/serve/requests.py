@@ -164,7 +164,7 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     ):
         return TrafficError(
             f"nothing listens at {endpoint.root}",
-            hint="`specserve up PROFILE` starts a server; `specserve ps` lists detached ones",
+            hint="`specserve ps` lists detached servers, also one that is starting; `specserve up PROFILE` starts one",
         )
     if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"} or (
         isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)

@@ -193,6 +193,18 @@ def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callab
     assert profile.engine == {"enable_chunked_prefill": False, "enforce_eager": True}
 
 
+def test_a_level_of_compilation_becomes_a_mode(made: Callable[..., Profile]) -> None:
+    for level in ("3", "'3'"):
+        profile = made(f"vllm serve org/m --compilation-config {level}")
+        assert profile.engine == {"compilation_config": {"mode": 3}}
+
+
+def test_the_key_is_named_once(made: Callable[..., Profile]) -> None:
+    text = 'export VLLM_API_KEY="${KEY}"\nvllm serve org/m --api-key "$VLLM_API_KEY"\n'
+    assert made(text).server.api_key_env == "KEY"
+    assert [note for note in notes(text) if "VLLM_API_KEY" in note] == []
+
+
 NETWORK = "the source listens on every interface (no `--host`), this profile on 127.0.0.1 only"
 
 

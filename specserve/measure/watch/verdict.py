@@ -106,6 +106,8 @@ def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> Judged
         interval = found and (1000 * found[0], 1000 * found[1])
         if observed.count < _LATENCY_REQUESTS:
             why = f"{observed.count} of {_LATENCY_REQUESTS} requests"
+    if not seen.whole.speculates and not key.startswith("max_"):
+        why = "the server does not speculate"
     kept = Kept.UNDECIDED
     if interval is None:
         why = why or "too few finished requests for an interval"

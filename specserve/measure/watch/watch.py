@@ -22,6 +22,7 @@ from specserve.measure.watch.figures import (
     figures,
 )
 from specserve.measure.watch.verdict import (
+    FALLEN_SHARE,
     OFF,
     JudgedPromise,
     Kept,
@@ -157,6 +158,7 @@ class Watch:
         self._window, self._recent, self._run = Window(span_s=window_s), Window(span_s=_COLLAPSE_S), Window()
         self._window_s = window_s
         self._newest: WatchVerdict | None = None
+        self._reference: float | None = None
 
     def look(self) -> WatchReport:
         """Read once more, and judge the window."""
@@ -200,8 +202,7 @@ class Watch:
             text = "one reading so far: figures come with the next"
             verdict = WatchVerdict(WatchState.UNDECIDED, text)
         else:
-            earlier = self._run.acceptance_before(seen.whole.began_s)
-            before = earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
+            before = self._before(seen) if window is self._window else None
             verdict = judge(seen, collapsed=collapsed, promised=promised, before=before)
         advice = None
         if seen is not None:
@@ -221,6 +222,16 @@ class Watch:
             restarted=self._readings.restarted,
             trouble=self._readings.trouble,
         )
+
+    def _before(self, seen: WatchFigures) -> float | None:
+        """The mean acceptance length until it fell: the time for which it lies under the share does not count."""
+        length = seen.mean_acceptance_length
+        if self._reference is not None and (length is None or length < FALLEN_SHARE * self._reference):
+            return self._reference
+        earlier = self._run.acceptance_before(seen.whole.began_s)
+        if earlier.drafts >= _BEFORE_DRAFTS:
+            self._reference = earlier.mean_acceptance_length
+        return self._reference
 
     def _off(self) -> WatchVerdict:
         if self._profile is None or self._profile.speculation is None:

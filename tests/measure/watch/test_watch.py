@@ -154,6 +154,14 @@ def test_a_server_that_fell_behind_its_own_past_is_told(watch: Watch, script: Sc
     )
 
 
+def test_a_fall_lasts_until_the_length_is_back(watch: Watch, script: Script) -> None:
+    watch.look()
+    after(watch, script, *[GOOD] * 30)
+    fallen = after(watch, script, *[(0.5, 0.3, 0.2, 0.1)] * 200)
+    assert fallen.verdict.state is WatchState.FALLEN
+    assert after(watch, script, *[GOOD] * 30).verdict.state is WatchState.STEADY
+
+
 def test_a_profile_that_speculates_and_a_server_that_does_not(
     source: Clocked, script: Script, tmp_path: Path
 ) -> None:
