@@ -233,7 +233,7 @@ def needed(estimate: LogEstimate) -> str:
         return "more than one block"
     factor = _factor(estimate)
     if factor > _MOST:
-        return "too many to be worth it: the speedup is too close to the limit of a verdict"
+        return "too many blocks to be worth it: the speedup is too close to a limit, or varies too much"
     count, what, how = estimate.blocks, "block", ": run again with --blocks {}"
     if estimate.launches > 1:
         count, what, how = estimate.launches, "launch", ""

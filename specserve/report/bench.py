@@ -200,7 +200,9 @@ def _document(result: Result) -> Document:
     targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
     arms = [(arm.name, arm_words(arm)) for arm in result.arms]
     blocks += [Cards(list(_cards(result))), Items([*(("target", model) for model in targets), *arms])]
-    blocks.append(Section("In the tables", [Items(_LEGEND)]))
+    has_break_even = any(item.break_even_mean_acceptance_length for item in result.comparisons)
+    legend = [entry for entry in _LEGEND if entry[0] != "needed" or has_break_even]
+    blocks.append(Section("In the tables", [Items(legend)]))
     blocks += [_section(result, each) for each in sections(result)]
     if result.stops_paying:
         ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]

@@ -104,8 +104,13 @@ def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
         for point in plan.points
     ]
     minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
-    assumed = f"assumed, not measured: {launch_s:g} s a launch, {speed:g} tokens/s a request"
-    bound = f"; measuring ends after {plan.budget_s / 60:.3g} min" if plan.budget_s is not None else ""
+    launches = f"{launch_s:g} s a launch, " if guess.launches else ""
+    assumed = f"assumed, not measured: {launches}{speed:g} tokens/s a request"
+    bound = (
+        f"; of these, measuring takes {plan.budget_s / 60:.3g} min at most"
+        if plan.budget_s is not None
+        else ""
+    )
     blocks: list[Block] = [
         Paragraph("This is a dry run: nothing is started."),
         Section("variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]),

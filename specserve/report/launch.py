@@ -205,7 +205,11 @@ def lock_state(profile: Profile, *, offline: bool) -> LockState:
     for drift in drifts_from(profile, found, ask_hub=not offline):
         detail = f": {', '.join(drift.detail)}" if drift.detail else ""
         note = "note: " if drift.kind == "moved" else ""
-        out(readable(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
+        out(
+            readable(
+                f"{profile.name}, {profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"
+            )
+        )
         holds = holds and drift.kind == "moved"
     for model in unused(profile, found):
         out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specserve.measure.tune.choose import Confirmed, ranges
+from specserve.measure.tune.choose import Choice, Confirmed, ranges
 from specserve.measure.tune.earlier import EarlierRun
 from specserve.measure.tune.plan import TUNED, TunePlan, duration
 from specserve.measure.tune.predict import Row, place_of
@@ -114,6 +114,7 @@ def _choice(found: TuneResult) -> Iterator[Block]:
     choice = found.choice
     if not choice.speculates:
         yield Cards([Card("Choice", "Run without speculation", [choice.reason])])
+        yield from _caveat(choice)
         return
     speculation = choice.speculation or {}
     yield Cards(
@@ -122,8 +123,14 @@ def _choice(found: TuneResult) -> Iterator[Block]:
     yield Verbatim(
         "\n".join(f"{key}: {json.dumps(speculation[key])}" for key in _SETTINGS if key in speculation)
     )
+    yield from _caveat(choice)
     by_load = sorted(choice.num_speculative_tokens_by_concurrency.items())
     yield Items([line for load, tokens in by_load for line in _chosen(found, load, tokens)])
+
+
+def _caveat(choice: Choice) -> Iterator[Block]:
+    if choice.caveat:
+        yield Paragraph(f"Not sure: {choice.caveat}. Run it again with a longer `--budget`.")
 
 
 def _chosen(found: TuneResult, load: int, tokens: int) -> Iterator[tuple[str, str]]:

@@ -194,9 +194,7 @@ def test_a_switch_that_got_its_value_behind_an_equals_sign_keeps_it(made: Callab
 
 
 def test_a_level_of_compilation_becomes_a_mode(made: Callable[..., Profile]) -> None:
-    for level in ("3", "'3'"):
-        profile = made(f"vllm serve org/m --compilation-config {level}")
-        assert profile.engine == {"compilation_config": {"mode": 3}}
+    assert made("vllm serve org/m --compilation-config 3").engine == {"compilation_config": {"mode": 3}}
 
 
 def test_the_key_is_named_once(made: Callable[..., Profile]) -> None:

@@ -149,6 +149,8 @@ class Choice:
     num_speculative_tokens_by_concurrency: Mapping[int, int] = field(default_factory=dict)
     num_speculative_tokens_per_batch_size: tuple[Range, ...] | None = None
     """None if one K serves all loads."""
+    caveat: str = ""
+    """Why it rests on less than was planned, in one clause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from zlib import crc32
@@ -201,9 +202,9 @@ class Tune(Measurement):
         left_s = self.left_s()
         return left_s is not None and left_s <= 0
 
-    def budget_notes(self) -> list[str]:
-        """What the budget left out, for the result."""
-        there, found = self._sent(), []
+    def cut(self) -> str:
+        """How many passes the budget left out, in one clause; empty if none."""
+        there = self._sent()
         begun = {launch for launch, _, _ in there}
         planned = [
             (number, block, each.name)
@@ -212,11 +213,16 @@ class Tune(Measurement):
             for block, _ in self.plan.passes(each)
         ]
         missing = sum(each not in there for each in planned)
-        if missing and self.plan.budget_s is not None:
-            found.append(
-                f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
-                f"{len(planned)} passes; the missing ones are at concurrencies that you did not name"
-            )
+        if not missing or self.plan.budget_s is None:
+            return ""
+        return (
+            f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
+            f"{len(planned)} passes, so the prediction rests on few measurements"
+        )
+
+    def budget_notes(self) -> list[str]:
+        """What the budget left out, for the result."""
+        found = [cut] if (cut := self.cut()) else []
         least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
         if least < 1:
             found.append(
@@ -313,6 +319,8 @@ def _tuned(tune: Tune, began: float, *, outlet: Outlet) -> tuple[TuneResult, Spe
             plan, tune.passes, choice, predictions, launch=tune.confirmation_number(choice)
         )
         choice = after(choice, confirmed, objective=plan.objective)
+    if not confirmed:
+        choice = replace(choice, caveat=tune.cut())
     tune.notes = [*tune.notes, *notes]
     spent_s = float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
     result = tune_result(plan, tune, predictions, choice, confirmed, failed=tune.failed, duration_s=spent_s)

@@ -195,7 +195,7 @@ def test_what_was_left_for_the_budget_starts_no_server_while_the_budget_is_used_
     assert not [each for each in tune.passes if each.block >= EXTRA]
     sent, planned = len(tune.passes), sum(len(tune.plan.passes(each)) for each in tune.plan.launches)
     assert tune.budget_notes()[0].startswith(
-        f"the budget of 1h was used up after {sent} of {planned} passes;"
+        f"the budget of 1h was used up after {sent} of {planned} passes, so the prediction rests on few measurements"
     )
     world.started.clear()
     with resume(tmp_path / "run") as directory:
