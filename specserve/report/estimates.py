@@ -107,7 +107,7 @@ def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
     launches = f"{launch_s:g} s a launch, " if guess.launches else ""
     assumed = f"assumed, not measured: {launches}{speed:g} tokens/s a request"
     bound = (
-        f"; of these, measuring takes {plan.budget_s / 60:.3g} min at most"
+        f"; `--budget` ends the measuring after {plan.budget_s / 60:.3g} min"
         if plan.budget_s is not None
         else ""
     )
