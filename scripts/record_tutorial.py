@@ -95,8 +95,8 @@ with that number as `--blocks N`; with `--dry-run`, the command says how long it
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` launches the server twice: without speculation, and with a schedule that drafts another number of tokens (K) at
-each load. From the two, it predicts the speed of every K at every load. The best K falls as the load grows, so name the
+`tune` launches the server twice: once without speculation, and once with a number of draft tokens (K) that changes with
+the load. From the two, it predicts the speed of every K at every load. The best K falls as the load grows, so name the
 loads that you serve. To be quick, this run asks for a few short answers (32 tokens). More of their time is prefill, so
 the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,2 --max-tokens 32 --budget 5m --no-confirm", """\

@@ -101,7 +101,9 @@ def find(word: str) -> Page:
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 
-_POLICY = "Only specserve refuses this; vLLM would start it. For a `vllm serve` command, it is a warning."
+_POLICY = (
+    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a warning."
+)
 
 
 def manual(page: Page, *, stream: TextIO | None = None) -> str:

@@ -205,8 +205,10 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
             f"±{COOL_PERCENT:g} %"
         )
     strays = f"{count(found.outside, 'sampled token')} not among the target's {TOP} most likely"
-    chance = "; more can be chance" if found.outside > found.outside_expected and not found.reasons else ""
-    yield f"{strays}; a correct server has up to {found.outside_expected:,.0f} on average{chance}"
+    normal = f"up to {found.outside_expected:,.0f} are normal"
+    if found.outside > found.outside_expected and not found.reasons:
+        normal = f"the mean is up to {found.outside_expected:,.0f}, and chance can explain the rest"
+    yield f"{strays}; {normal}"
     if found.skipped:
         yield f"{found.skipped:,} tokens left out: these settings hide their distribution"
     yield from (f"wrong: {reason}" for reason in found.reasons)

@@ -112,11 +112,11 @@ def refused_mrope_draft(arm: Arm) -> Hits:
 def head_of_another_size(ctx: Context) -> Hits:
     """The head takes hidden states of another width than the target's.
 
-    It was trained for another model: loading or the first request fails. An `eagle3` head of the Llama class fails,
-    too, if it does not read exactly three target layers and its config.json lists them
-    (`eagle_aux_hidden_state_layer_ids`) without `num_aux_hidden_states` (vllm-project/vllm#54526). If a DFlash or
-    DSpark head reads more or fewer target layers than it has layers of its own, vLLM 0.26 needs the list of them in
-    `dflash_config` (vllm-project/vllm#48524).
+    It was trained for another model: loading or the first request fails. Two kinds of heads fail in the same way
+    although their target is the right one. Without `num_aux_hidden_states` in its config.json, an `eagle3` head of the
+    Llama class fails unless `eagle_aux_hidden_state_layer_ids` has three entries (vllm-project/vllm#54526). vLLM 0.26
+    assumes that a DFlash or DSpark head reads as many target layers as it has itself; if not, `dflash_config` must list
+    the target layers (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

@@ -208,7 +208,7 @@ def tight_memory(ctx: Context) -> Hits:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
             text = f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}"
             if memory.is_only_in_doubt and memory.unknown_draft:
-                text = f"it is not known whether `{memory.unknown_draft}` fits, too: its size is unknown"
+                text = f"it is not known whether the launch fits: the size of `{memory.unknown_draft}` is unknown"
             yield Hit(
                 path,
                 text,

@@ -82,10 +82,10 @@ def _words(value: Any) -> str:
 def unpinned_code(ctx: Context) -> Hits:
     """The profile trusts the code of a model, and this code can change before every start.
 
-    Anyone who can push to the repository can run code on the serving machine. `trust_remote_code` is for all models of
-    the profile, the draft's, too. A branch or a tag can be moved, a commit cannot. If only the target is unpinned, and
-    specserve knows of no code in the target's repository, the finding is an info. `lint` cannot look into the
-    repository; `check` does.
+    Anyone who can push to the repository can run code on the serving machine. `trust_remote_code` covers the draft as
+    well as the target. A branch or a tag can be moved, a commit cannot. If only the target is unpinned, and specserve
+    knows of no code in the target's repository, the finding is an info. `lint` cannot look into the repository; `check`
+    does.
     Example:
         target: {model: org/target, revision: 0123456789abcdef0123456789abcdef01234567}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}

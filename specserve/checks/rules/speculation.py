@@ -297,7 +297,7 @@ def lossy_verification(arm: Arm) -> Hits:
 
 @arm_rule("SD131", INFO)
 def greedy_drafts(arm: Arm) -> Hits:
-    """The profile promises something for a temperature above 0 (`expect`), but its draft is greedy.
+    """The profile promises acceptance or speed (`expect`) at a temperature above 0, but its draft is greedy.
 
     The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
     draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In
