@@ -73,7 +73,9 @@ def watch(
         str | None, text_option("NAME", "Watch this model, if the server's metrics hold several.")
     ] = None,
     api_key_env: ApiKeyEnv = None,
-    strict: Annotated[bool, flag("--strict", "Exit with 1 for UNDECIDED and IDLE too.")] = False,
+    strict: Annotated[
+        bool, flag("--strict", "Exit with 1 also if anything is undecided, or no request came.")
+    ] = False,
     format: Format = TextOrJson.TEXT,
 ) -> int:
     """Watch a running server: acceptance, verdict, advice.

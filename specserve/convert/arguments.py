@@ -185,8 +185,9 @@ def command_settings(
             setting = settings[before.name]
             value = answer is not before.negative
             settings[before.name] = replace(setting, node=replace(setting.node, value=value))
-            text = f"`{before.flag} {word.text}`: a switch no longer takes a value"
-            found.append(finding("SD102", text, word.span, help=_as_switch(before, value=value)))
+            name = _as_switch(before, value=value)
+            text = f"`{before.flag} {word.text}` is `{name}` today: a switch takes no value"
+            found.append(finding("SD102", text, word.span, help=f"write `{name}`"))
         elif positional and not (before and "model" in settings):
             positional = False
             settings["model"] = Setting("model", word.node(), word.text)
@@ -326,16 +327,16 @@ def node_of(option: Option, found: list[Finding], unresolved: list[Finding]) -> 
     if node is None:
         return None
     if form == "flag" and option.inline and not option.keys:
-        text = f"`{option.flag}={option.values[0].text}`: a switch no longer takes a value"
-        help_ = _as_switch(option, value=node.value is True)
-        found.append(finding("SD105", text, option.values[0].span, help=help_))
+        name = _as_switch(option, value=node.value is True)
+        text = f"`{option.flag}={option.values[0].text}` is `{name}` today: a switch takes no value"
+        found.append(finding("SD105", text, option.values[0].span, help=f"write `{name}`"))
     return replace(node, key=place)
 
 
 def _as_switch(option: Option, *, value: bool) -> str:
     """How a switch says this value today."""
     name = option.name.replace("_", "-")
-    return f"write `--{name}`" if value else f"write `--no-{name}`"
+    return f"--{name}" if value else f"--no-{name}"
 
 
 def _whole(option: Option) -> Node:

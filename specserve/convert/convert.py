@@ -301,8 +301,8 @@ def _keep_on_loopback(
         if host:
             server["host"] = replace(host, value=default.host, raw=default.host)
         if not published or not all(match and match[1] in _LOOPBACK for _, match in published):
-            key, about = ("", "") if keyed else (", api_key_env: NAME", " with the variable of a key")
-            parts.append(f"to open it, write `server: {{host: 0.0.0.0{key}}}`{about}")
+            key = "" if keyed else ", and `api_key_env: NAME` with the variable of a key"
+            parts.append(f"to open it, write `host: 0.0.0.0` under `server`{key}")
     if published:
         parts.append(f"the container publishes {', '.join(quoted(word.text) for word, _ in published)}")
     number = str(server["port"].value if "port" in server else default.port)

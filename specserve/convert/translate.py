@@ -18,7 +18,11 @@ from specserve.vllm.arguments import Argument, VllmTable, flag_of
 from specserve.vllm.versions import ARGUMENTS, KEYS, VARIABLES, Replacement, argument_names
 
 _DEFAULT_K = 3
-_LEVELS = Replacement(now="engine.compilation_config.mode", values={str(level): level for level in range(4)})
+_LEVELS = Replacement(
+    "`--compilation-config` takes a mapping today: the level is its `mode`",
+    "engine.compilation_config.mode",
+    {str(level): level for level in range(4)},
+)
 """`--compilation-config 3` of earlier vLLMs: a level instead of a mapping (vllm/config/compilation.py, 0.10)."""
 _ALIASES = {alias: name for name, item in sglang.OPTIONS.items() for alias in item.aliases}
 _BLOCKS = {"dflash": "speculative_dflash_block_size", "dspark": "speculative_dspark_block_size"}
@@ -183,7 +187,7 @@ class _Translation:
         else:
             changed = old.values is not None
             node = replace(setting.node, value=value, raw=None) if changed else setting.node
-            text = f"formerly `{setting.written}`"
+            text = old.why if old is _LEVELS else f"formerly `{setting.written}`"
             if self.foreign:
                 written = (
                     f"{setting.written} {setting.node.value}" if isinstance(value, str) else setting.written

@@ -207,7 +207,7 @@ class Deployment:
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
         lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
-        return f"{self.weights_basis} at 100 MB/s, and 10 minutes more{lock}"
+        return f"{self.start_limit_s // 60 - 10} to read {self.weights_basis} at 100 MB/s, 10 more{lock}"
 
     @property
     def grace_s(self) -> int:

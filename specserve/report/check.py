@@ -145,7 +145,7 @@ def _memory(
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
     for knob in helpful[:4]:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-        yield f"  with only `{knob.path}` changed, to {value}: {_MEMORY[knob.verdict][0]}"
+        yield f"  {_MEMORY[knob.verdict][0]} with `{knob.path}: {value}`, all else unchanged"
     if is_fixed(estimate):
         yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
     yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")

@@ -86,7 +86,8 @@ def block(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
 
 def _speculation(seen: WatchFigures) -> Iterator[tuple[str, str]]:
     if seen.mean_acceptance_length is None:
-        yield "acceptance", f"- (a figure needs 2 finished requests, or {NUMBER_DRAFTS} drafts)"
+        needed = f"a figure needs drafts of 2 finished requests, or {NUMBER_DRAFTS} drafts"
+        yield "acceptance", f"- ({needed if seen.counters.acceptance.drafts else 'there were no drafts'})"
         return
     rate, length = number(seen.known.acceptance_rate), number(seen.mean_acceptance_length)
     if seen.mean_acceptance_length_interval is not None:

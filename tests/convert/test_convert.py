@@ -209,9 +209,9 @@ NETWORK = "the source listens on every interface (no `--host`), this profile on 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("vllm serve org/m", f"{NETWORK}; to open it, write `server: {{host: 0.0.0.0, api_key_env: NAME}}`"),
+        ("vllm serve org/m", f"{NETWORK}; to open it, write `host: 0.0.0.0` under `server`, and `api_key_env: NAME`"),
         ("python -m vllm.entrypoints.openai.api_server --model org/m", NETWORK),
-        ("vllm serve org/m --api-key $KEY", f"{NETWORK}; to open it, write `server: {{host: 0.0.0.0}}`"),
+        ("vllm serve org/m --api-key $KEY", f"{NETWORK}; to open it, write `host: 0.0.0.0` under `server`"),
         ("vllm serve org/m --host ::", "every interface (`--host ::`)"),
         ("docker run -p 8000:8000 vllm/vllm-openai:v0.33.0 --model org/m", "the container publishes `8000:8000`"),
         (

@@ -69,7 +69,7 @@ def test_kustomize_applies_every_patch_that_the_manual_shows(pools: Deployment, 
     requests = pod["containers"][0]["resources"]["requests"]
     assert (list(pod["nodeSelector"]), requests["memory"]) == (["nvidia.com/gpu.product"], "160Gi")
     assert (requests["cpu"], len(pod["containers"])) == ("10", 1)
-    assert len(found["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 2
+    assert len(found["NetworkPolicy"]["spec"]["ingress"][0]["from"]) == 3
     assert found["HTTPRoute"]["spec"]["parentRefs"] == [{"name": "my-gateway", "namespace": "gateways"}]
     for kind in ("PodMonitor", "PrometheusRule"):
         labels = found[kind]["metadata"]["labels"]

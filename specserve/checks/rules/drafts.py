@@ -114,9 +114,9 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. Two kinds of heads fail in the same way
     although their target is the right one. Without `num_aux_hidden_states` in its config.json, an `eagle3` head of the
-    Llama class fails unless `eagle_aux_hidden_state_layer_ids` has three entries (vllm-project/vllm#54526). vLLM 0.26
-    assumes that a DFlash or DSpark head reads as many target layers as it has itself; if not, `dflash_config` must list
-    the target layers (vllm-project/vllm#48524).
+    Llama class fails unless `eagle_aux_hidden_state_layer_ids` has three entries (vllm-project/vllm#54526). A DFlash or
+    DSpark head may have more or fewer layers than it reads from the target. vLLM 0.26 loads such a head only if
+    `dflash_config` lists the target layers (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}

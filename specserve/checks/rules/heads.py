@@ -322,10 +322,10 @@ def block_overrun(ctx: Context) -> Hits:
 
 @arm_rule("SD244", ERROR, needs="models")
 def partial_block(arm: Arm) -> Hits:
-    """Fewer tokens are drafted than a block of the DSpark head holds, but vLLM accepts only whole blocks.
+    """Fewer tokens are drafted than a block of the DSpark head holds, and this vLLM or head needs whole blocks.
 
-    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions draft only the
-    first K tokens of the block. A DSpark head for Qwen3-Omni needs whole blocks in every version.
+    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions accept one,
+    except for Qwen3-Omni, and draft only the first K tokens of the block.
     Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}

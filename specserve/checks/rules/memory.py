@@ -243,7 +243,7 @@ def unreachable_concurrency(ctx: Context) -> Hits:
 
 @rule("SD304", INFO, needs="hardware")
 def costly_draft(ctx: Context) -> Hits:
-    """Without the draft, the KV cache would be larger: the draft takes more than a quarter of its tokens.
+    """With this draft, the KV cache holds over a quarter fewer tokens than without it.
 
     The draft's weights and its own KV cache take memory, so fewer requests run in parallel. A smaller draft or a head
     costs less. Only a measurement shows whether the speed is worth it.
@@ -368,7 +368,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less: with fewer requests, the KV cache has at least {most} blocks"
+            f"write `max_num_seqs: {most}` or less (fewer requests leave room for more blocks)"
             if most
             else None,
             _advice(memory, without="max_num_seqs"),
@@ -377,7 +377,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
             "engine.max_num_seqs",
             f"{states.max_num_seqs:,} requests need a block each for their recurrent states; the KV cache has {blocks}",
             notes=memory.notes,
-            help="; or: ".join(filter(None, ways)) or None,
+            help="; or ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,
         )
         return

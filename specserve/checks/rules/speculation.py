@@ -75,7 +75,8 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
     """More than 128 tokens are drafted per step.
 
     The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
-    server dies. The V2 runner has no such limit, but verifies all draft tokens in every step, which never pays off.
+    server dies. The V2 runner has no such limit, but so many draft tokens never pay off, because all of them are
+    verified in every step.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
@@ -250,7 +251,9 @@ def interleaved_drafts(ctx: Context) -> Hits:
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
     name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
     for arm in ctx.arms if name else ():
-        text = "most attention kernels cannot verify draft tokens if each rank holds more than one token at a time"
+        text = (
+            "most attention kernels cannot verify draft tokens if each rank stores several consecutive tokens"
+        )
         yield Hit(
             f"engine.{name}", text, related={arm.at("method"): "speculation"}, help=f"leave `{name}` out"
         )

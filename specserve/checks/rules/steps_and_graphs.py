@@ -153,10 +153,10 @@ def small_step_with_lora(arm: Arm) -> Hits:
 def too_few_slots(ctx: Context) -> Hits:
     """The token budget of a step (`max_num_batched_tokens`) is too small to serve or to draft.
 
-    vLLM refuses to start. A step (`max_num_batched_tokens`) needs a token for each of `max_num_seqs` requests; without
-    chunked prefill, it also needs room for a whole prompt. Drafting reserves a part of the step, and the rest must have
-    room for the requests. Before 0.28, parallel drafting reserves K - 1 tokens for every request: with the default of
-    256 requests, K = 9 takes all 2048 tokens of the default step (vllm-project/vllm#50708).
+    vLLM refuses to start. `max_num_batched_tokens` must be at least `max_num_seqs`, which is one token for each
+    request. Without chunked prefill, a whole prompt must fit, too. Drafting reserves a part of the step, and the rest
+    must have room for the requests. Before 0.28, parallel drafting reserves K - 1 tokens for every request: with the
+    default of 256 requests, K = 9 takes all 2048 tokens of the default step (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -258,8 +258,8 @@ def small_steps(ctx: Context) -> Hits:
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
     about it at the start. On GPUs with less than 70 GiB and on the A100, the default is 2048 tokens
-    (vllm-project/vllm#44815). If the profile does not set `max_num_batched_tokens`, a default below 8192 is reported
-    only if it is too small for one decode step of all requests, with K + 1 tokens each.
+    (vllm-project/vllm#44815). A value in the profile is always reported. vLLM's default is reported only if it is too
+    small for one decode step of all requests, with K + 1 tokens each.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}

@@ -80,7 +80,11 @@ _Found = Iterator[tuple[str, str]]
 def _state(case: Case) -> _Found:
     is_meant = case.profile is None or case.profile.speculation is not None
     if not case.seen.whole.speculates and is_meant:
-        sentence = "start it with a profile that has a `speculation` block: `specserve up`"
+        sentence = "`specserve up` starts it with speculation, if its profile has a `speculation` block"
+        if case.profile is not None:
+            sentence = (
+                "the server was started without it: `specserve up` with this profile, without `--baseline`"
+            )
         yield "start_with_speculation", sentence
     if case.verdict.state is not WatchState.COLLAPSED:
         return
@@ -126,17 +130,19 @@ def _crowded(case: Case) -> _Found:
     limit = _TOKENS_PER_STEP_CPU if hardware and hardware.accelerator == "cpu" else _TOKENS_PER_STEP
     promised = case.promised("concurrency")
     schedule = "a `num_speculative_tokens_per_batch_size` schedule drafts less when it is full"
+    if case.verdict.state is WatchState.FALLEN:
+        return  # the load changes what drafts cost, not how many are accepted
     if promised and running > promised + 0.5:
         yield (
             "concurrency",
-            f"{running:.0f} requests run in parallel, but the profile promises for {promised}: "
-            f"each further request reduces the gain; `specserve bench` measures it there, and {schedule}",
+            f"{running:.1f} requests run in parallel, but the profile promises for {promised:g}. Acceptance does not "
+            f"suffer, but each further request reduces the gain; `specserve bench` measures it there, and {schedule}",
         )
     per_step = running * (1 + known.draft_tokens / known.drafts) if known.drafts else 0.0
     if per_step >= limit:
         yield (
             "concurrency",
-            f"a step verifies {per_step:.0f} tokens ({running:.0f} requests): from about {limit} on a "
+            f"a step verifies {per_step:.0f} tokens ({running:.1f} requests on average): from about {limit} on a "
             f"draft token is no longer nearly free; `specserve bench` measures whether it pays there, and {schedule}",
         )
 

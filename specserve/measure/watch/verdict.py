@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specserve.diagnostics import Span
-from specserve.measure.watch.figures import LENGTH, NUMBER_DRAFTS, Collapse, Interval, WatchFigures
+from specserve.measure.watch.figures import LENGTH, Collapse, Interval, WatchFigures
 from specserve.metrics.counters import Histogram
 from specserve.profile.schema import Expectation, Profile
 
@@ -186,8 +186,10 @@ def judge(
         return OFF
     if collapsed:
         return WatchVerdict(WatchState.COLLAPSED, _collapsed(collapsed, engines=len(seen.whole.engines)))
-    if not drafts and tokens >= NUMBER_DRAFTS:
-        return WatchVerdict(WatchState.UNDRAFTED, f"{tokens:,} output tokens came without a single draft")
+    if not drafts and seen.undrafted_share is not None:
+        later = tokens - seen.counters.ttft_s.count
+        text = f"{later:,} output tokens came without a single draft, the first of each request not counted"
+        return WatchVerdict(WatchState.UNDRAFTED, text)
     if not drafts and not tokens:
         return WatchVerdict(WatchState.IDLE, f"no traffic in the last {seen.whole.seconds:.0f} s")
     if broken := missed(promised):
