@@ -207,7 +207,7 @@ class Deployment:
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
         lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
-        return f"{self.start_limit_s // 60 - 10} to read {self.weights_basis} at 100 MB/s, 10 more{lock}"
+        return f"{self.start_limit_s // 60 - 10} to read {self.weights_basis} at 100 MB/s, 10 to start{lock}"
 
     @property
     def grace_s(self) -> int:
@@ -326,7 +326,7 @@ def deployment(
         size_bytes = accelerator.total_bytes * wanted.count * wanted.nodes
         basis = "assumed to fill the accelerators"
     elif size_bytes is None:
-        size_bytes, basis = _UNKNOWN_BYTES, "assumed"
+        size_bytes, basis = _UNKNOWN_BYTES, "a guess"
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,

@@ -78,4 +78,4 @@ def test_the_wider_interval_is_known_only_if_it_alone_decides() -> None:
 
 
 def test_what_lies_on_the_margin_is_not_worth_more_work() -> None:
-    assert needed(estimate(1.0301, 0.02)).startswith("too many to be worth it")
+    assert needed(estimate(1.0301, 0.02)).startswith("too many blocks to be worth it")

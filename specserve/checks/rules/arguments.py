@@ -76,10 +76,9 @@ def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
     Each argument has exactly one place in a profile. If it were given in two places, vLLM would get its flag twice and
-    use the later one, and the profile does not show which that is. In the example, 60 must become 65: vLLM's
-    `shutdown_timeout` is the time for running requests, and `server.shutdown_timeout_s` includes 5 s more for the
-    process to end. In a vLLM command (`lint -- vllm serve …`), an argument that a profile does not accept is only a
-    warning.
+    use the later one, and the profile does not show which that is. vLLM's `shutdown_timeout` is the time for running
+    requests. `server.shutdown_timeout_s` includes 5 s more for the process to end, so the example's 60 becomes 65. In a
+    vLLM command (`lint -- vllm serve …`), an argument that a profile does not accept is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`

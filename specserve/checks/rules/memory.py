@@ -368,9 +368,7 @@ def missing_state_blocks(ctx: Context) -> Hits:
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less (fewer requests leave room for more blocks)"
-            if most
-            else None,
+            f"write `max_num_seqs: {most}` or less, for which there are enough blocks" if most else None,
             _advice(memory, without="max_num_seqs"),
         ]
         yield Hit(

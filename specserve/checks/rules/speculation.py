@@ -41,8 +41,8 @@ def split_draft(arm: Arm) -> Hits:
 
     vLLM accepts only 1 and the target's `tensor_parallel_size`. With 1 and `method: draft_model`, the V1 runner fails
     after the weights are loaded. The V2 runner ignores the 1 and splits the draft over the target's ranks
-    (vllm-project/vllm#31886), so the finding is then only a warning. Other methods ignore the 1, too; nothing is
-    reported for them.
+    (vllm-project/vllm#31886), so the finding is then only a warning. Other methods ignore the 1, too; SD157 reports
+    that.
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}

@@ -39,8 +39,8 @@ def unequal_vocabularies(arm: Arm) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
     vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
-    set. The same tokens do not help: in Qwen2.5, only the padding of the embedding differs (152,064 from 7B up, 151,936
-    below).
+    set. It refuses even if all tokens are the same: in Qwen2.5, only the padding of the embedding differs (152,064 from
+    7B up, 151,936 below).
     Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
