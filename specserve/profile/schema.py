@@ -37,7 +37,15 @@ def keys_of(section: type) -> dict[str, Key]:
 class Target:
     """The model whose output is wanted."""
 
-    model: str = _key(Key("str", "Hub id, or a path.", required=True, nullable=False, numeric=False))
+    model: str = _key(
+        Key(
+            "str",
+            "Hub id, or a path from the folder of the profile.",
+            required=True,
+            nullable=False,
+            numeric=False,
+        )
+    )
     revision: str | None = _key(Key("str", "Hub commit, tag or branch."))
     tokenizer: str | None = _key(Key("str", "Tokenizer, if it is not the model's own.", numeric=False))
     dtype: str = _key(Key("str", "Type of weights and activations.", default="auto"))

@@ -67,7 +67,9 @@ _EVERY = {
 }
 
 _DRAFT = {
-    "model": Key("str", "The draft or head: a Hub id, or a path.", numeric=False),
+    "model": Key(
+        "str", "The draft or head: a Hub id, or a path from the folder of the profile.", numeric=False
+    ),
     "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
     "draft_sample_method": Key(
         "str", "How drafts are sampled; vLLM's default is `greedy`.", choices=("greedy", "probabilistic")

@@ -143,7 +143,7 @@ def test_the_lock_gives_revisions_and_the_size_of_the_weights(
     render(str(profile), "--to", "systemd")
     assert "weights (by the lock)" in capsys.readouterr().out
     render(str(profile), "--to", "systemd", "--no-lock")
-    assert "60 GB of weights (assumed)" in capsys.readouterr().out
+    assert "60 GB of weights (a guess)" in capsys.readouterr().out
 
 
 def test_files_for_the_cpu_say_that_sampled_text_is_corrupted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,14 @@ class Case:
     profile: Profile | None = None
     span_s: float | None = None
     """How much of the past the window holds when it is full."""
+    missed: tuple[str, ...] = ()
+    """The keys of the promises that are missed."""
+
+    @property
+    def accepts_less(self) -> bool:
+        """Whether fewer draft tokens are accepted than before or than promised, which the load does not change."""
+        only_acceptance = bool(self.missed) and all(key.startswith("min_") for key in self.missed)
+        return self.verdict.state is WatchState.FALLEN or only_acceptance
 
     @property
     def method(self) -> str | None:
@@ -130,7 +138,7 @@ def _crowded(case: Case) -> _Found:
     limit = _TOKENS_PER_STEP_CPU if hardware and hardware.accelerator == "cpu" else _TOKENS_PER_STEP
     promised = case.promised("concurrency")
     schedule = "a `num_speculative_tokens_per_batch_size` schedule drafts less when it is full"
-    if case.verdict.state is WatchState.FALLEN:
+    if case.accepts_less:
         return  # the load changes what drafts cost, not how many are accepted
     if promised and running > promised + 0.5:
         yield (
@@ -160,7 +168,7 @@ def _greedy(case: Case) -> _Found:
 
 
 def _fallen(case: Case) -> _Found:
-    if case.verdict.state is WatchState.FALLEN:
+    if case.accepts_less:
         yield (
             "traffic",
             "other traffic (language, length, temperature, template) is the usual reason: `specserve bench` with your "

@@ -157,7 +157,7 @@ class Watch:
         self._profile = profile
         self._window, self._recent, self._run = Window(span_s=window_s), Window(span_s=_COLLAPSE_S), Window()
         self._window_s = window_s
-        self._newest: WatchVerdict | None = None
+        self._newest: WatchReport | None = None
         self._reference: float | None = None
 
     def look(self) -> WatchReport:
@@ -172,7 +172,7 @@ class Watch:
         if self._readings.trouble is not None:
             return self._unseen(self._readings.trouble)
         report = self._report(self._window)
-        self._newest = report.verdict
+        self._newest = report
         return report
 
     def whole(self) -> WatchReport:
@@ -181,10 +181,10 @@ class Watch:
             return replace(self._unseen(self._readings.trouble), is_final=True)
         report = replace(self._report(self._run), is_final=True)
         newest = self._newest
-        if newest is None or newest.state is not WatchState.FALLEN or report.has_failed:
+        if newest is None or newest.verdict.state is not WatchState.FALLEN or report.has_failed:
             return report
-        sentence = f"{report.verdict.sentence}; in the last {self._window_s:g} s, {newest.sentence}"
-        return replace(report, verdict=replace(report.verdict, sentence=sentence))
+        sentence = f"{report.verdict.sentence}; in the last {self._window_s:g} s, {newest.verdict.sentence}"
+        return replace(report, verdict=replace(report.verdict, sentence=sentence), advice=newest.advice)
 
     def _unseen(self, error: SpecserveError) -> WatchReport:
         verdict = WatchVerdict(WatchState.UNSEEN, error.message)
@@ -207,7 +207,8 @@ class Watch:
         advice = None
         if seen is not None:
             since_start = total_acceptance(metrics.acceptance.values())
-            advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._window.span_s))
+            keys = tuple(promise.key for promise in missed(promised))
+            advice = advise(Case(seen, verdict, since_start, self._profile, self._window.span_s, keys))
         return WatchReport(
             at_s=time.time(),
             verdict=verdict,

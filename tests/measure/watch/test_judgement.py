@@ -44,7 +44,8 @@ def advice_for(
     seen = figures(parts)
     promised = promises(profile, seen) if profile else ()
     verdict = judge(seen, collapsed=collapses(parts), promised=promised, before=before)
-    return advise(Case(seen, verdict, since_start, profile))
+    keys = tuple(promise.key for promise in promised if promise.kept is Kept.MISSED)
+    return advise(Case(seen, verdict, since_start, profile, missed=keys))
 
 
 def code(advice: Advice | None) -> str | None:
@@ -306,6 +307,11 @@ class TestAdvice:
 
     def test_acceptance_that_fell(self, stretches: Series) -> None:
         assert code(advice_for(stretches(12), before=4.2)) == "traffic"
+        assert code(advice_for(stretches(12, running=30), before=4.2)) == "traffic"  # not the load
+
+    def test_a_promise_about_acceptance_that_is_missed(self, stretches: Series, profile: MakeProfile) -> None:
+        sampled = PROMISING.replace("tokens: 4}", "tokens: 4, draft_sample_method: probabilistic}")
+        assert code(advice_for(stretches(12, running=30), profile=profile(sampled % 3.9))) == "traffic"
 
     def test_a_server_without_speculation(self, stretches: Series, profile: MakeProfile) -> None:
         off = stretches(12, speculates=False, drafts=0)
