@@ -307,7 +307,6 @@ class TestAdvice:
 
     def test_acceptance_that_fell(self, stretches: Series) -> None:
         assert code(advice_for(stretches(12), before=4.2)) == "traffic"
-        assert code(advice_for(stretches(12, running=30), before=4.2)) == "traffic"  # not the load
 
     def test_a_promise_about_acceptance_that_is_missed(self, stretches: Series, profile: MakeProfile) -> None:
         sampled = PROMISING.replace("tokens: 4}", "tokens: 4, draft_sample_method: probabilistic}")
