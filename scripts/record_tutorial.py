@@ -95,10 +95,10 @@ Run the same command again with that number as `--blocks N`; with `--dry-run`, t
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` launches the server twice, without and with speculation. With speculation, it measures one number of draft tokens
-(K) at each load, and predicts the speed of all other K. The best K falls as the load grows, so name the loads that you
-serve. To be quick, this run asks for a few short answers (32 tokens). More of their time is prefill, so the speedups
-are below those of `bench`:""",
+`tune` launches the server twice, without and with speculation. With speculation, each load gets a number of draft
+tokens (K) of its own, and `tune` predicts the speed of all other K. The best K falls as the load grows, so name the
+loads that you serve. To be quick, this run asks for a few short answers (32 tokens). More of their time is prefill, so
+the speedups are below those of `bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,2 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
 `--budget` includes the launches. Every launch is measured at least once, even if a slow machine exceeds the budget.

@@ -117,9 +117,9 @@ def bench(
     """Measure whether speculation pays here, and by how much.
 
     bench sends the same prompts to the profile's server and to the same server without speculation, in short blocks
-    that take turns. The 95 % confidence interval of the speedup decides. PAYS: it lies above 1.03. COSTS: it lies
-    below 0.97. NO DIFFERENCE: it lies between them. INCONCLUSIVE: anything else. For PAYS and COSTS, the 99.5 %
-    interval must also lie above or below 1. The load generator is that of vLLM.
+    that take turns. The 95 % confidence interval of the speedup decides. PAYS: it lies above 1.03 (and the 99.5 %
+    interval above 1). COSTS: it lies below 0.97 (and the 99.5 % interval below 1). NO DIFFERENCE: it lies between 0.97
+    and 1.03. INCONCLUSIVE: anything else. The load generator is that of vLLM.
 
     Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its whole confidence
     interval is on the wrong side; 2 if nothing could be measured; 130 if interrupted (--resume continues).

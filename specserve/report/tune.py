@@ -50,7 +50,7 @@ _UNITS = {
 _LEGEND = (
     ("m", "measured"),
     ("p", "predicted from the launches without and with speculation"),
-    ("p/m", "both: this K ran at this concurrency"),
+    ("p/m", "predicted and measured: this K ran at this concurrency"),
     ("*", "chosen"),
 )
 _WITHIN = ("(…%)", "requests within the latency limits of the profile")

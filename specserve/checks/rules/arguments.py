@@ -77,8 +77,8 @@ def misplaced_argument(ctx: Context) -> Hits:
 
     Each argument has exactly one place in a profile. If it were given in two places, vLLM would get its flag twice and
     use the later one, and the profile does not show which that is. vLLM's `shutdown_timeout` is the time for running
-    requests. `server.shutdown_timeout_s` includes 5 s more for the process to end, so the example's 60 becomes 65. In a
-    vLLM command (`lint -- vllm serve …`), an argument that a profile does not accept is only a warning.
+    requests. `server.shutdown_timeout_s` is 5 s longer, because the process needs time to end. In a vLLM command (`lint
+    -- vllm serve …`), an argument that a profile does not accept is only a warning.
     Example: engine: {shutdown_timeout: 60}
     Use instead: server: {shutdown_timeout_s: 65}
     Source: specserve, plan/arguments.py, `ELSEWHERE`

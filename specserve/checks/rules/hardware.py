@@ -78,8 +78,8 @@ def too_few_accelerators(ctx: Context) -> Hits:
     """The model is split over more accelerators than there are.
 
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. With
-    Ray and other executors, vLLM may also use other machines, so `lint` reports nothing then. `check` examines one
-    machine only, and reports an error if that one is too small.
+    Ray and other executors, vLLM may also use other machines. `lint` then reports nothing. `check` knows of no other
+    machine, so it reports an error all the same.
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}
