@@ -188,8 +188,8 @@ def _skipped(known: Gathered) -> list[Skipped]:
     of_tokenizers = (rule.code for rule in all_rules() if rule.check.__module__ == tokenizers.__name__)
     by_files, items = tuple(sorted({*_OF_FILES, *of_tokenizers})), []
     for item in known.unread:
-        is_target, is_unlocked = item.path == "target.model", item.error.cause == "broken"
-        if is_target or is_unlocked or item.finding(profile) is None:
+        is_target, is_broken = item.path == "target.model", item.error.cause == "broken"
+        if is_target or is_broken or item.finding(profile) is None:
             codes, reason = _codes("models"), item.error.message
             if item.published and item.published.is_whole:
                 why = reason.rpartition(", and ")[2] if item.error.cause == "offline" else reason

@@ -124,24 +124,27 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
     refused: list[Finding] = []
-    env = _kept_environment(given.env, notes)
+    env = _kept_environment(given.env, notes, has_key="api_key" in settings)
     sections, block = profile_sections(settings, table=known, env=env, found=refused)
     notes += [Note("", finding.message, finding.span.line) for finding in refused]
     server = sections.setdefault("server", {})
-    if "api_key_env" in server:  # the launch sets it from this variable
-        notes[:] = [note for note in notes if not note.text.startswith("`VLLM_API_KEY` is left out")]
-    elif "VLLM_API_KEY" in given.env:
+    if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += _keep_on_loopback(server, given, settings)
     notes += _use_hardware_nodes(sections, headless)
     return as_tree(sections, block and _match_draft_size(block, sections["target"], notes), given.place)
 
 
-def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, Node]:
-    """The variables that a profile may hold; every other one is noted, without its value."""
+def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bool) -> dict[str, Node]:
+    """The variables that a profile may hold; every other one is noted, without its value.
+
+    `has_key`: `--api-key` names the variable from which the launch sets VLLM_API_KEY.
+    """
     kept: dict[str, Node] = {}
     for name, word in env.items():
         text, why = word.text, None
+        if has_key and name == "VLLM_API_KEY":
+            continue
         if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):

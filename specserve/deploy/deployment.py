@@ -30,7 +30,7 @@ CORRUPTED_TEXT = (
     "with speculation, vLLM's CPU build corrupts text at temperature > 0 (vllm-project/vllm#55005), unless the plug-in "
     "`specserve_vllm_cpu` of specserve's CPU set-up is installed beside it"
 )
-_BASE_START_S = 600
+_START_MINUTES = 10
 _BYTES_PER_S = 100e6
 _UNKNOWN_BYTES = 60e9
 _LEFT_OUT = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
@@ -196,7 +196,7 @@ class Deployment:
     @property
     def start_limit_s(self) -> int:
         """How long a start may take: ten minutes, and the time to read the weights at 100 MB/s, in whole minutes."""
-        return math.ceil((_BASE_START_S + self.weights_bytes / _BYTES_PER_S) / 60) * 60
+        return (_START_MINUTES + math.ceil(self.weights_bytes / _BYTES_PER_S / 60)) * 60
 
     @property
     def download_s(self) -> int:
@@ -207,7 +207,8 @@ class Deployment:
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
         lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
-        return f"{self.start_limit_s // 60 - 10} to read {self.weights_basis} at 100 MB/s, 10 to start{lock}"
+        reading = f"{self.start_limit_s // 60 - _START_MINUTES} to read {self.weights_basis} at 100 MB/s"
+        return f"{reading}, {_START_MINUTES} to start{lock}"
 
     @property
     def grace_s(self) -> int:
@@ -321,12 +322,11 @@ def deployment(
         on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
         for rank in range(nodes if nodes > 1 else 0)
     ]
-    size_bytes, basis = weights_bytes, "by the lock"
-    if size_bytes is None and accelerator and wanted:
+    size_bytes = _UNKNOWN_BYTES if weights_bytes is None else weights_bytes
+    basis = "a guess" if weights_bytes is None else "by the lock"
+    if weights_bytes is None and accelerator and wanted:
         size_bytes = accelerator.total_bytes * wanted.count * wanted.nodes
         basis = "assumed to fill the accelerators"
-    elif size_bytes is None:
-        size_bytes, basis = _UNKNOWN_BYTES, "a guess"
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,

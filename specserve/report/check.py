@@ -130,11 +130,11 @@ def _memory(
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}"
-        if not is_sure:
-            tokens = "the same, as far as it can be computed"
+        tokens = "the same, as far as it can be computed"
         if estimate.verdict == "does_not_fit":
             tokens = f"{_tokens(alone)} tokens"
+        elif is_sure:
+            tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}"
         yield f"  KV cache without speculation: {tokens}"
     yield from _alternatives(alternatives)
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]

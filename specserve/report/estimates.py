@@ -258,7 +258,7 @@ class BenchView(LiveLine):
                 say(in_one_line(what.text))
             case rundir.Passed():
                 is_last = what.done == what.total
-                left = f"about {duration(what.left_s)} left" if what.left_s >= 1 else "the time is up"
-                left = "done" if is_last else left
+                soon = "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
+                left = "done" if is_last else soon
                 figures = f"{what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s"
                 self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)

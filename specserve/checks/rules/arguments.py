@@ -76,7 +76,7 @@ def misplaced_argument(ctx: Context) -> Hits:
     """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
 
     Each argument has exactly one place in a profile. If it were given in two places, vLLM would get its flag twice and
-    use the later one, and the profile does not show which that is. vLLM's `shutdown_timeout` is the time for running
+    use the later one, and the profile would not show which that is. vLLM's `shutdown_timeout` is the time for running
     requests. `server.shutdown_timeout_s` is 5 s longer, because the process needs time to end. In a vLLM command (`lint
     -- vllm serve …`), an argument that a profile does not accept is only a warning.
     Example: engine: {shutdown_timeout: 60}
