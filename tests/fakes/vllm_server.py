@@ -8,6 +8,7 @@ It logs what vLLM logs on its way, keeps an engine process, and answers /health,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.server
 import json
 import mmap
@@ -77,6 +78,8 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN if args.fault == "ignore-signals" else leave)
+    assert engine.stdout is not None
+    engine.stdout.readline()  # it holds its shared memory by then, and says no word about a pipe that broke
     _load(args)
     if args.fault == "ignore-sigterm":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -144,8 +147,6 @@ def _log(dress: str, process: str, text: str) -> None:
 
 
 def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
-    assert engine.stdout is not None
-    engine.stdout.readline()  # it holds its shared memory by then
     shared, address = _files()
     shared.write_bytes(b"\0" * 4096)
     with shared.open("r+b") as file:
@@ -157,6 +158,10 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
     refusals = [503] * (3 if args.fault == "unhealthy" else 0)
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # a client that went away is no cause of a death
+                super().handle()
+
         def do_GET(self) -> None:
             body = ""
             if self.path == "/metrics":
