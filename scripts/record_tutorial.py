@@ -97,8 +97,9 @@ Run the same command again with that number as `--blocks N`; with `--dry-run`, t
 
 `tune` finds the best number of draft tokens (K) for each load that you name: `-c 1,2` means one request at a time, and
 two. A higher load needs a smaller K. Trying each K would take a launch of the server for each; `tune` launches it only
-twice, without and with speculation, and predicts the K that it did not run. To be quick, this run asks for short answers
-(32 tokens). Reading the prompt is then a larger part of the time, so the speedups are lower than those of `bench`:""",
+twice, without and with speculation, and predicts the K that it did not run. To be quick, this run asks for short
+answers (32 tokens). Reading the prompt is then a larger part of the time, so the speedups are lower than those of
+`bench`:""",
          "specserve tune configs/demo.yaml -w code -c 1,2 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
 `--budget` includes the launches. Every launch is measured at least once, even if a slow machine exceeds the budget.

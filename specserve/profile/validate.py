@@ -236,7 +236,8 @@ class _Reader:
             return ()
         if not isinstance(node.value, list):
             text = f"`expect` must be a list of promises; found {shown(node)}"
-            self.wrong("SD006", text, node.span, "expect")
+            help = "write a list, such as `expect: [{concurrency: 16, min_speedup: 1.3}]`"
+            self.wrong("SD006", text, node.span, "expect", help=help)
             return ()
         promises = []
         for index, item in enumerate(node.value):

@@ -65,7 +65,7 @@ _HEAD = (
 _LEGEND = (
     ("speedup", "output tokens/s over those of the first variant, with a 95 % interval"),
     ("per step", "mean acceptance length, in tokens per step"),
-    ("needed", "the length at which speculation breaks even; at least 1"),
+    ("needed", "the mean acceptance length at which speculation breaks even (never below 1)"),
     ("latencies", "P50/P90/P99"),
 )
 _METHOD = (

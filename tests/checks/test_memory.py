@@ -189,7 +189,7 @@ def test_states_without_blocks_are_an_error_with_the_most_requests_that_boot(pro
     blocks = re.search(r"the KV cache has ([\d,]+)", finding.message)
     assert blocks is not None
     most = int(blocks[1].replace(",", ""))
-    assert finding.message.startswith("1,024 requests need a block each for their recurrent states")
+    assert finding.message.startswith("1,024 requests need 1,024 blocks for their recurrent states")
     assert (finding.help or "").startswith(f"write `max_num_seqs: {most}` or less")
     fewer = text.replace("1024", str(most)) % "kv_cache_memory_bytes: 2G"
     assert "SD313" not in [item.code for item in found(profile(fewer), "1xL4-24GB")]

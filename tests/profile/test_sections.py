@@ -133,7 +133,8 @@ def test_the_environment_has_names_and_texts_only(problems: Problems) -> None:
 
 def test_promises_are_a_list_of_mappings(problems: Problems) -> None:
     assert problems("target: {model: x}\nexpect: {workload: chat}\n") == [
-        "2:9 SD006 `expect` must be a list of promises; found a mapping"
+        "2:9 SD006 `expect` must be a list of promises; found a mapping | "
+        "write a list, such as `expect: [{concurrency: 16, min_speedup: 1.3}]`"
     ]
     assert problems("target: {model: x}\nexpect: [a, null]\n") == [
         "2:10 SD006 `expect[0]` must be a mapping; found `a`",

@@ -366,14 +366,17 @@ def missing_state_blocks(ctx: Context) -> Hits:
         if states is None or states.blocks.low >= states.max_num_seqs:
             continue
         blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
+        wanted = states.max_num_seqs
         # the largest that boots comes first, then what else would help
         ways = [
-            f"write `max_num_seqs: {most}` or less, for which there are enough blocks" if most else None,
+            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory for blocks"
+            if most
+            else None,
             _advice(memory, without="max_num_seqs"),
         ]
         yield Hit(
             "engine.max_num_seqs",
-            f"{states.max_num_seqs:,} requests need a block each for their recurrent states; the KV cache has {blocks}",
+            f"{wanted:,} requests need {wanted:,} blocks for their recurrent states; the KV cache has {blocks}",
             notes=memory.notes,
             help="; or ".join(filter(None, ways)) or None,
             severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,

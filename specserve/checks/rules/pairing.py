@@ -211,8 +211,8 @@ def unshared_overrides(arm: Arm) -> Hits:
     """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
 
     If `hf_overrides` is a mapping, vLLM applies it to the target only. The `mtp` layers then compute other positions
-    than the target. In requests that are longer than the context in config.json, the target rejects their tokens
-    (vllm-project/vllm#58080).
+    than the target. In requests that are longer than the context in config.json, the target rejects what these layers
+    draft (vllm-project/vllm#58080).
     Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}

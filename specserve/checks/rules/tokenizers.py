@@ -205,7 +205,10 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
     if found and found.verdict == "not_checked":
         help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
         if any(facts and facts.origin == "published" for facts in (arm.ctx.target, arm.draft)):
-            help_ = "on a machine that reaches the Hub, run `check`, or `specserve lock` and copy the lock"
+            help_ = (
+                "run `check` on a machine that reaches the Hub; or run `specserve lock` there, and copy the lock "
+                "beside this profile"
+            )
         yield arm.hit(
             "model",
             "the tokenizers of draft and target could not be compared",

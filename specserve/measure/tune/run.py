@@ -217,7 +217,7 @@ class Tune(Measurement):
             return ""
         return (
             f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
-            f"{len(planned)} passes, so the prediction rests on few measurements"
+            f"{len(planned)} measurements: the prediction rests on these alone"
         )
 
     def budget_notes(self) -> list[str]:
@@ -226,7 +226,7 @@ class Tune(Measurement):
         least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
         if least < 1:
             found.append(
-                f"to stay within the budget, some passes sent only {least:.0%} of a workload's prompts"
+                f"to stay within the budget, some measurements sent only {least:.0%} of a workload's prompts"
             )
         return found
 

@@ -162,7 +162,7 @@ def late() -> TunePlan:
 
 def test_the_fewest_prompts_that_were_sent_are_told(world: World, tmp_path: Path) -> None:
     tune = measured(world, tmp_path / "run", late(), spent_s=1e9)
-    few = "to stay within the budget, some passes sent only 50% of a workload's prompts"
+    few = "to stay within the budget, some measurements sent only 50% of a workload's prompts"
     assert few in tune.budget_notes()  # two of four: fewer tell nothing
     with (
         resume(tmp_path / "run") as directory,
@@ -195,7 +195,7 @@ def test_what_was_left_for_the_budget_starts_no_server_while_the_budget_is_used_
     assert not [each for each in tune.passes if each.block >= EXTRA]
     sent, planned = len(tune.passes), sum(len(tune.plan.passes(each)) for each in tune.plan.launches)
     assert tune.budget_notes()[0].startswith(
-        f"the budget of 1h was used up after {sent} of {planned} passes, so the prediction rests on few measurements"
+        f"the budget of 1h was used up after {sent} of {planned} measurements: the prediction rests on these alone"
     )
     world.started.clear()
     with resume(tmp_path / "run") as directory:
