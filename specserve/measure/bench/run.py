@@ -47,6 +47,8 @@ class Bench(Measurement):
         self.plan = plan
         self.is_cut = False
         """Whether the budget ended it."""
+        self._share_s = math.inf if plan.budget_s is None else plan.budget_s / len(plan.sessions)
+        self._sessions_left, self._ends_s = 0, math.inf
 
     def run(self) -> None:
         """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
@@ -56,7 +58,8 @@ class Bench(Measurement):
         self.expected.subtract((each.arm, each.point) for each in self.passes)
         arms = [[arm for arm in plan.arms if arm.name in session.arms] for session in todo]
         self.launches_left = sum(arm.plan is not None for group in arms for arm in group)
-        for session, group in zip(todo, arms, strict=True):
+        for number, (session, group) in enumerate(zip(todo, arms, strict=True), start=1):
+            self._sessions_left = len(todo) - number
             self._session(session, group)
 
     def missing(self) -> list[Session]:
@@ -82,18 +85,23 @@ class Bench(Measurement):
 
     def _session(self, session: Session, arms: Sequence[Variant]) -> None:
         """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
-        budget_s = self.plan.budget_s
-        share_s = math.inf if budget_s is None else budget_s / len(self.plan.sessions)
         with self.session(arms, label=str(session.launch), devices=session.devices) as (servers, driver):
-            began = time.monotonic()
+            self._ends_s = time.monotonic() + self._share_s
             for block in self.blocks(session):
                 wanted = self.wanted(session, block)
-                if wanted and time.monotonic() - began > share_s:
+                if wanted and time.monotonic() > self._ends_s:
                     self.is_cut = True
                     break
                 for name in arm_order(block, session.arms):
                     if name in wanted:
                         self.send_block(servers[name], driver, block, launch=session.launch)
+
+    def _left_s(self) -> float:
+        """What the blocks will take, at most what is left of the budget, which does not count launches."""
+        budget_s = self._ends_s - time.monotonic()
+        if self._sessions_left:
+            budget_s += self._sessions_left * self._share_s
+        return min(super()._left_s(), max(0.0, budget_s) + self._launches_s())
 
     def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
         """Returns the result of what is there, and writes its files."""

@@ -273,14 +273,13 @@ def test_the_host_is_looked_at_once_and_the_result_says_whether_it_was_busy(
     ] * is_busy
 
 
-def test_the_time_left_follows_the_passes_at_the_same_point(
-    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
-    now_s, passed = 100.0, []
-    monkeypatch.setattr("specserve.measure.servers.time", SimpleNamespace(monotonic=lambda: now_s))
-    heavy = replace(POINT, concurrency=4)
-    connect = world.connect
+def timed(
+    plan: BenchPlan, world: World, run: Path, patch: pytest.MonkeyPatch, cost_s: Callable[[Point], float]
+) -> tuple[Bench, list[Passed]]:
+    """The finished benchmark, and what it said; a pass takes `cost_s` of its point, and all else takes no time."""
+    now_s, passed, connect = 100.0, [], world.connect
+    for module in ("specserve.measure.servers", "specserve.measure.bench.run"):
+        patch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
 
     def connecting(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
         made = connect(arm, url, check=check)
@@ -288,26 +287,49 @@ def test_the_time_left_follows_the_passes_at_the_same_point(
 
         def slow(driver: object, block: Block, *, launch: int) -> Pass:
             nonlocal now_s
-            now_s += 10.0 if block.point == heavy else 1.0
+            now_s += cost_s(block.point)
             done: Pass = send(driver, block, launch=launch)
             return done
 
         made.run = slow
         return made
 
-    monkeypatch.setattr(subject, "connect", connecting)
-    with create(tmp_path / "run", {}) as directory:
+    patch.setattr(subject, "connect", connecting)
+    with create(run, {}) as directory:
         here = Bench(
-            replace(plan, points=(POINT, heavy)),
+            plan,
             directory,
             lambda what: passed.append(what) if isinstance(what, Passed) else None,
             StopRequest(),
         )
         here.run()
+    return here, passed
+
+
+def test_the_time_left_follows_the_passes_at_the_same_point(
+    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
+    heavy = replace(POINT, concurrency=4)
+
+    def cost_s(point: Point) -> float:
+        return 10.0 if point == heavy else 1.0
+
+    _, passed = timed(replace(plan, points=(POINT, heavy)), world, tmp_path / "run", monkeypatch, cost_s)
     assert [(each.done, each.total) for each in passed] == [(number, 12) for number in range(1, 13)]
-    spent_s = [10.0 if each.point == heavy else 1.0 for each in passed]
+    spent_s = [cost_s(each.point) for each in passed]
     # once each point was measured on some arm, the rest is known
     for number, each in enumerate(passed[:-1], start=1):
         if len({other.point for other in passed[:number]}) == 2:
             assert each.left_s == pytest.approx(sum(spent_s[number:]))
     assert passed[-1].left_s == 0.0
+
+
+def test_a_budget_ends_the_measuring_and_the_time_left_knows_it(
+    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six passes of 10 s, and 35 s of budget: two blocks are whole by then."""
+    short = replace(plan, budget_s=35.0)
+    run, passed = timed(short, world, tmp_path / "run", monkeypatch, lambda _: 10.0)
+    assert run.is_cut
+    assert [each.left_s for each in passed] == [25.0, 15.0, 5.0, 0.0]
