@@ -68,7 +68,8 @@ def table_lines(title: str, scores: Sequence[Score]) -> list[str]:
     lines = [
         f"**{title}**",
         "",
-        "| vLLM | launches | KV cache: logs | median error | inside | median width | false FIT | false DOES NOT FIT |",
+        "| vLLM | launches | KV cache: logs | median error | inside | median width | false `fits` "
+        "| false `does not fit` |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for group in (*GROUPS, "all"):

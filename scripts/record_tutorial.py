@@ -47,7 +47,7 @@ source .venv/bin/activate
 ```
 
 The pair is a small target and a smaller draft model, trained to continue Python code. Everything below is what the
-commands printed on two cores of an AMD EPYC; your times will differ.
+commands printed on two cores of an AMD EPYC; your times and paths will differ.
 
 ## 1. Is the profile right?
 

@@ -196,8 +196,8 @@ def _skipped(known: Gathered) -> list[Skipped]:
                 codes, reason = (
                     by_files,
                     (
-                        f"the files of `{item.published.model}` are not here ({why}), so the configuration that ships "
-                        "with specserve was checked"
+                        f"the files of `{item.published.model}` are not here ({why}): the other rules used the "
+                        "configuration that ships with specserve"
                     ),
                 )
             elif item.published and context.memory:

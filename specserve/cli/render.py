@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +39,7 @@ class RenderTarget(StrEnum):
 
 
 def render(
+    context: typer.Context,
     profile: ProfileOrCommand,
     *,
     to: Annotated[RenderTarget, typer.Option("--to", help="What to deploy with.", show_default=False)],
@@ -116,8 +118,8 @@ def render(
     if output is None:
         print_files(artifacts, target=to.value, as_json=format is TextOrJson.JSON)
     elif check:
-        again = f"specserve render {profile} --to {to.value} -o {output}"
         stale = targets.stale(artifacts, output, target=to.value)
+        again = _command(context, profile, "--to", to.value, "-o", str(output))
         raise typer.Exit(say_stale(stale, output, total=len(artifacts), again=again))
     else:
         changed = targets.put(artifacts, output, force=force)
@@ -140,6 +142,21 @@ def _made(profile: str, image: str | None, options: LaunchOptions, alternative: 
     source, plan = prepare(profile, asked, notices=StderrNotices())
     weights = locked_weights_bytes(source) if options.use_lock else None
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
+
+
+_SAYS_WHAT = (
+    "alternative", "baseline", "canary", "plain_pool", "image", "vllm", "no_check", "no_lock", "settings",
+)  # fmt: skip
+
+
+def _command(context: typer.Context, *words: str) -> str:
+    """The command that renders these files: as it was given, without `--check`."""
+    given = ["specserve", "render", *words]
+    for name in _SAYS_WHAT:
+        flag, value = "--set" if name == "settings" else f"--{name.replace('_', '-')}", context.params[name]
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            given += [flag] if each is True else [flag, str(each)] if each else []
+    return shlex.join(given)
 
 
 def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: TextOrJson) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import shlex
 from collections.abc import Sequence
@@ -103,12 +105,23 @@ def _behind_proxy(made: Deployment, folder: str) -> Service:
         "cap_add": Commented("caddy's program carries it, and does not start without", ["NET_BIND_SERVICE"]),
         "read_only": True,
         "tmpfs": ["/data", "/config"],
-        "ports": Commented(_LOOPBACK, [f"127.0.0.1:{port}:{port}"]),
+        "ports": _ports(made),
         "volumes": ["./proxy:/etc/caddy:ro"],
         "depends_on": {name: {"condition": "service_healthy"} for name in pools},
         "restart": "unless-stopped",
     }
     return found
+
+
+def _ports(made: Deployment) -> Commented:
+    """Where clients reach it: at `server.host` if that is an address beyond this host, else on loopback."""
+    port, address = made.plan.port, "127.0.0.1"
+    with contextlib.suppress(ValueError):  # a name, which compose does not take
+        found = ipaddress.ip_address(made.host)
+        if not found.is_loopback:
+            address = f"[{found}]" if found.version == 6 else str(found)
+    note = _LOOPBACK if address == "127.0.0.1" else "the address that the profile's `server.host` names"
+    return Commented(note, [f"{address}:{port}:{port}"])
 
 
 def _caddyfile(made: Deployment) -> str:
@@ -143,7 +156,7 @@ def _served(made: Deployment, argv: Sequence[str], image: Image, folder: str, *,
         "command": [literal(word) for word in argv[2:]],
         **(where if made.mounts else {}),
         "environment": {},
-        "ports": Commented(_LOOPBACK, [f"127.0.0.1:{port}:{port}"]),
+        "ports": _ports(made),
         "volumes": volumes,
         "healthcheck": {
             "test": ["CMD", *question(made, port=port)],

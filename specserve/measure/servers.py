@@ -215,7 +215,7 @@ class Measurement:
             load = _host_load()
             self.directory.update(load=load.text)
             if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
-                self.note(f"the host was busy before the first server started: {load.text}")
+                self.note(f"the host was busy before the run began: {load.text}")
 
     def _connected(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check)

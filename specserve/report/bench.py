@@ -140,7 +140,8 @@ class BenchRow:
         """Returns one row of the table, in the order of its head."""
         known, against, is_invalid = self.figures, self.comparison, self.cell.invalid is not None
         verdict = "invalid" if is_invalid else against.verdict.value if against else ""
-        compared = ["", verdict, "", ""]
+        own = known.acceptance.mean_acceptance_length if known and known.acceptance else None
+        compared = ["", verdict, number(own) if own else "", ""]
         if against:
             lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
             compared = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]

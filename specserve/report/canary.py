@@ -35,7 +35,8 @@ _COLUMNS = (
 def show_comparison(reports: Iterable[CanaryReport], *, urls: tuple[str, str], is_json: bool) -> CanaryReport:
     """Print each report as it comes; the last one. `urls`: the canary's and the other server's."""
     say(
-        f"comparing {urls[0]} (canary) with {urls[1]}; `3/20 requests` are the canary's and the other's, `-` is open"
+        f"comparing {urls[0]} (canary) with {urls[1]}; `3/20 requests`: the canary finished 3, the other server 20; "
+        "`-`: not decided yet"
     )
     trouble: list[SpecserveError | None] = [None, None]
     for report in reports:

@@ -107,7 +107,7 @@ def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
     launches = f"{launch_s:g} s a launch, " if guess.launches else ""
     assumed = f"assumed, not measured: {launches}{speed:g} tokens/s a request"
     bound = (
-        f"; `--budget` ends the measuring after {plan.budget_s / 60:.3g} min"
+        f"; `--budget` stops the measuring, which does not include the launches, after {plan.budget_s / 60:.3g} min"
         if plan.budget_s is not None
         else ""
     )
@@ -123,7 +123,7 @@ def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
     return Document("benchmark", plan.name, blocks)
 
 
-_VERDICTS = {"fit": "fits", "tight": "tight", "does_not_fit": "DOES NOT FIT"}
+_VERDICTS = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 _MARKS = {True: " ", None: "?", False: "*"}
 _LEGENDS = {
     "*": "more requests than the KV cache holds: some would wait, and these figures are not reached",

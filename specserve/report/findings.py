@@ -66,7 +66,7 @@ def masked(key: str, value: str) -> str:
     if re.fullmatch(r"\$\w+", value):
         return value  # the variable that holds it
     name = key.lstrip("-").replace("-", "_")
-    if names_a_secret(name) and not name.lower().endswith("tokens"):  # max_num_batched_tokens is a number
+    if names_a_secret(name) and not name.lower().endswith(("tokens", "per_token")):  # numbers of tokens
         return _HIDDEN
     prefix = f"{key}: "
     text = _without_secrets(prefix + value).removeprefix(prefix)

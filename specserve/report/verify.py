@@ -54,7 +54,11 @@ class VerifyProgress(LiveLine):
         """Show it, if it is time to."""
         tokens = f", {progress.tokens:,} tokens generated" if progress.tokens else ""
         elapsed_s = progress.elapsed_s
-        clock = f", {elapsed_s:.0f} of about {self._limit_s:.0f} s" if elapsed_s is not None else ""
+        clock = ""
+        if elapsed_s is not None:
+            is_late = elapsed_s > self._limit_s
+            planned = f" (planned: {self._limit_s:.0f} s)" if is_late else f" of about {self._limit_s:.0f} s"
+            clock = f", {elapsed_s:.0f}{' s' if is_late else ''}{planned}"
         self.show(f"  {progress.phase}{tokens}{clock}")
 
 

@@ -105,7 +105,7 @@ class Group(ABC):
                     sent += 1
         return sent
 
-    def kill(self, *, patience_s: float = 10.0) -> bool:
+    def kill(self, *, patience_s: float = 30.0) -> bool:
         """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible)."""
         began_s = time.monotonic()
         while self.members():
@@ -203,7 +203,7 @@ class Child(Group):
         """Of the first process, negative for a signal; None while it runs."""
         return self._popen.poll()
 
-    def kill(self, *, patience_s: float = 10.0) -> bool:
+    def kill(self, *, patience_s: float = 30.0) -> bool:
         """As every group is killed; then the first process is reaped."""
         if not super().kill(patience_s=patience_s):
             return False

@@ -82,7 +82,8 @@ def test_a_stale_folder_fails_in_ci_and_says_how_to_cure_it(
     assert render(*changed) == 1
     written = capsys.readouterr()
     assert written.out == f"stale: {tmp_path / 'llama70b-8b.service'}\n"
-    assert "specserve render" in written.err
+    again = f"specserve render {LLAMA} --to systemd -o {tmp_path} --set target.max_model_len=4096"
+    assert f"hint: `{again}` renders them again" in written.err
     assert "--max-model-len 8192" in (tmp_path / "llama70b-8b.service").read_text()  # nothing is written
 
 

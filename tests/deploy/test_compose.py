@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_it_listens_inside_and_is_published_on_loopback(llama: Deployment) -> No
     assert service["command"][service["command"].index("--host") + 1] == "0.0.0.0"
     published = [port for one in compose_of(llama)["services"].values() for port in one.get("ports", [])]
     assert published == ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("0.0.0.0", "0.0.0.0"), ("10.1.2.3", "10.1.2.3"), ("'::'", "[::]"), ("'::1'", "127.0.0.1")],
+)
+def test_it_is_published_at_the_address_that_the_profile_names(host: str, address: str) -> None:
+    made = made_of(LLAMA, f"server.host={host}", "server.api_key_env=KEY")
+    for one in (made, replace(made, has_plain_pool=True)):
+        services = compose_of(one)["services"]
+        ports = [port for service in services.values() for port in service.get("ports", [])]
+        assert f"{address}:8000:8000" in ports
+        assert all(port == f"{address}:8000:8000" or port.startswith("127.0.0.1:") for port in ports)
 
 
 def test_a_port_that_is_to_be_free_is_one_inside_of_a_container() -> None:

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Interval, Point, Result, Verdict, read_result, result_from_json
-from specserve.report.bench import FORMS, load, rendered
+from specserve.metrics.counters import Acceptance
+from specserve.report.bench import FORMS, BenchRow, load, rendered
 from specserve.report.text import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -195,6 +196,14 @@ def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
     arms = tuple(dataclasses.replace(arm, is_baseline=False) for arm in example().arms)
     shown = plain(dataclasses.replace(example(), arms=arms), "html")
     assert "Servers compared with baseline: " in shown and "without it" not in shown
+
+
+def test_the_server_that_others_are_compared_with_shows_its_acceptance_if_it_speculates() -> None:
+    cell = next(each for each in example().cells if each.arm == "baseline" and each.figures)
+    assert cell.figures is not None and cell.figures.acceptance is None
+    figures = dataclasses.replace(cell.figures, acceptance=Acceptance(10, 40, 25))
+    rows = [BenchRow(each, None).cells() for each in (cell, dataclasses.replace(cell, figures=figures))]
+    assert [(row[5], row[10]) for row in rows] == [("", ""), ("3.50", "62 %")]
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])

@@ -75,7 +75,7 @@ def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
 
 
 def test_the_memory_stands_above_the_table(tmp_path: Path) -> None:
-    for name, verdict in {"H200-141GB": "fits; ", "L4-24GB": "tight: ", "T4-16GB": "DOES NOT FIT: "}.items():
+    for name, verdict in {"H200-141GB": "fits; ", "L4-24GB": "tight: ", "T4-16GB": "does not fit: "}.items():
         head, _, _ = text_of(told(tmp_path, name=name)).partition("requests  K")
         assert f"\nMemory: {verdict}" in head
     assert "the weights take" in head and "no request could be served" in " ".join(head.split())

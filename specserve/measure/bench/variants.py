@@ -239,7 +239,7 @@ def _fit_gpus(planned: Sequence[Variant]) -> Fit:
     # what a profile names wins over our own environment, as in its launch
     found = selected(gpus(), devices=planned[0].visible, environ=os.environ)
     ranks = max(arm.ranks for arm in planned)
-    why = f"{len(found)} GPUs, {ranks} for each server"
+    why = f"{len(found)} GPU{'' if len(found) == 1 else 's'} here; each server needs {ranks}"
     if len({gpu.name for gpu in found}) > 1:
         return Fit(1, f"{why}, of different kinds")
     uuids = [gpu.uuid for gpu in found]

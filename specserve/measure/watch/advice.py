@@ -219,4 +219,5 @@ def _longer_window(case: Case) -> _Found:
     is_full = span_s is not None and seconds >= 0.9 * span_s
     if is_full and factor is not None and factor <= _LONGEST_FACTOR:
         minutes = math.ceil(1.2 * factor * seconds / 60)
-        yield "longer_window", f"at this traffic a verdict takes about {minutes} min: `--window {minutes}m`"
+        ways = f"`--window {minutes}m`, or `--for {minutes}m`"
+        yield "longer_window", f"at this traffic a verdict takes about {minutes} min: {ways}"

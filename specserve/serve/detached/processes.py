@@ -211,6 +211,10 @@ def tidy(record: Record) -> Record:
     # last: whatever the log holds, no process may be left
     error = died(group, Phase.ENGINE if record.ready_at_s is None else Phase.SERVING)
     ended = Ended(time.time(), group.exit_code, error.message, error.causes[0], error.hint, removed)
+    if record.stopper is not None:  # a `down` that gave up before the kernel had ended it
+        ended = dataclasses.replace(
+            ended, message="vLLM was stopped", cause="`specserve down` asked it to", hint=None
+        )
     with contextlib.suppress(SpecserveError):  # a full disk: the next command reports it
         return registry.change(record, ended=ended) or record
     return record

@@ -269,7 +269,7 @@ def test_the_host_is_looked_at_once_and_the_result_says_whether_it_was_busy(
         again.run()
     assert again.host["load before"] == load.text
     assert [note for note in again.notes if "busy" in note] == [
-        f"the host was busy before the first server started: {load.text}"
+        f"the host was busy before the run began: {load.text}"
     ] * is_busy
 
 

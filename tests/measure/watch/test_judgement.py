@@ -325,7 +325,8 @@ class TestAdvice:
         advice = advise(Case(seen, judge(seen), WORKED, span_s=60.0))
         assert advice is not None and advice.code == "longer_window"
         assert re.fullmatch(
-            r"at this traffic a verdict takes about (\d+) min: `--window \1m`", advice.sentence
+            r"at this traffic a verdict takes about (\d+) min: `--window \1m`, or `--for \1m`",
+            advice.sentence,
         )
         assert advise(Case(seen, judge(seen), WORKED, span_s=600.0)) is None  # it is not full yet
 

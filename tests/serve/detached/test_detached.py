@@ -304,10 +304,11 @@ def test_a_process_that_has_the_pid_by_now_is_never_touched(start: Start) -> Non
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     ) as other:
         before = dataclasses.replace(
-            record, leader=(other.pid, (ticks(other.pid) or 0) - 1), members=(), watcher=None
-        )
+            record, leader=(other.pid, (ticks(other.pid) or 0) - 1), members=(), watcher=None,
+            stopper=(other.pid, 1),
+        )  # fmt: skip
         registry.write(before)
-        assert wait_for("demo", "dead")
+        assert wait_for("demo", "dead").detail == "vLLM was stopped: `specserve down` asked it to"
         stop_now(before)
         assert other.poll() is None
         other.kill()
