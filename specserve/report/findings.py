@@ -25,7 +25,7 @@ Mark = tuple[Span, str, str]
 """A span, its label, and the character that marks it."""
 _HIDDEN = "********"
 _NAMED = re.compile(
-    r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
+    r"""(?ix) (?:api_?keys?|(?<!per_)token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
           |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
         (?P<value>[^\s"'#,{}\[\]]{6,})"""
 )
