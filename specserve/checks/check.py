@@ -192,7 +192,8 @@ def _skipped(known: Gathered) -> list[Skipped]:
         if is_target or is_broken or item.finding(profile) is None:
             codes, reason = _codes("models"), item.error.message
             if item.published and item.published.is_whole:
-                why = reason.rpartition(", and ")[2] if item.error.cause == "offline" else reason
+                why = reason.removeprefix(f"`{item.published.model}`: ")
+                why = why.rpartition(", and ")[2] if item.error.cause == "offline" else why
                 codes, reason = (
                     by_files,
                     (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specserve.checks.check import Checked, RuleGroup
@@ -83,11 +83,22 @@ def _state(group: RuleGroup) -> str:
         words += [styled(counted, COLOURS[severity], stream=sys.stdout)] if number else []
     if group.skipped:
         number = len({code for item in group.skipped for code in item.codes})
-        text = "skipped" if number == group.rules else f"{number} skipped"
+        whole = "partly skipped" if group.findings else "skipped"
+        text = whole if number == group.rules else f"{number} skipped"
         # the ways out stand below the table
-        reasons = dict.fromkeys(item.reason.partition("; ")[0] for item in group.skipped)
+        reasons = _of_several(item.reason.partition("; ")[0] for item in group.skipped)
         words.append(styled(f"{text}: {clean('; '.join(reasons))}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
+
+
+def _of_several(reasons: Iterable[str]) -> list[str]:
+    """Each reason once; those that differ in the model alone name all their models."""
+    models: dict[tuple[str, str], list[str]] = {}
+    for reason in reasons:
+        parts = reason.split("`", 2)
+        before, model, after = parts if len(parts) == 3 else (reason, "", "")
+        models.setdefault((before, after), []).append(f"`{model}`" if model else "")
+    return [before + " and ".join(dict.fromkeys(each)) + after for (before, after), each in models.items()]
 
 
 def _facts(verdict: Checked) -> Iterator[str]:

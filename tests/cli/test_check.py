@@ -287,3 +287,15 @@ def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
     errors = [item for item in content["findings"] if item["severity"] == "error"]
     found = [(Path(item["location"]["file"]).name, item["code"]) for item in errors]
     assert code == 1 and found == [("other.yaml", "SD290"), ("other.yaml", "SD290")]
+
+
+def test_models_that_are_skipped_for_one_reason_are_named_together(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [f"meta-llama/Llama-3.1-{size}-Instruct" for size in ("70B", "8B")]
+    block = f"{{method: draft_model, model: {models[1]}, num_speculative_tokens: 3}}"
+    profile = write(f"target: {{model: {models[0]}, tensor_parallel_size: 4}}\nspeculation: {block}\n")
+    _run(["check", str(profile), "--offline", "--assume", "4xH100-80GB"])
+    head = " ".join(capsys.readouterr().out.partition("Memory")[0].split())
+    assert f"15 skipped: the files of `{models[0]}` and `{models[1]}` are not here (" in head
+    assert head.count("the other rules used") == 1
