@@ -157,7 +157,7 @@ def say_converted(
     what = f"`{clean(target)}`" if target else "the profile"
     still = f": {count(errors, 'error')} left to fix" if errors else " passes lint"
     if result.unresolved:
-        still += f"; a value is left open, which `lint` does not always see: search for `{OPEN_MARK}`"
+        still += f"; `{OPEN_MARK}` marks each missing value there, because `lint` does not see all of them"
     say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
     return bool(errors)
 

@@ -108,9 +108,9 @@ def _promise(promise: JudgedPromise) -> str:
     if promise.measured is not None and (is_bounded or promise.kept is not Kept.UNDECIDED):
         text += f", measured {promise.number(promise.measured)}{promise.unit}"
     if promise.interval is not None:
-        low, high = promise.interval
-        upper = f"to {promise.number(high)}" if math.isfinite(high) else "or more"
-        text += f" (95 %: {promise.number(low)} {upper})"
+        low, high = map(promise.number, promise.interval)
+        bounds = f"{low} to {high}" if math.isfinite(promise.interval[1]) else f"at least {low}{promise.unit}"
+        text += f" (95 %: {bounds})"
     return f"{text}{f'; {promise.why}' if promise.why else ''} [{in_one_line(str(promise.span))}]"
 
 

@@ -109,7 +109,7 @@ def test_a_block_that_cannot_be_read_is_an_error_and_no_note(
     assert why in err and "1 error left to fix" in err
     if "[" not in value:
         assert "so `speculation` is missing from the profile" in err and "# - TODO: " in out
-        assert "which `lint` does not always see: search for `TODO`" in err
+        assert "`TODO` marks each missing value there" in err
 
 
 def test_a_block_in_python_and_an_option_of_json_that_is_open(

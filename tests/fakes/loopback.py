@@ -11,6 +11,7 @@ class Loopback(ThreadingHTTPServer):
     """Threads that end with the process; a handler's own mistake is still told."""
 
     daemon_threads = True
+    request_queue_size = 128  # the default of 5 loses connections on a busy machine
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], (OSError, ValueError)):  # gone, or its stream closed by shutdown

@@ -171,8 +171,8 @@ def _fallen(case: Case) -> _Found:
     if case.accepts_less:
         yield (
             "traffic",
-            "other traffic (language, length, temperature, template) is the usual reason: `specserve bench` with your "
-            "own prompts tells whether it still pays",
+            "look for a change in the traffic (language, length, temperature, template), the usual reason; `specserve "
+            "bench` with your own prompts tells whether speculation still pays",
         )
 
 

@@ -105,7 +105,7 @@ def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> Judged
         measured = None if value is None else 1000 * value
         interval = found and (1000 * found[0], 1000 * found[1])
         if observed.count < _LATENCY_REQUESTS:
-            why = f"{observed.count} of {_LATENCY_REQUESTS} requests"
+            why = f"a verdict needs {_LATENCY_REQUESTS} requests; {observed.count} are finished"
     if not seen.whole.speculates and not key.startswith("max_"):
         why = "the server does not speculate"
     kept = Kept.UNDECIDED
