@@ -141,7 +141,7 @@ def _memory(
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        tokens = "the same, as far as it can be computed"
+        tokens = "about the same"
         if estimate.verdict == "does_not_fit":
             tokens = f"{_tokens(alone)} tokens"
         elif is_sure:

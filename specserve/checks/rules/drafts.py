@@ -114,8 +114,8 @@ def head_of_another_size(ctx: Context) -> Hits:
 
     It was trained for another model: loading or the first request fails. Two kinds of heads fail in the same way
     although their target is the right one. An `eagle3` head of the Llama class that reads more or fewer than three
-    target layers needs `num_aux_hidden_states` in its config.json (vllm-project/vllm#54526). If a DFlash or DSpark head
-    has another number of layers than the target layers that it reads, vLLM 0.26 needs a list of the latter in
+    target layers needs `num_aux_hidden_states` in its config.json (vllm-project/vllm#54526). A DFlash or DSpark head
+    may have more or fewer layers than it reads from the target. vLLM 0.26 then needs the list of the target's layers in
     `dflash_config` (vllm-project/vllm#48524).
     Example:
         target: {model: ./qwen3-wide}

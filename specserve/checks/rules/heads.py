@@ -240,9 +240,8 @@ def _other_method(name: str) -> str:
 def head_as_draft(arm: Arm) -> Hits:
     """A head, or a model with multi-token prediction layers, is run as a draft model.
 
-    Without the target's hidden states, a head predicts nothing useful, or loading fails. A draft model that has
-    prediction layers of its own is another case: vLLM ignores `method`, and runs only these layers, as `mtp`. It prints
-    no warning.
+    Without the target's hidden states, a head predicts nothing useful, or loading fails. If the draft is a whole model
+    that also has prediction layers, vLLM ignores `method` without a warning, and runs only these layers, as `mtp`.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}

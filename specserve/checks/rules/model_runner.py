@@ -49,8 +49,8 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
     If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `suffix`, `custom_class`
-    and `disable_padded_drafter_batch`. It also refuses `ngram`, except on the V2 runner since 0.33. The V1 runner also
-    refuses pipeline parallelism.
+    and `disable_padded_drafter_batch`, and `ngram` except on the V2 runner since 0.33. With `true`, the V1 runner
+    refuses pipeline parallelism, too.
     Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}

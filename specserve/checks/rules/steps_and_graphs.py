@@ -258,8 +258,9 @@ def small_steps(ctx: Context) -> Hits:
 
     Drafts take a part of each step, so prompts are read in more pieces and the time to first token grows. vLLM warns
     about it at the start. On GPUs with less than 70 GiB and on the A100, the default is 2048 tokens
-    (vllm-project/vllm#44815). A value in the profile is always reported. vLLM's default is reported only if it is too
-    small for one decode step of all requests, with K + 1 tokens each.
+    (vllm-project/vllm#44815). If the profile sets `max_num_batched_tokens`, a step with fewer than 8192 tokens is
+    always reported; if vLLM's default applies, only if a decode step of all requests, with K + 1 tokens each, does not
+    fit.
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
