@@ -217,8 +217,8 @@ def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> 
         notes.append(
             Note(
                 "",
-                f"the volumes {shown[0]} are left out; replace each path of the container by the path of the machine "
-                "that vLLM runs on",
+                f"the volumes {shown[0]} are left out; if the profile names a path of the container, write that of "
+                "the machine that vLLM runs on",
                 line,
             )
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from specserve.errors import FactError, UsageError
 from specserve.plan.compare import Difference, LaunchComparison, Written
+from specserve.profile.secrets import hushed
 from specserve.report.console import clean, in_one_line, out, say, styled
 from specserve.report.findings import masked
 from specserve.report.text import GIB, MIB, count, json_document, low_to_high, picked
@@ -129,7 +130,7 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, aga
     say(f"stale: {len(found) - left} of {count(total, 'file')}" + (f"; {left} left over" if left else ""))
     say("")
     if len(found) > left:
-        say(f"{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
+        say(f"{styled('hint', 'cyan')}: `{clean(hushed(again))}` renders them again")
     if left:
         say(f"{styled('hint', 'cyan')}: delete the files that are left over from another rendering")
     return 1

@@ -84,8 +84,8 @@ def test_what_stands_around_the_engine_is_kept() -> None:
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
     assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
     assert [note.text for note in start.notes] == [
-        "the volumes `./m:/m` are left out; replace each path of the container by the path of the machine that "
-        "vLLM runs on",
+        "the volumes `./m:/m` are left out; if the profile names a path of the container, write that of "
+        "the machine that vLLM runs on",
         "the container's own settings are left out: `restart`",
     ]
 
