@@ -215,15 +215,14 @@ def left_open(word: Word) -> Finding:
 def settings_of(
     parsed: Iterable[Option], found: list[Finding], unresolved: list[Finding]
 ) -> dict[str, Setting]:
-    """The settings of a command line by name.
-
-    `found` gets what vLLM's parser refuses or overrides, `unresolved` the options whose value cannot be read.
-    """
+    """The settings of a command line by name; `found` and `unresolved` as for `command_settings`."""
     settings: dict[str, Setting] = {}
     dotted: dict[str, Setting] = {}
     for option in parsed:
         if (node := node_of(option, found, unresolved)) is None:
             continue
+        if option.name == "api_key":  # the profile keeps one key; what stands behind it may be options
+            unresolved += [left_open(word) for word in option.values[1:] if UNKNOWN.search(word.text)]
         setting = Setting(option.name, node, option.flag, option.argument, inline=option.inline)
         chosen = dotted if option.keys else settings
         earlier = chosen.get(setting.name)

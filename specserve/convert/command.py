@@ -251,7 +251,7 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
 def _key_variable(node: Node) -> str:
     """The variable that holds the server's key: the one that the source names, or vLLM's own."""
     items = node.value if isinstance(node.value, list) else [node]
-    names = [match[1] for item in items if (match := UNKNOWN.fullmatch(str(item.value)))]
+    names = [match[1] for item in items[:1] if (match := UNKNOWN.fullmatch(str(item.value)))]
     return next((name for name in names if name.isidentifier()), "VLLM_API_KEY")
 
 
