@@ -90,7 +90,7 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
     return tuple(_problems(profile, lock))
 
 
-_PULL = "`specserve pull` downloads what is missing"
+_PULL = "`specserve pull`, where the Hub can be reached, downloads what is missing"
 _RESTORE = "restore the directory, or run `specserve lock` if the change is meant"
 
 

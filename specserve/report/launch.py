@@ -201,7 +201,11 @@ def lock_state(profile: Profile, *, offline: bool) -> LockState:
     if found is None:
         out(f"{profile.file}: there is no lock")
         return "missing"
-    words = {"unlocked": "is not in the lock", "changed": "has changed", "moved": "has moved on the Hub"}
+    words = {
+        "unlocked": "is not in the lock",
+        "changed": "is not as in the lock",
+        "moved": "has moved on the Hub",
+    }
     holds = True
     for drift in drifts_from(profile, found, ask_hub=not offline):
         detail = f": {', '.join(drift.detail)}" if drift.detail else ""

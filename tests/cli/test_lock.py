@@ -188,7 +188,7 @@ def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.C
             lambda one: (one / "models/draft/model.safetensors").write_bytes(safetensors({})),
             "`model.safetensors` differs from the lock",
         ),
-        (lambda one: shutil.rmtree(one / "models/draft"), "has changed: there is no directory"),
+        (lambda one: shutil.rmtree(one / "models/draft"), "is not as in the lock: there is no directory"),
         (lambda one: (one / "configs/p.lock.json").write_text("<<<<"), "not valid JSON"),
         (
             lambda one: (one / "configs/p.yaml").write_text(TEXT.replace("org/target", "org/head")),

@@ -237,6 +237,11 @@ def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() ->
         ("vllm serve a/b --config missing.yaml", "cannot read the arguments in `missing.yaml`"),
         ("vllm serve a/b --config $CONFIG", "does not say what `$CONFIG` is"),
         ("vllm serve a/b --enforce-eager $MORE", "does not say what `$MORE` is"),
+        ("vllm serve a/b --api-key $KEY $MORE --port 9000", "does not say what `$MORE` is"),
+        (
+            'MORE=()\nif x; then MORE+=(-v); fi\nvllm serve a/b --api-key k "${MORE[@]}"',
+            "does not say what `$MORE`",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_known_are_refused(text: str, message: str) -> None:

@@ -214,7 +214,7 @@ def test_a_directory_that_changed_is_not_downloaded(
     assert error.value.hint == "restore the directory, or run `specserve lock` if the change is meant"
     with pytest.raises(FactError) as error:
         without_hub(plan, profile("target: {model: org/tok}"), lock, needed=True)
-    assert error.value.hint == "`specserve pull` downloads what is missing"
+    assert error.value.hint == "`specserve pull`, where the Hub can be reached, downloads what is missing"
 
 
 @pytest.mark.parametrize(

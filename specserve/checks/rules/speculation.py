@@ -75,8 +75,8 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
     """More than 128 tokens are drafted per step.
 
     The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
-    server dies. The V2 runner has no such limit, but so many draft tokens never pay off, because all of them are
-    verified in every step.
+    server dies. The V2 runner has no such limit, so there it is a warning: that many draft tokens never pay off,
+    because all of them are verified in every step.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
