@@ -138,7 +138,12 @@ class OracleChild:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")[:300]
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")[:300]
+        if "Failed to infer device type" in last:  # vllm/config/device.py, 0.26-0.33
+            return (
+                "this build of vLLM is not for the platform of the profile; `--assume` names another machine"
+            )
+        return last
 
     def close(self) -> None:
         """End the child and all that it started."""

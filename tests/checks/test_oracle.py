@@ -78,9 +78,21 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     assert again == found and told == ["asking vLLM, about 10 s"]  # kept: nobody is asked twice
 
 
-def test_a_child_that_fails_is_named_with_its_last_words(question: VllmQuestion) -> None:
-    command = (sys.executable, "-c", "raise SystemExit('no torch here')")
-    with pytest.raises(FactError, match="asking vLLM failed: no torch here"):
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("no torch here", "no torch here"),
+        (
+            "RuntimeError: Failed to infer device type, please set",
+            "this build of vLLM is not for the platform",
+        ),
+    ],
+)
+def test_a_child_that_fails_is_named_with_its_last_words(
+    question: VllmQuestion, last: str, told: str
+) -> None:
+    command = (sys.executable, "-c", f"raise SystemExit('{last}')")
+    with pytest.raises(FactError, match=f"asking vLLM failed: {told}"):
         ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
 
 
