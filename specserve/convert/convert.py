@@ -135,6 +135,9 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     return as_tree(sections, block and _match_draft_size(block, sections["target"], notes), given.place)
 
 
+_HUB_TOKENS = ("HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
+
+
 def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bool) -> dict[str, Node]:
     """The variables that a profile may hold; every other one is noted, without its value.
 
@@ -148,7 +151,8 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note], *, has_key: bo
         if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
-            why = "it is a secret; export it where you start the server"
+            now = " as `HF_TOKEN`" if name in _HUB_TOKENS else ""
+            why = f"it is a secret; export it{now} where you start the server"
         elif unresolved(text) and not is_placeholder(text):
             why = "the source does not say its value; export it where you start the server"
         elif name == "HF_ENDPOINT":

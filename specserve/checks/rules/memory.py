@@ -231,11 +231,12 @@ def unreachable_concurrency(ctx: Context) -> Hits:
     Source: vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
     """
     wanted = ctx.engine.get("max_num_seqs")
-    for _, memory in estimates(ctx):
-        most = memory.max_concurrency.high
+    for place, memory in estimates(ctx):
+        most, arm = memory.max_concurrency.high, place.removesuffix(".model")
         is_known = memory.is_kv_known and memory.verdict != "does_not_fit"
         if is_known and type(wanted) is int and most < wanted:
-            text = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel; "
+            its = f" (with `{arm}`)" if arm.startswith("alternatives.") else ""
+            text = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel{its}; "
             help_ = "this is fine if most requests are shorter; if all are, lower `max_model_len`"
             yield Hit("engine.max_num_seqs", f"{text}`max_num_seqs` is {wanted}", help=help_)
             return
