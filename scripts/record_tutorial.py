@@ -103,7 +103,8 @@ answers (32 tokens). Reading the prompt is then a larger part of the time, so th
          "specserve tune configs/demo.yaml -w code -c 1,2 --max-tokens 32 --budget 5m --no-confirm", """\
 K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
 `--budget` includes the launches. Every launch is measured at least once, even if a slow machine exceeds the budget.
-If the budget is used up before all is measured, `tune` says so, and is less sure of its choice.
+If the budget is used up before all is measured, `tune` says so, and is less sure of its choice. The same command with a
+larger `--budget` then goes on.
 [How tune predicts](tune.md) explains the model, and what `tune` proposes if no single K is best at all loads."""),
     Step("""\
 ## 7. Deploy it
