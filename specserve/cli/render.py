@@ -144,7 +144,7 @@ def _made(profile: str, image: str | None, options: LaunchOptions, alternative: 
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 
 
-_SAYS_WHAT = (
+_CHANGE_THE_FILES = (
     "alternative", "baseline", "canary", "plain_pool", "image", "vllm", "no_check", "no_lock", "settings",
 )  # fmt: skip
 
@@ -152,7 +152,7 @@ _SAYS_WHAT = (
 def _command(context: typer.Context, *words: str) -> str:
     """The command that renders these files: as it was given, without `--check`."""
     given = ["specserve", "render", *words]
-    for name in _SAYS_WHAT:
+    for name in _CHANGE_THE_FILES:
         flag, value = "--set" if name == "settings" else f"--{name.replace('_', '-')}", context.params[name]
         for each in value if isinstance(value, (list, tuple)) else [value]:
             given += [flag] if each is True else [flag, str(each)] if each else []

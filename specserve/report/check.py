@@ -98,12 +98,12 @@ def _of_several(reasons: Iterable[str]) -> list[str]:
         parts = reason.split("`", 2)
         before, model, after = parts if len(parts) == 3 else (reason, "", "")
         models.setdefault((before, after), []).append(f"`{model}`" if model else "")
-    told = []
+    merged = []
     for (before, after), each in models.items():
         names = list(dict.fromkeys(each))
         rest = after.replace(" is ", " are ", 1) if len(names) > 1 and after.startswith(" is ") else after
-        told.append(before + " and ".join(names) + rest)
-    return told
+        merged.append(before + " and ".join(names) + rest)
+    return merged
 
 
 def _facts(verdict: Checked) -> Iterator[str]:
