@@ -21,7 +21,7 @@ SOAK ?= 20
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev heads demo test check lint site fmt unit installed engine vllm sglang soak clean
+.PHONY: help setup dev heads demo test quick check lint site fmt unit installed engine vllm sglang soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,6 +46,11 @@ test: dev ## everything that CI runs
 	@cp -al $(VENV) "$(ELSEWHERE)" && cp -al demo/wide "$(ELSEWHERE)/demo"
 	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine lint unit installed
 
+quick: dev ## ruff, and the tests without vLLM of what changed since main: under a minute
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(OFFLINE) $(BIN)/python scripts/quick.py
+
 check: dev lint unit installed ## the same without starting vLLM
 
 lint: ## ruff, the type checker, the import contract, the documentation as a site, the package as it is released
@@ -53,6 +58,7 @@ lint: ## ruff, the type checker, the import contract, the documentation as a sit
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 	$(SITE) --quiet
 	@rm -rf build/dist
 	$(BIN)/python -m build -q -o build/dist >build/dist.log 2>&1 || { cat build/dist.log; exit 1; }

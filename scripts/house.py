@@ -1,189 +1,96 @@
-"""Print how large the package is and how it hangs together: lines, files, circles, the way of a profile.
+"""Print how large the parts of the project are, and hold the budgets of `[tool.house]` in pyproject.toml.
 
-    python scripts/house.py                  the table
-    python scripts/house.py --format json    for a comparison
+    python scripts/house.py            the table
+    python scripts/house.py --check    exit code 1 if a part is over its budget
 
-Read from the sources alone, but for the last rows: they run `up --exec` on the demo profile up to the moment at which
-it would become vLLM.
+Lines are those of Python, with docstrings and blank lines; of `scripts` and `tests`, those of all files. Options are
+those that the commands list, without `--help`. A part without a budget passes.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import collections
 import importlib
-import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
-import grimp
 import typer
 
 from specserve.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "specserve"
-DATA_BY_VERSION = ("tables", "registries")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
-    form = parser.parse_args().format
-    rows = {**of_sources(), **of_imports(), **of_options(), **of_a_start()}
-    if form == "json":
-        print(json.dumps(rows, indent=2))
+    budgets = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
+    sizes = measure()
+    unknown = sorted(budgets.keys() - sizes.keys())
+    over = [name for name, size in sizes.items() if size > budgets.get(name, size)]
+    if sys.argv[1:] != ["--check"]:
+        for name, size in sizes.items():
+            budget = f"{budgets[name]:>10,}" if name in budgets else f"{'':>10}"
+            print(f"{name:<24} {size:>10,} {budget}{'  over' if name in over else ''}")
         return
-    for name, value in rows.items():
-        print(f"{name:<58} {value:>9,}" if isinstance(value, int) else f"{name:<58} {value}")
+    for name in over:
+        print(f"pyproject.toml: [tool.house] {name}: {sizes[name]:,}, the budget is {budgets[name]:,}")
+    for name in unknown:
+        print(f"pyproject.toml: [tool.house] {name}: there is no such part")
+    sys.exit(1 if over or unknown else 0)
 
 
-def of_sources() -> dict[str, Any]:
-    """Sizes, and names that mean several things."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    texts = {file: file.read_text(encoding="utf-8") for file in files}
-    trees = {file: ast.parse(text) for file, text in texts.items()}
-    lines = sum(text.count("\n") for text in texts.values())
-    classes = collections.Counter(
-        node.name
-        for tree in trees.values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+def measure() -> dict[str, int]:
+    """The sizes by name: each folder of the package in lines, then sums over the package and what is beside it."""
+    files = [
+        ROOT / name
+        for name in subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split("\0")
+        if name and (ROOT / name).is_file()
+    ]
+    package = [file for file in files if file.is_relative_to(ROOT / "specserve")]
+    python = {file: file.read_text(encoding="utf-8") for file in package if file.suffix == ".py"}
+    sizes: dict[str, int] = {}
+    for file, text in python.items():
+        parts = file.relative_to(ROOT / "specserve").parts
+        name = parts[0] if len(parts) > 1 else "top-level"
+        sizes[name] = sizes.get(name, 0) + text.count("\n")
+    sizes = dict(sorted(sizes.items()))
+    sizes["package"] = sum(sizes.values())
+    sizes["package-files"] = len(python)
+    sizes["package-ast-nodes"] = sum(sum(1 for _ in ast.walk(ast.parse(text))) for text in python.values())
+    sizes["package-data-bytes"] = sum(
+        file.stat().st_size for file in package if file.suffix != ".py" and file.name != "ruff.toml"
     )
-    names = collections.Counter(file.name for file in files if file.name != "__init__.py")
-    return {
-        "lines of Python": lines,
-        "files": len(files),
-        "lines in a file, on average": lines // len(files),
-        "AST nodes": sum(1 for tree in trees.values() for _ in ast.walk(tree)),
-        "bytes of other files, data by version aside": _data_bytes(),
-        "lines in cli/": sum(text.count("\n") for file, text in texts.items() if file.parent.name == "cli"),
-        "functions used once, from another file": _used_once(trees),
-        "classes of one name": _several(classes),
-        "files of one name": _several(names),
-    }
+    sizes["fmt-skip"] = sum(text.count("# fmt: skip") for text in python.values())
+    sizes["options"] = count_options()
+    for name, suffixes in {"scripts": set(), "tests": set(), "docs": {".md"}}.items():
+        sizes[name] = sum(
+            file.read_bytes().count(b"\n")
+            for file in files
+            if file.is_relative_to(ROOT / name)
+            and (not suffixes or file.suffix in suffixes)
+            and not file.is_relative_to(ROOT / "docs" / "reference")
+        )
+    return sizes
 
 
-def _data_bytes() -> int:
-    others = (file for file in PACKAGE.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc"))
-    return sum(file.stat().st_size for file in others if file.parent.name not in DATA_BY_VERSION)
-
-
-def _several(counted: collections.Counter[str]) -> str:
-    several = [f"{name} {number}" for name, number in counted.most_common() if number > 1]
-    return ", ".join(several) or "none"
-
-
-def _used_once(trees: dict[Path, ast.Module]) -> int:
-    """Public functions of a module whose name stands once in all other files, imports aside, and never in its own."""
-    defined = collections.Counter(
-        node.name
-        for tree in trees.values()
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    )
-    used: collections.Counter[str] = collections.Counter()
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            name = (
-                node.id
-                if isinstance(node, ast.Name)
-                else node.attr
-                if isinstance(node, ast.Attribute)
-                else ""
-            )
-            used[name] += name in defined
-    own: collections.Counter[str] = collections.Counter()
-    for tree in trees.values():
-        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        own.update(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names)
-    return sum(1 for name, number in defined.items() if number == 1 and used[name] == 1 and own[name] == 0)
-
-
-def of_imports() -> dict[str, Any]:
-    """Circles of modules that import each other, imports inside of functions and for types alone included."""
-    graph = grimp.build_graph("specserve", cache_dir=None)
-    circles = set()
-    for module in graph.modules:
-        around = graph.find_upstream_modules(module) & graph.find_downstream_modules(module)
-        if around:
-            circles.add(tuple(sorted({module, *around})))
-    named = "; ".join(
-        " ".join(name.removeprefix("specserve.") for name in circle) for circle in sorted(circles)
-    )
-    return {"import circles": f"{len(circles)} ({named})" if circles else 0}
-
-
-def of_options() -> dict[str, Any]:
-    """How many options the commands that measure have."""
-    found = {}
-    for name in ("bench", "tune", "verify"):
-        module, function = COMMANDS[name].split(":")
+def count_options() -> int:
+    """How many options all commands have together."""
+    total = 0
+    for name, target in COMMANDS.items():
+        module, function = target.split(":")
         single = typer.Typer(add_completion=False)
         single.command(name)(getattr(importlib.import_module(module), function))
         parameters = typer.main.get_command(single).params
-        found[f"options of {name}"] = sum(
-            each.param_type_name == "option" and each.name != "help" for each in parameters
-        )
-    return found
-
-
-def of_a_start() -> dict[str, Any]:
-    """Files that `up --exec` enters, and how often it runs the rules."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--trace"], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    lines = done.stdout.splitlines()
-    if not lines or not lines[-1].startswith("{"):
-        return {"the way of a profile": f"not measured: {done.stderr.strip()[-120:]}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
-
-
-class _Reached(BaseException):
-    """The moment at which the process would become vLLM."""
-
-
-def trace() -> None:
-    """Run `up --exec` on the demo profile and print what it entered."""
-    from specserve.cli.app import main as specserve
-
-    files: set[str] = set()
-    static = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal static
-        if event == "c_call" and getattr(argument, "__name__", "") in ("execve", "execv", "fork_exec"):
-            raise _Reached
-        if event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
-            return
-        file = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix()
-        if frame.f_code.co_name != "<module>":
-            files.add(file)
-        static += frame.f_code.co_name == "examined_in" and file == "checks/run.py"
-
-    sys.setprofile(note)
-    try:
-        sys.argv = ["specserve", "up", "configs/demo.yaml", "--exec"]
-        specserve()
-    except _Reached:
-        pass
-    finally:
-        sys.setprofile(None)
-    print(
-        json.dumps(
-            {
-                "files that `up --exec` enters": len(files),
-                "runs of the rules by `up --exec`": static,
-            }
-        )
-    )
+        total += sum(each.param_type_name == "option" and each.name != "help" for each in parameters)
+    return total
 
 
 if __name__ == "__main__":
-    trace() if sys.argv[1:] == ["--trace"] else main()
+    main()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Severity(StrEnum):
-    """What happens: error = will not start or serves wrong output; warning = works, but worse; info = worth knowing."""
+    """error: will not start, or serves wrong output; warning: works, but worse; info: a fact."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a finding can be, where no rule of the catalogue stands for it; `doc` is its manual page."""
+    """What a finding can be if no rule of the catalogue stands for it; `doc` is its manual page."""
 
     code: str
     name: str
@@ -28,7 +28,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a file. Lines and columns are 1-based; `end_column` is the column after the last character."""
+    """A place in a file. Lines and columns are 1-based; `end_column` is the one after its end."""
 
     file: str
     line: int = 1
@@ -92,7 +92,7 @@ class ProfileVerdict:
     fingerprint: str | None
     verdict: str
     not_run: tuple[str, ...] | None = None
-    """The codes of the rules that bad values of the file kept from running; None: all of them, or none."""
+    """The codes of the rules that bad values kept from running; None: all of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)

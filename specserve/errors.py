@@ -1,4 +1,4 @@
-"""One family of exceptions, each with a hint on the way out, and the words that messages and hints are made of."""
+"""One family of exceptions, each with a hint on the way out, and the words that messages use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
 
 
 def without_user(text: str) -> str:
-    """The text with `***` for the user and password of each URL: HF_ENDPOINT and proxies may have them."""
+    """The text with `***` for the user and password of each URL, which proxies may have."""
     return _USER.sub("***@", text)
 
 
 def system_reason(error: Exception) -> str:
-    """Why the system refused, in lower case; of an error that is not from the system, its own words."""
+    """Why the system refused, in lower case; another error's own words."""
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
@@ -26,9 +26,11 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def quoted(text: str) -> str:
-    """Text of a file as it may stand in a message: in backticks, short, and harmless to a terminal."""
+    """Text of a file for a message: in backticks, short, and harmless to a terminal."""
     short = text if len(text) <= _LONGEST_WORD else text[:_LONGEST_WORD] + "…"
-    return f"`{CONTROL.sub(lambda match: match[0].encode('unicode_escape').decode('ascii'), short)}`"
+    return (
+        f"`{CONTROL.sub(lambda match: match[0].encode('unicode_escape').decode('ascii'), short)}`"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -47,7 +49,9 @@ class SpecserveError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str, *, hint: str | None = None, causes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, causes: tuple[str, ...] = ()
+    ) -> None:
         self.message = without_user(message)
         super().__init__(self.message)
         self.hint = hint
@@ -61,7 +65,9 @@ class UsageError(SpecserveError):
 class ProfileError(SpecserveError):
     """A profile cannot be used; `findings` holds every problem of it."""
 
-    def __init__(self, message: str, *, findings: tuple[Finding, ...] = (), hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, findings: tuple[Finding, ...] = (), hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.findings = findings
 
@@ -80,7 +86,7 @@ class ModelNotFound(FactError):
 
 
 class GatedModel(FactError):
-    """The Hub knows the repository and does not show it to this user: gated, private, or a bad token."""
+    """The Hub does not show the repository to this user: gated, private, or a bad token."""
 
     cause = "gated"
 
@@ -92,7 +98,7 @@ class NotCached(FactError):
 
 
 class HubUnreachable(FactError):
-    """The Hub does not answer, or not as it must: no network, a stall, an error 500, a wrong length."""
+    """The Hub does not answer as it must: no network, a stall, an error 500, a wrong length."""
 
     cause = "unreachable"
 

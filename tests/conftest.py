@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -22,6 +23,19 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew.")
+    parser.addoption(
+        "--within", type=float, metavar="S", help="Skip the tests that these seconds do not reach."
+    )
+
+
+STARTED_S = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what `--within` does not reach."""
+    limit_s = item.config.getoption("--within")
+    if limit_s is not None and time.monotonic() - STARTED_S > limit_s:
+        pytest.skip(f"not reached within {limit_s:g} s")
 
 
 @pytest.fixture(autouse=True)

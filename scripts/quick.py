@@ -1,0 +1,55 @@
+"""Run the tests without vLLM of what changed since main, for at most 40 seconds: `make quick`.
+
+The tests that changed come first, then those of the folders that changed and those that import a changed module; what
+the time does not reach is skipped and counted. On main itself, what is not committed counts as changed, and the last
+commit if there is nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ALWAYS = ("tests/test_architecture.py", "tests/test_words.py")
+LIMIT_S = 40
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def changed_files() -> list[str]:
+    """What differs from main, with what is not committed."""
+    base = git("merge-base", "HEAD", "main")[0]
+    changed = set(git("diff", "--name-only", base)) | set(git("ls-files", "-o", "--exclude-standard"))
+    return sorted(changed or git("diff", "--name-only", "HEAD~1"))
+
+
+def tests_of(changed: list[str]) -> list[str]:
+    """The test files of these files, the nearest first."""
+    tests = sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py"))
+    own = [name for name in tests if name in changed]
+    folders = {part[1] for name in changed if len(part := Path(name).parts) > 2 and part[0] != "docs"}
+    near = [name for name in tests if folders & {*Path(name).parts[1:-1], *Path(name).stem.split("_")}]
+    modules = [
+        name[:-3].replace("/", ".").removeprefix("scripts.").removesuffix(".__init__")
+        for name in changed
+        if name.endswith(".py") and name.startswith(("specserve/", "scripts/"))
+    ]
+    pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in modules) or r"(?!)")
+    users = [name for name in tests if pattern.search((ROOT / name).read_text(encoding="utf-8"))]
+    return list(dict.fromkeys([*own, *near, *users, *ALWAYS]))
+
+
+def main() -> int:
+    tests = tests_of(changed_files())
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", f"--within={LIMIT_S}"]
+    return subprocess.call([*command, "-m", "not engine and not vllm and not soak", *tests], cwd=ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
