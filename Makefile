@@ -95,8 +95,6 @@ soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long se
 	$(BIN)/python scripts/faults.py
 	$(BIN)/python scripts/soak_load.py
 	$(BIN)/python scripts/soak_watch.py
-	$(BIN)/python scripts/soak_canary.py
-	$(BIN)/python scripts/replay_canary.py
 	$(BIN)/python scripts/soak_verify.py
 	$(BIN)/python scripts/soak_bench.py
 	$(BIN)/python scripts/soak_oracle.py

@@ -49,9 +49,9 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "Output": "format",
     },
     "watch": {
-        "What to watch": "profile against margin model api_key_env",
+        "What to watch": "profile model api_key_env",
         "How long": "once for_time window interval",
-        "Output": "exporter strict format",
+        "Output": "strict format",
     },
     "verify": {
         "What to verify": "model temperature top_p top_k prompts smoke against",

@@ -30,8 +30,8 @@ _TEXTS = {
         "(min_p, logit_bias), and for load at which speculation no longer pays."
     ),
     "canary": (
-        "The alternative `{alternative}` beside the server, on accelerators of its own. `specserve watch --against` "
-        "says when it may replace the server."
+        "The alternative `{alternative}` beside the server, on accelerators of its own. The alerts of "
+        "`canary-monitoring` say when it may replace the server."
     ),
     "routes": (
         "One address for all pools, by the Gateway API. Requests with the header "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -166,8 +166,7 @@ def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:
     """Return the rule group of a profile's canary: an alert to roll back for each figure, and one to promote.
 
     Acceptance is a figure only if both draft the same number of tokens.
-    The rules compare fixed windows, so they are not valid however often one looks: over weeks, equal servers raise them
-    now and then. `specserve watch --against` decides by intervals that are. The limits are those of its margins.
+    The rules compare fixed windows at every evaluation: over weeks, equal servers raise them now and then.
     """
     rules = [
         _alert(
@@ -175,7 +174,7 @@ def canary_alerts(profile: Profile, canary: Profile) -> list[dict[str, Any]]:
             f"({loss}) > {margin}",
             f"The canary of {{{{ $labels.model_name }}}} is worse: {key}",
             f"Over 30 minutes it is worse by {{{{ $value | humanizePercentage }}}}, more than the margin of {margin}. "
-            "Send its traffic back to the other server; `specserve watch --against` says how sure that is.",
+            "Send its traffic back to the other server.",
             figure=key,
         )
         for key, (loss, margin) in _canary_losses("30m", profile, canary).items()
@@ -252,16 +251,21 @@ def canary_analysis(profile: Profile, canary: Profile) -> dict[str, Any]:
         for name, (query, good, bad, limit) in metrics.items()
         if name != "acceptance" or _drafts_alike(profile, canary)
     ]
-    text = (
-        "Prometheus compares means over 10 minutes, at every evaluation; `specserve watch --against` decides by "
-        "intervals that hold however often one looks"
-    )
+    text = "each evaluation compares means over 10 minutes; over weeks, equal servers fail one now and then"
     return {"metrics": Commented(text, found)}
 
 
 def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
-    """Returns the files for Prometheus and Grafana on the machine of a server that runs already."""
-    return monitoring_files(made, {"main": (made.reached_host, made)}, prometheus_url="http://127.0.0.1:9090")
+    """Returns the files for Prometheus and Grafana on the machine of a server that runs already.
+
+    A canary is expected on the same host, one port higher.
+    """
+    pools = {"main": (made.reached_host, made)}
+    if made.canary:
+        canary = made.canary.made
+        plan = replace(canary.plan, port=made.plan.port + 1)
+        pools["canary"] = (made.reached_host, replace(canary, plan=plan))
+    return monitoring_files(made, pools, prometheus_url="http://127.0.0.1:9090")
 
 
 def monitoring_files(

@@ -48,6 +48,8 @@ def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...
 def _require_pools(made: Deployment, target: str) -> None:
     """Raises UsageError if the pools that were asked for cannot be written for a target."""
     asked = "--canary" if made.canary else "--plain-pool"
+    if target == "monitoring" and not made.has_plain_pool:
+        return
     if target not in ("compose", "kubernetes"):
         raise UsageError(f"`{asked}` is for `--to kubernetes` and `--to compose`, not for `--to {target}`")
     if made.nodes > 1:

@@ -255,14 +255,6 @@ def show_watch(
     return _write(watched, reports, is_json=is_json, only_last=only_last)
 
 
-def say_exporter(host: str, port: int) -> None:
-    """Say where the exporter listens."""
-    shown = f"[{host}]" if ":" in host else host
-    say(f"metrics at http://{shown}:{port}/metrics")
-    if host not in {"127.0.0.1", "::1", "localhost"}:
-        say(f"{styled('warning', 'yellow')}: anyone who can reach {shown}:{port} can read the metrics")
-
-
 def _draw(watched: WatchedServer, reports: Iterable[WatchReport]) -> WatchReport:
     from rich.console import Console
     from rich.live import Live

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +187,6 @@ def test_a_server_of_sglang(script: Script, url: str, capsys: Captured) -> None:
             ["--for", "1s", "--interval", "2s"],
             "`--interval` is 2 s, which is longer than the time that is measured",
         ),
-        (["--exporter", "here"], "`--exporter` is not an address: 'here'"),
-        (["--exporter", "127.0.0.1:99999"], "`--exporter` is not an address"),
         (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
         (["--profile", "no/such.yaml"], "no/such.yaml"),
     ],
@@ -220,60 +213,6 @@ def test_the_last_object_is_the_final_one_though_nobody_answered(capsys: Capture
     assert run(["watch", url, "--for", "1s", "--interval", "0.5s", "--format", "json"]) == 2
     *others, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert last["final"] is True and not any(item["final"] for item in others)
-
-
-def scraped(port: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
-        return str(response.read().decode())
-
-
-def test_the_exporter_serves_the_figures_and_no_key(
-    url: str, script: Script, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.setenv("METRICS_KEY", "sesame")
-    file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
-    port = str(free_port())
-    found: list[str] = []
-
-    def look() -> None:
-        while "specserve_mean_acceptance_length_tokens{" not in (found or [""])[-1]:
-            with suppress(OSError):  # it does not listen yet
-                found.append(scraped(port))
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    reader = threading.Thread(target=look)
-    reader.start()
-    options = ["--exporter", port, "--api-key-env", "METRICS_KEY", "--profile", str(file)]
-    with traffic(script):
-        assert run(["watch", url, "--interval", "0.2s", *options]) == 130
-    reader.join()
-    text = found[-1]
-    labels = 'engine="0",fingerprint="'
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    length = next(name for name in lines if name.startswith("specserve_mean_acceptance_length_tokens"))
-    assert labels in length
-    assert 'model_name="demo",profile="mine"' in length
-    assert float(lines[length]) == pytest.approx(3.2)
-    assert any(name.startswith("specserve_server_restarts_total") for name in lines)
-    assert [lines[name] for name in lines if name.startswith("specserve_up{")] == ["1.0"]
-    assert "sesame" not in text
-    with pytest.raises(OSError, match="refused"):
-        scraped(port)
-
-
-def test_an_exporter_whose_port_is_taken(url: str, capsys: Captured) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert run(["watch", url, "--once", *QUICK, "--exporter", f"127.0.0.1:{port}"]) == 2
-    assert f"the exporter cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-
-
-def test_an_exporter_for_everybody_is_told(url: str, capsys: Captured) -> None:
-    assert run(["watch", url, "--once", *QUICK, "--exporter", "0.0.0.0:0"]) == 0
-    assert "anyone who can reach 0.0.0.0:" in capsys.readouterr().err
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import subprocess
 import sys
@@ -134,6 +135,18 @@ def test_prometheus_reads_every_server_of_compose_and_has_the_alerts_of_the_cana
     groups = yaml.safe_load(files["prometheus/specserve.rules.yml"])["groups"]
     (canary,) = [group for group in groups if group["name"].startswith("specserve-canary-")]
     assert canary["rules"][-1]["alert"] == "SpecserveCanaryPromote"
+
+
+def test_prometheus_alone_compares_two_servers_of_this_host(pools: Deployment) -> None:
+    files = files_of("monitoring", dataclasses.replace(pools, has_plain_pool=False))
+    jobs = yaml.safe_load(files["prometheus/prometheus.yml"])["scrape_configs"]
+    found = [job["static_configs"][0] for job in jobs]
+    assert [one["targets"] for one in found] == [["127.0.0.1:8000"], ["127.0.0.1:8001"]]
+    assert [one["labels"]["specserve_pool"] for one in found] == ["main", "canary"]
+    groups = yaml.safe_load(files["prometheus/specserve.rules.yml"])["groups"]
+    assert [rule["alert"] for rule in groups[-1]["rules"]][-1] == "SpecserveCanaryPromote"
+    with pytest.raises(UsageError, match="not for `--to monitoring`"):
+        files_of("monitoring", pools)
 
 
 def test_every_claim_that_a_pod_mounts_is_rendered() -> None:

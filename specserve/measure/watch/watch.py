@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from specserve.errors import FactError, Interrupted, SpecserveError, TrafficError, UsageError
 from specserve.measure.watch.advice import Advice, Case, advise
@@ -39,8 +39,6 @@ from specserve.serve.requests import Endpoint, scrape
 
 if TYPE_CHECKING:
     from specserve.serve.detached.registry import Record
-
-Seen_co = TypeVar("Seen_co", covariant=True)
 
 
 class Readings:
@@ -242,24 +240,14 @@ class Watch:
         return WatchVerdict(WatchState.MISSED, text)
 
 
-class Looking(Protocol[Seen_co]):
-    """What is looked at again and again."""
-
-    def look(self) -> Seen_co:
-        """Read once more and judge."""
-
-    def whole(self) -> Seen_co:
-        """Judge all that was seen."""
-
-
 def looks(
-    watch: Looking[Seen_co],
+    watch: Watch,
     *,
     interval_s: float,
     for_s: float | None = None,
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Seen_co]:
+) -> Iterator[WatchReport]:
     """Yield a look each interval; with `for_s` until that time is over, and then the judgement of all of it."""
     began_s = clock()
     while True:
@@ -346,7 +334,7 @@ class WatchedServer:
         locked, _ = at_lock(self.profile, use_lock=True, needed=False)
         return {"profile": name, "fingerprint": fingerprint(locked)}
 
-    def reports(self, export: Callable[[WatchReport], None] | None = None) -> Iterator[WatchReport]:
+    def reports(self) -> Iterator[WatchReport]:
         """Watch until the time is over: a report for each look, and the final one. Raises UsageError.
 
         The iterator raises Interrupted on SIGTERM, KeyboardInterrupt.
@@ -358,20 +346,16 @@ class WatchedServer:
                 hint="a measurement needs two readings: use `--interval 1s`, or a longer window",
             )
         watch = Watch(self.source.read, window_s=request.window_s, profile=self.profile)
-        return self._looked_at(watch, export)
+        return self._looked_at(watch)
 
-    def _looked_at(self, watch: Watch, export: Callable[[WatchReport], None] | None) -> Iterator[WatchReport]:
-        request = self.request
+    def _looked_at(self, watch: Watch) -> Iterator[WatchReport]:
         with ended_by_sigterm():
-            for report in looks(watch, interval_s=request.interval_s, for_s=request.for_s):
-                if export is not None and not report.is_final:
-                    export(report)
-                yield report
+            yield from looks(watch, interval_s=self.request.interval_s, for_s=self.request.for_s)
 
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """A terminal gets its cursor back, and the exporter ends, also if a service manager stops it."""
+    """A terminal gets its cursor back also if a service manager stops the command."""
 
     def end(number: int, _frame: object) -> NoReturn:
         raise Interrupted("ended by SIGTERM", signal_number=number)
