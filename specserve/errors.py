@@ -103,6 +103,12 @@ class HubUnreachable(FactError):
     cause = "unreachable"
 
 
+class NotHere(FactError):
+    """A path of another machine than this one, where nobody can look at it."""
+
+    cause = "elsewhere"
+
+
 class UnsupportedModel(FactError):
     """A kind of model reference that specserve does not read: a bucket, a GGUF file."""
 

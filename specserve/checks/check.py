@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Cause = Literal["by_request", "unreachable", "unsupported"]
 _CAUSES: dict[str, Cause] = {
-    "offline": "by_request",
+    **dict.fromkeys(("offline", "elsewhere"), "by_request"),
     **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
 }
 _OF_FILES = {"SD231", "SD234", "SD240", "SD245", "SD250", "SD255", "SD258"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from specserve.checks.rule import Context, Need
 from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, NotHere, UsageError
 from specserve.plan.uses import model_uses
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile, Speculation
@@ -34,7 +35,8 @@ UNREADABLE = Code(
 
     ## Why is this bad?
     vLLM ends with an error: `Invalid repository ID or local directory specified`, a 401 from the Hub, or an error
-    of the parser about a broken file. An error about the draft comes only after the target was read.
+    of the parser about a broken file. An error about the draft comes only after the target was read. With `--assume`,
+    an absolute path that is not on this machine is skipped instead, because it may be on the other one.
 
     ## Example
         target: {model: ./no-such-directory}
@@ -153,11 +155,17 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
 
     def find(model: str, revision: str | None) -> ModelFacts:
         entry = lock.find(model, revision=revision) if lock else None
-        if entry is not None and (wanted.locked or entry.commit is not None):
+        elsewhere = _is_elsewhere(model, profile, wanted)
+        if entry is not None and (wanted.locked or elsewhere or entry.commit is not None):
             return entry
         if wanted.locked:
             why = "is not in the lock" if lock else "is not locked, because the profile has no lock file"
             raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")
+        if elsewhere:
+            raise NotHere(
+                f"`{model}` is not on this machine, and `--assume` names another one",
+                hint="`specserve lock PROFILE` on that machine records what `check` needs",
+            )
         wanted.tell(f"reading {model}")
         config = (model, revision) not in bare
         folder, offline = Path.cwd(), wanted.offline
@@ -178,6 +186,13 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
     return read
 
 
+def _is_elsewhere(path: object, profile: Profile, wanted: CheckOptions) -> bool:
+    """Whether an absolute path of the profile may lie on the machine of `--assume`: it does not lie on this one."""
+    if wanted.machine is None or path in profile.relative_paths:
+        return False
+    return isinstance(path, str) and path.startswith("/") and not os.path.exists(path)  # noqa: PTH110
+
+
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
     """The lock beside the profile, and what is no longer as it says."""
     if wanted.no_lock:
@@ -195,7 +210,8 @@ def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Dr
     found = []
     for use in model_uses(profile):
         entry = lock.find(use.model, revision=use.revision)
-        if wanted.locked and entry is not None and entry.commit is None and not Path(use.model).exists():
+        is_absent = wanted.locked and not os.path.exists(use.model)  # noqa: PTH110 - raises for /root
+        if entry and entry.commit is None and (is_absent or _is_elsewhere(use.model, profile, wanted)):
             continue  # a directory that is not on this machine has not changed
         with suppress(FactError):  # what nobody can tell is left out
             drift = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
@@ -293,8 +309,11 @@ def _asked_vllm(
             vllm = vllm_to_ask(wanted.vllm_source)
             said = judgements(context, shapes, vllm=vllm, kept_only=kept_only, tell=wanted.tell)
             context = replace(context, vllm=said)
+            why = _refused_for_a_path(context, wanted)
         except (FactError, UsageError) as error:
             why = error.message
+    if why:  # a refusal for such a path says nothing about that machine
+        context = replace(context, vllm=())
     unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
     if unjudged:
         arm = f"`{unjudged.path}`" if unjudged.path else "this"
@@ -302,6 +321,15 @@ def _asked_vllm(
     if why and not kept_only:
         missing["vllm"] = why
     return context
+
+
+def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
+    """Why vLLM could not judge: it looked for a path that only the machine of `--assume` has; empty if it did not."""
+    for name, value in context.profile.engine.items():
+        refusals = (judged.answer.refused or "" for judged in context.vllm)
+        if _is_elsewhere(value, context.profile, wanted) and any(str(value) in text for text in refusals):
+            return f"`{value}` (`engine.{name}`) is not on this machine, and `--assume` names another one"
+    return ""
 
 
 def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:

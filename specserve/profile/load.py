@@ -34,13 +34,15 @@ def _absolute(node: Node, folder: Path) -> Node:
     written = node.value
     if not isinstance(written, str):
         return node
-    if written in (".", "..") or written.startswith(("./", "../")):
+    is_relative = written in (".", "..") or written.startswith(("./", "../"))
+    if is_relative:
         place = os.path.normpath(folder / written)
     elif written.startswith("~/"):
         place = os.path.expanduser(written)  # noqa: PTH111 - Path's form raises where there is no home
     else:
         return node
-    return replace(node, value=place, raw=place if node.raw is not None else None)
+    raw = place if node.raw is not None else None
+    return replace(node, value=place, raw=raw, is_relative=is_relative)
 
 
 def apply(tree: Node, settings: Iterable[str]) -> Node:

@@ -150,6 +150,8 @@ class Profile:
     key_spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
     identities: Mapping[tuple[str, str | None], str] = field(default_factory=dict, repr=False, compare=False)
     """What each model at a revision is, by its lock: commits and hashes, for the fingerprint."""
+    relative_paths: frozenset[object] = field(default_factory=frozenset, repr=False, compare=False)
+    """The paths that were written from a folder; here they are absolute."""
 
     @property
     def blocks(self) -> dict[str, Speculation]:

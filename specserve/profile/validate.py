@@ -125,6 +125,7 @@ class _Reader:
             vllm=self.version_range(top.get("vllm")),
             spans=spans,
             key_spans=key_spans,
+            relative_paths=frozenset(node.value for _, node in tree.walk() if node.is_relative),
         )
 
     def unknown(

@@ -32,6 +32,8 @@ class Node:
     key: Span | None = None
     raw: str | None = None
     """The text of a plain scalar, before YAML turned it into something else."""
+    is_relative: bool = False
+    """A path that was written from a folder, and made absolute."""
     unset: bool = False
     """A null that takes an inherited key away, which is not the same as a null of its own."""
 

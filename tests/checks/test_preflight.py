@@ -43,6 +43,12 @@ def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     preflight(file, LaunchOptions(alternative="broken", baseline=True), notices=StderrNotices())
 
 
+def test_a_path_that_is_not_here_stops_a_launch_here(write: Write) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        preflight(str(write("target: {model: /models/nobody-has-this}\n")), notices=StderrNotices())
+    assert [finding.code for finding in caught.value.findings] == ["SD290"]
+
+
 def test_what_could_not_be_read_is_said_and_stops_nothing(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

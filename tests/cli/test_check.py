@@ -120,6 +120,53 @@ def test_a_model_that_is_not_there_is_an_error_at_its_place(
     assert finding["location"]["path"] == "speculation.model"
 
 
+ELSEWHERE = "/root/.cache/huggingface/nobody-has-this"
+KNOWN = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 512"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"target: {{model: {ELSEWHERE}}}\n",
+        f"target: {{model: '{ELSEWHERE}/model.gguf'}}\n",
+        f"{KNOWN}, tokenizer: {ELSEWHERE}}}\n",
+        f"{KNOWN}}}\nspeculation: {{method: draft_model, model: {ELSEWHERE}, num_speculative_tokens: 3}}\n",
+        f"{KNOWN}}}\nalternatives: {{e: {{method: eagle3, model: {ELSEWHERE}, num_speculative_tokens: 3}}}}\n",
+    ],
+    ids=["target", "file", "tokenizer", "draft", "alternative"],
+)
+def test_an_absolute_path_of_another_machine_is_skipped_and_an_error_without_that_machine(
+    text: str, pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pair(text)
+    code, content = answer(capsys, file, "--offline", "--assume", "1xH100-80GB")
+    why = "is not on this machine, and `--assume` names another one"
+    (skipped,) = [item for item in content["skipped"] if why in item["reason"]]
+    assert code == 0 and not [item for item in content["findings"] if item["severity"] == "error"]
+    assert (skipped["group"], skipped["cause"]) == ("models", "by_request") and skipped["codes"]
+    assert content["profiles"][0]["verdict"] == "incomplete"
+    assert answer(capsys, file, "--offline", "--assume", "1xH100-80GB", "--strict")[0] == 1
+    code, content = answer(capsys, file, "--offline")
+    assert code != 0 and [item for item in content["findings"] if item["code"] == "SD290"]
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "../nowhere"])
+def test_a_relative_path_that_is_not_there_is_an_error_for_another_machine_too(
+    path: str,
+    pair: Callable[..., str],
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = str(write(f"target: {{model: {path}}}\n", "relative.yaml"))
+    absolute = pair(f"target: {{model: {ELSEWHERE}}}\n")
+    monkeypatch.chdir(Path(file).parent)
+    for words in ([file], ["--", "vllm", "serve", path], [absolute, "--set", f"target.model={path}"]):
+        code = _run(["check", "--offline", "--assume", "1xH100-80GB", "--format", "json", *words])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        assert code != 0 and [item for item in findings if item["code"] == "SD290"], words
+
+
 def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_under_strict(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,21 @@ def test_a_separate_tokenizer_is_locked_too(clone: Path, hub: HubServer, tmp_pat
     assert found.comparison(("org/tok", None), ("org/target", None))
 
 
+def test_a_locked_directory_of_another_machine_is_judged_by_its_lock(
+    clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model(tmp_path / "weights")
+    clone.write_text(f"target: {{model: {folder}}}\n")
+    assert lock(clone) == 0
+    folder.rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    for words in ([], ["--locked"]):
+        code = _run(["check", str(clone), "--offline", "--assume", "1xH100-80GB", "--format", "json", *words])
+        content = json.loads(capsys.readouterr().out)
+        assert code == 0 and "models" not in {item["group"] for item in content["skipped"]}
+    assert _run(["check", str(clone), "--offline"]) != 0
+
+
 def test_a_directory_is_locked_once_whatever_revisions_are_written(clone: Path) -> None:
     clone.write_text(
         "target: {model: ../models/draft, revision: v1, tokenizer: ../models/draft}\n"
