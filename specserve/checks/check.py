@@ -15,7 +15,7 @@ from specserve.checks.run import Examined, context_of, examined_in, identity, ru
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -120,6 +120,8 @@ def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, st
     machine = context.machine
     if machine is not None and machine.basis == "assumed":
         return context, "`--assume` names another machine than this one"
+    if machine is None and found and found.platform == "cpu" and world_size(profile) > 1:
+        return context, "`hardware` names no accelerator, and several ranks are not assumed to share this CPU"
     if found is None:
         return context, "vLLM is not installed in specserve's environment"
     if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):

@@ -15,7 +15,7 @@ from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, NotHere, UsageError
 from specserve.plan.uses import model_uses
 from specserve.profile.partial import UnreadableValue
-from specserve.profile.schema import Profile, Speculation
+from specserve.profile.schema import Profile, Speculation, world_size
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
@@ -287,14 +287,16 @@ def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, st
         if not wanted.launch:
             return assume(f"{hardware.nodes}x{hardware.count}x{named.name}", basis="profile"), ""
     vllm = installed() if wanted.here else None
-    if vllm and vllm.platform == "cpu" and (wanted.launch or not hardware):
+    is_many = not wanted.launch and world_size(profile) > 1
+    if vllm and vllm.platform == "cpu" and (wanted.launch or not (hardware or is_many)):
         return this_cpu(), ""
     found = find(devices=hardware.devices if hardware else None) if wanted.here else None
     if found:  # the other nodes of a launch are not looked at, and taken for the same
         return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
     if hardware and named and named.vendor == "nvidia" and vllm and vllm.platform != "cpu":
         return Machine(named, 0, hardware.nodes, "found"), ""
-    return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
+    why = "`hardware` names no accelerator, and no GPU was found" if is_many else "no accelerator found"
+    return None, f"{why}; `--assume 4xH100-80GB` checks for another machine"
 
 
 def _asked_vllm(

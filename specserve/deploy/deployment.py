@@ -7,8 +7,11 @@ import re
 import textwrap
 from dataclasses import dataclass, replace
 
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import catalogue
+from specserve.memory.demand import demand
+from specserve.memory.situation import Settings, Speculative
+from specserve.models.facts import published
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.locking import lock_of
@@ -206,7 +209,7 @@ class Deployment:
     @property
     def start_limit_from(self) -> str:
         """Where that comes from, for a comment."""
-        lock = "" if "by the lock" in self.weights_basis else "; `specserve lock` records the real size"
+        lock = "" if "by the" in self.weights_basis else "; `specserve lock` records the real size"
         reading = f"{self.start_limit_s // 60 - _START_MINUTES} to read {self.weights_basis} at 100 MB/s"
         return f"{reading}, {_START_MINUTES} to start{lock}"
 
@@ -322,11 +325,14 @@ def deployment(
         on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
         for rank in range(nodes if nodes > 1 else 0)
     ]
-    size_bytes = _UNKNOWN_BYTES if weights_bytes is None else weights_bytes
-    basis = "a guess" if weights_bytes is None else "by the lock"
-    if weights_bytes is None and accelerator and wanted:
-        size_bytes = accelerator.total_bytes * wanted.count * wanted.nodes
-        basis = "assumed to fill the accelerators"
+    filled = accelerator.total_bytes * wanted.count * wanted.nodes if accelerator and wanted else None
+    if weights_bytes is not None:
+        size_bytes, basis = weights_bytes, "by the lock"
+    elif known_bytes := _published_bytes(profile):
+        size_bytes, basis = known_bytes
+    else:
+        size_bytes = filled or _UNKNOWN_BYTES
+        basis = "assumed to fill the accelerators" if filled else "a guess"
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,
@@ -356,6 +362,25 @@ def locked_weights_bytes(profile: Profile) -> float | None:
             return None
         total += sum(size or 0 for size in sizes)
     return total or None
+
+
+def _published_bytes(profile: Profile) -> tuple[float, str] | None:
+    """Returns what target and draft weigh by the configurations that `check` has for them too, and the basis.
+
+    None if specserve ships none of the target, or it does not tell its weights.
+    """
+    target, block = published(profile.target.model), profile.speculation
+    draft = published(block.model) if block and block.model else None
+    if target is None:
+        return None
+    unknown = block.model if block and draft is None else None
+    speculative = Speculative(block.method if block else None, draft=draft, unknown=unknown)
+    settings = Settings(max_model_len=1, max_num_seqs=1, max_num_batched_tokens=1)
+    try:
+        (stage,) = demand(target, speculative, settings=settings).stages
+    except FactError:
+        return None
+    return stage.weights_bytes, f"by the shipped configuration{', without the draft' if unknown else ''}"
 
 
 def _downloads(profile: Profile) -> tuple[StagedModel, ...]:

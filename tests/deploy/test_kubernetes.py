@@ -131,12 +131,14 @@ def test_the_server_asks_the_hub_for_nothing_once_it_is_staged() -> None:
 
 
 def test_the_start_may_take_as_long_as_the_weights_need() -> None:
-    def limit_s(**known: float) -> int:
-        probe = server_of(made_of(LLAMA, **known))["startupProbe"]  # type: ignore[arg-type]
+    def limit_s(*settings: str, **known: float) -> int:
+        probe = server_of(made_of(LLAMA, *settings, **known))["startupProbe"]  # type: ignore[arg-type]
         return int(probe["failureThreshold"] * probe["periodSeconds"])
 
     assert limit_s(weights_bytes=157e9) == 2220  # ten minutes, and 157 GB at 100 MB/s, in whole minutes
-    assert limit_s() > limit_s(weights_bytes=157e9)  # without a lock: whatever fills four H100
+    assert limit_s() == limit_s(weights_bytes=157e9)  # without a lock: what the shipped configurations say
+    unknown = "target.model=org/nobody-knows-this"
+    assert limit_s(unknown) > limit_s(weights_bytes=157e9)  # whatever fills four H100
 
 
 def test_a_rollout_may_take_as_long_as_the_download_and_the_start(demo: Deployment) -> None:
