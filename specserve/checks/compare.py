@@ -12,6 +12,7 @@ from specserve.checks.oracle import vllm_to_ask
 from specserve.checks.oraclechild import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.convert.invocation import is_command
+from specserve.diagnostics import Severity
 from specserve.errors import FactError, ProfileError, UsageError, quoted
 from specserve.hardware.accelerators import Machine
 from specserve.memory.constants import Bounds
@@ -132,8 +133,9 @@ def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
     except NoStart as error:
         error.hint = "write `specserve diff A -- vllm serve MODEL …`"
         raise
+    errors = (item for item in findings if item.severity is Severity.ERROR)
     unread = (
-        item for item in findings if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
+        item for item in errors if item.code.startswith("SD0") or (item.code == "SD105" and item.span.path)
     )
     if profile is None or any(unread):
         raise ProfileError("specserve cannot plan this command", findings=tuple(findings))

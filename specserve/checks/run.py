@@ -43,6 +43,8 @@ UNUSED_IGNORE = Code(
 )
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 _BY_VLLM = "SD5"
+_OF_READING = "SD290"
+"""The code of a model that cannot be read: `lint` does not try, and elsewhere it may be there."""
 _ORDER = {severity: order for order, severity in enumerate(Severity)}
 
 
@@ -170,7 +172,10 @@ def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
     if hit.versions:
         if len(hit.versions) < len(context.judged):
             known, found = ", ".join(context.judged), ", ".join(hit.versions)
-            notes += (f"the profile's range allows vLLM {known}; this applies to {found}",)
+            allows = (
+                "the profile's range allows" if profile.vllm else "the profile names no range; judged for"
+            )
+            notes += (f"{allows} vLLM {known}; this applies to {found}",)
         if severity is Severity.ERROR and context.is_past(hit.versions):
             severity = Severity.WARNING
     related = (
@@ -222,7 +227,7 @@ def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tup
         if not keys or finding.code.startswith("SD0"):
             kept.append(finding)
     hidden = len(findings) - len(kept)
-    idle = {rule.code for rule in all_rules()} - ran if own.keys() - used else set()
+    idle = {_OF_READING, *(rule.code for rule in all_rules())} - ran if own.keys() - used else set()
     kept += [_unused(key[2], span) for key, span in own.items() if key not in used and key[2] not in idle]
     return kept, hidden
 

@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, gather
-from specserve.checks.rules.heads import method_of, predicts, trained
+from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
@@ -21,6 +21,7 @@ from specserve.measure.tune.estimate import DEFAULT_CONTEXT, DEFAULT_TOKENS
 from specserve.measure.tune.roofline import geometric_rate, rates_of, roofline_of
 from specserve.memory.estimate import assess
 from specserve.memory.situation import MemorySituation, situation
+from specserve.models.config import prediction_layers
 from specserve.models.drafts import Draft, Source, as_of, assumed_head, drafts_for
 from specserve.models.facts import ModelFacts, published
 from specserve.models.read import read_model
@@ -134,7 +135,7 @@ def _ways(base: Profile, facts: ModelFacts | None, read: Read, wanted: DraftOpti
     """Every way to speculate for the target; one of them can come from two places."""
     target = base.target.model
     yield from drafts_for(target)
-    layers = trained(facts.config) if facts else None
+    layers = prediction_layers(facts.config) if facts else None
     # a model may have such layers though vLLM does not build them
     if facts and layers and context_of(base).where(predicts, facts.config):
         source = Source(f"config.json of {target}")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from specserve.hardware.accelerators import Machine
 from specserve.memory.constants import Runner
-from specserve.models.config import language_part
+from specserve.models.config import language_part, prediction_layers
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
 from specserve.profile.schema import Expectation, Profile, Speculation
@@ -209,7 +209,9 @@ def situation(
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit.most,
         promises=tuple(filter(None, promises)),
-        not_modelled=tuple(name for name in NOT_MODELLED if engine.get(name) not in (None, False, 0, 1)),
+        not_modelled=tuple(
+            name for name in NOT_MODELLED if engine.get(name) and not _is_one_rank(engine, name)
+        ),
     )
 
 
@@ -254,6 +256,11 @@ def _share(value: Any) -> float | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def _is_one_rank(engine: Mapping[str, Any], name: str) -> bool:
+    """Whether an argument divides the context over a single rank, as vLLM does without it."""
+    return name.endswith("_context_parallel_size") and engine[name] in (1, "1")
 
 
 def _flag(value: Any) -> bool | None:
@@ -311,9 +318,9 @@ def _draft_tokens(speculation: Speculation | None, draft: ModelFacts | None, tar
     if speculation.num_speculative_tokens is not None:
         return speculation.num_speculative_tokens
     for facts in filter(None, (draft, target)):
-        for name in (
-            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_lookahead_tokens", "block_size",
-        ):  # fmt: skip
+        if (layers := prediction_layers(facts.config)) and layers <= 128:
+            return layers
+        for name in ("num_lookahead_tokens", "block_size"):
             value = facts.config.get(name)
             if type(value) is int and 0 < value <= 128:
                 return value - 1 if name == "block_size" and speculation.method == "dflash" else value

@@ -183,6 +183,28 @@ def language_part(facts: ModelFacts) -> Fields:
     return config.section("text_config") or config
 
 
+_COUNTS = (
+    "num_mtp_modules", "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "n_predict",
+)  # fmt: skip
+"""The first: MiniMax M3 has the second too, and vLLM takes the first (`hf_config_override`)."""
+ONE_LAYER = frozenset({
+    "gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni",
+})  # fmt: skip
+"""Model types whose single prediction layer config.json does not count."""
+
+
+def prediction_layers(config: Mapping[str, Any]) -> int | None:
+    """The number of multi-token prediction layers, 0 included; None if config.json does not say it."""
+    if str(config.get("model_type")) in ONE_LAYER:
+        return 1
+    for key in _COUNTS:
+        if type(value := config.get(key)) is int and value >= 0:
+            return value
+    parts = (config.get(key) for key in (*_TEXT_PARTS, "mtp_config"))
+    found = (prediction_layers(part) for part in parts if isinstance(part, Mapping))
+    return next((count for count in found if count is not None), None)
+
+
 def _part(whole: Fields, listed: str | None) -> Fields | None:
     for key in (listed, *_TEXT_PARTS):
         if key is not None and whole.has(key):

@@ -12,6 +12,7 @@ from specserve.models.config import (
     UNKNOWN,
     Fields,
     UnknownArchitecture,
+    prediction_layers,
     quantization_of,
     text_fields,
 )
@@ -163,9 +164,10 @@ def read_mtp(model: str, config: Mapping[str, Any]) -> tuple[Mixer, ...]:
     """The mixers of the multi-token prediction layers inside a target. Raises FactError as `read_shape` does."""
     fields, model_type = text_fields(model, config)
     _refuse_unknown(fields, model_type)
-    keys = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "n_predict")
-    count = fields.integer(*keys, default=1 if model_type in GATED_DELTA else 0, least=0)
-    if count == 0:
+    count = prediction_layers(config)
+    if count is None and model_type in GATED_DELTA:
+        count = 1
+    if not count:
         raise FactError(f"config.json of `{model}` has no multi-token prediction layers")
     return (_attention(fields, model_type),) * count
 

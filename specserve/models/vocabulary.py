@@ -75,6 +75,15 @@ def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind]:
     raise FactError(f"`{facts.model}` has none of the tokenizer files that specserve reads: {known}")
 
 
+def holds_tokenizer(files: Iterable[str]) -> bool:
+    """Whether one of these files may hold a vocabulary, or the code of a tokenizer.
+
+    `tokenizer_config.json` and `special_tokens_map.json` hold neither.
+    """
+    parts = ("tokenizer.", "vocab", ".model", "tekken", "tiktoken", "tokenization_", ".gguf", "_tokenizer")
+    return any(part in name.lower() for name in files for part in parts)
+
+
 def read_vocabulary(facts: ModelFacts) -> Vocabulary:
     """What each id of a model's tokenizer means. Raises FactError."""
     name, kind = vocabulary_file(facts)

@@ -308,7 +308,7 @@ def value_problems(path: str, argument: Argument, value: Any, *, version: str) -
     elif argument.choices and isinstance(value, (str, int)) and not _is_chosen(value, argument.choices):
         message = f"`{name}` cannot be {quoted(str(value))}"
         help = _meant(str(value), [str(choice) for choice in argument.choices], "one of")
-    elif argument.known and isinstance(value, str) and value not in (*argument.known, "", "auto"):
+    elif argument.known and isinstance(value, str) and not _is_known(argument, value):
         message = f"{quoted(value)} is not a `{name}` of vLLM's own; only a plug-in can add it"
         help, kind = _meant(value, argument.known, "vLLM has"), "plug-in"
     elif isinstance(value, (int, float)) and (broken := _broken_bound(argument, value)):
@@ -339,6 +339,19 @@ def _unspeakable(name: str, argument: Argument, value: list[Any]) -> tuple[str, 
     if dashed and argument.form == "many" and len(words) > 1:
         return f"vLLM would read {quoted(dashed[0])} in `{name}` as a command-line option", None
     return "", None
+
+
+_OF_CHECKPOINTS = frozenset({"auto-round", "auto_round", "fp4", "nvfp4", "marlin"})
+"""Other words for a quantization, in place of which vLLM takes what an AutoRound, ModelOpt or GPTQ checkpoint says.
+
+Source: `override_quantization_method` in vllm/model_executor/layers/quantization/inc/inc.py, modelopt.py, auto_gptq.py.
+"""
+
+
+def _is_known(argument: Argument, value: str) -> bool:
+    """Whether vLLM has this value without a plug-in."""
+    other = _OF_CHECKPOINTS if argument.name == "quantization" else ()
+    return value in (*argument.known, "", "auto", *other)
 
 
 def _is_chosen(value: str | int, choices: Sequence[Scalar]) -> bool:

@@ -32,6 +32,12 @@ HEAD = "speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}\
          ["9 requests has 27 tokens; CUDA graphs end at 8 tokens"]),
         ("max_num_seqs: 14, max_cudagraph_capture_size: 14, enforce_eager: true", []),
         ("max_cudagraph_capture_size: 14", []),
+        ("max_num_seqs: 1k, cudagraph_capture_sizes: [1k, 512]",
+         ["1000 requests has 3000 tokens; CUDA graphs end at 1000 tokens"]),
+        ("max_num_seqs: 9, compilation_config: {cudagraph_capture_sizes: ['16', x]}", []),
+        ("max_num_seqs: 9, cudagraph_capture_sizes: [[1k], 2]", []),
+        ("max_num_seqs: 9, max_cudagraph_capture_size: -1", []),
+        ("max_num_seqs: 9, max_cudagraph_capture_size: 1000000000000000000", []),
     ],
 )  # fmt: skip
 def test_a_decode_step_is_measured_in_tokens(profile: Load, engine: str, messages: list[str]) -> None:

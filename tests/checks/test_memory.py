@@ -92,10 +92,28 @@ def test_a_draft_that_does_not_fit_is_told_at_the_draft_with_what_helps(profile:
     assert finding.help is not None and "would make it " in finding.help
 
 
-def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> None:
-    (finding,) = found(profile_of(profile, "engine: {cpu_offload_gb: 8}"), "1xT4-16GB")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "cpu_offload_gb: 8", "cpu_offload_gb: 1", "enable_lora: true", "enable_eplb: true", "enable_dbo: true",
+        "kv_sharing_fast_prefill: true", "num_gpu_blocks_override: 1", "decode_context_parallel_size: 2",
+    ],
+)  # fmt: skip
+def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load, setting: str) -> None:
+    (finding,) = found(profile_of(profile, f"engine: {{{setting}}}"), "1xT4-16GB")
     assert (finding.code, finding.severity) == ("SD301", Severity.WARNING)
-    assert any("cpu_offload_gb" in note for note in finding.notes)
+    assert any(setting.partition(":")[0] in note for note in finding.notes)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["cpu_offload_gb: 0", "enable_lora: false", "decode_context_parallel_size: 1", "hf_overrides: {}"],
+)
+def test_an_argument_that_says_what_vllm_does_anyway_leaves_the_verdict_certain(
+    profile: Load, setting: str
+) -> None:
+    (finding,) = found(profile_of(profile, f"engine: {{{setting}}}"), "1xT4-16GB")
+    assert (finding.code, finding.severity) == ("SD301", Severity.ERROR)
 
 
 @pytest.mark.parametrize(

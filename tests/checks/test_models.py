@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from specserve.checks.config import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
+from specserve.models.facts import ModelFile
+from specserve.models.vocabulary import holds_tokenizer
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
@@ -185,6 +188,13 @@ def test_a_draft_of_a_quarter_is_large(profile: Load, target: Any, draft: Any, h
         ("awq", "awq_marlin", 0),
         ("modelopt", "modelopt_fp4", 0),
         ("auto-round", "gptq", 0),
+        ("auto-round", "auto_round", 0),
+        ("auto-round", "fp4", 0),
+        ("modelopt", "fp4", 0),
+        ("modelopt", "auto-round", 0),
+        ("gptq", "marlin", 0),
+        ("gptq", "auto_round", 1),
+        ("compressed-tensors", "fp4", 1),
         ("fp8", "fp8", 0),
         ("", "fp8", 0),
     ],
@@ -193,6 +203,26 @@ def test_one_quantization_goes_by_several_names(profile: Load, has: str, asked: 
     config = {**LLAMA, **({"quantization_config": {"quant_method": has}} if has else {})}
     loaded = profile(f"target: {{model: org/t, quantization: {asked}}}")
     assert codes(loaded, {"org/t": facts(config)}) == ["SD248"] * hits
+
+
+@pytest.mark.parametrize(
+    ("files", "hits"),
+    [
+        (("tokenizer_config.json",), 1),
+        (("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"), 1),
+        (("tokenizer_config.json", "tokenizer.json"), 0),
+        (("Tekken.json",), 0),
+        (("spiece.model",), 0),
+    ],
+)
+def test_a_tokenizer_is_a_vocabulary_for_target_and_draft(
+    profile: Load, files: tuple[str, ...], hits: int
+) -> None:
+    there = {name: ModelFile() for name in ("config.json", *files)}
+    target = replace(facts(LLAMA, files=there), origin="directory")
+    found = codes(profile("target: {model: org/t}"), {"org/t": target})
+    assert [code for code in found if code == "SD255"] == ["SD255"] * hits
+    assert holds_tokenizer(there) is not bool(hits)
 
 
 @pytest.mark.parametrize(("versions", "hits"), [("==0.26.*", 0), (">=0.26", 1), (">=0.32", 1)])

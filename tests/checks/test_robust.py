@@ -19,14 +19,25 @@ READ_BY_RULES = (
     "enable_lora", "max_num_seqs", "max_num_batched_tokens", "compilation_config", "watermark_config", "ubatch_size",
     "attention_config", "override_generation_config", "structured_outputs_config", "kv_transfer_config",
     "logits_processors", "middleware", "moe_backend", "kernel_config", "kv_cache_dtype", "data_parallel_size",
-    "gpu_memory_utilization", "kv_cache_memory_bytes", "distributed_executor_backend", "trust_remote_code",
+    "gpu_memory_utilization", "kv_cache_memory_bytes", "cudagraph_capture_sizes", "max_cudagraph_capture_size",
+    "distributed_executor_backend", "trust_remote_code",
 )  # fmt: skip
 SCALARS = (
     st.none() | st.booleans() | st.integers(-1, 10**30) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(("auto", "fp8", "8K", "1e9", "", "cpu", "\x1b[31m", "lm-format-enforcer")) | st.text(max_size=8)
+    | st.sampled_from(("auto", "fp8", "1k", "8K", "1e9", "", "cpu", "\x1b[31m", "lm-format-enforcer"))
+    | st.text(max_size=8)
 )  # fmt: skip
 NAMES = st.sampled_from(
-    ("backend", "min_p", "worker_cls", "module_path", "cudagraph_mode", "moe_backend", "x")
+    (
+        "backend",
+        "min_p",
+        "worker_cls",
+        "module_path",
+        "cudagraph_mode",
+        "cudagraph_capture_sizes",
+        "moe_backend",
+        "x",
+    )
 )
 VALUES = st.recursive(
     SCALARS,

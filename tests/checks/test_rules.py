@@ -164,6 +164,33 @@ def test_a_finding_of_some_versions_names_them(profile: Load) -> None:
     assert finding.help == "vLLM 0.33 has it: see the profile's `vllm` range"
     (finding,) = judge(profile('vllm: ">=0.32,<0.34"\nengine: {max_num_sequences: 3}'))
     assert (finding.code, finding.notes) == ("SD102", ())
+    (finding,) = judge(profile(f"speculation: {text}"))
+    assert finding.notes == ("the profile names no range; judged for vLLM 0.32, 0.33; this applies to 0.32",)
+
+
+@pytest.mark.parametrize(
+    ("versions", "value", "help_"),
+    [
+        ("", "rejection_sample_method: fly", 'vLLM 0.33 accepts it: write `vllm: ">=0.33"` for it'),
+        ("==0.32.*", "rejection_sample_method: fly", "vLLM 0.33 accepts it: see the profile's `vllm` range"),
+        (">=0.32,<0.34", "moe_backend: nope", None),
+    ],
+)
+def test_a_value_that_a_newer_version_takes_is_said_to_be_taken(
+    profile: Load, versions: str, value: str, help_: str | None
+) -> None:
+    text = f"speculation: {{method: eagle3, model: ./h, num_speculative_tokens: 2, {value}}}"
+    findings = judge(profile(f'vllm: "{versions}"\n{text}' if versions else text))
+    (finding,) = (item for item in findings if item.code == "SD105")
+    assert finding.help == help_ or (help_ is None and "accepts it" not in str(finding.help))
+
+
+@pytest.mark.parametrize("word", ["auto_round", "auto-round", "fp4", "nvfp4", "marlin"])
+def test_a_quantization_that_vllm_maps_needs_no_plug_in(profile: Load, word: str) -> None:
+    assert judge(profile(f"target: {{model: ./t, quantization: {word}}}")) == []
+    assert [item.code for item in judge(profile("target: {model: ./t, quantization: autoround9}"))] == [
+        "SD105"
+    ]
 
 
 @pytest.mark.parametrize(("version", "severity"), [("0.32", Severity.ERROR), ("0.33", Severity.WARNING)])

@@ -104,6 +104,18 @@ def test_a_comment_for_a_rule_that_needs_a_machine_is_not_called_unused_without_
     assert [item.message for item in lint([str(file)]).findings] == ["this comment hides no finding SD999"]
 
 
+@pytest.mark.parametrize("code", ["SD290", "SD301", "SD501"])
+def test_a_comment_for_what_lint_does_not_look_at_is_not_called_unused(write: Write, code: str) -> None:
+    file = write(f"target: {{model: ./none}}  # specserve: ignore[{code}] on the other machine")
+    assert codes(lint([str(file)])) == []
+
+
+def test_a_comment_for_a_model_that_may_be_missing_elsewhere_is_kept_by_check_too(write: Write) -> None:
+    file = str(write("target: {model: Qwen/Qwen3-8B}  # specserve: ignore[SD290] gated"))
+    report = check([(file, *examine(file))], wanted=CheckOptions(offline=True, here=False))
+    assert "SD100" not in codes(report)
+
+
 def test_problems_of_the_file_itself_cannot_be_hidden(write: Write) -> None:
     assert codes(lint([str(write("target: {model: ./m}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
 

@@ -57,6 +57,29 @@ def test_a_command_without_a_host_listens_on_every_interface(
     assert "0.0.0.0" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}',
+        '{"method": "deepseek_mtp", "num_speculative_tokens": 2}',
+        '{"method": "mtp", "num_speculative_tokens": 2, "model": null}',
+    ],
+)
+def test_a_warning_about_a_command_does_not_stop_the_comparison(
+    block: str,
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("target: {model: org/t}\nspeculation: {method: mtp, num_speculative_tokens: 2}", "a.yaml")
+    command = ["diff", "--no-models", "a.yaml", "--", "vllm", "serve", "org/t", "--speculative-config"]
+    assert _run([*command, block]) == 0
+    assert "method" not in capsys.readouterr().out
+    assert _run([*command, '{"method": "nope", "num_speculative_tokens": 2}']) == 2
+
+
 @pytest.fixture
 def folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

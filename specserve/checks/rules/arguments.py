@@ -9,7 +9,7 @@ from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
 from specserve.vllm.arguments import ArgumentProblem, Section
-from specserve.vllm.versions import table, versions_with
+from specserve.vllm.versions import known_versions, table, versions_with
 
 
 def _problems(ctx: Context, *kinds: str) -> Hits:
@@ -25,6 +25,13 @@ def _problems(ctx: Context, *kinds: str) -> Hits:
             help_ = _elsewhen(path) or help_
             if len(versions) > 1:
                 message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
+        elif problem.kind in ("value", "plug-in") and (newer := _accepting(ctx, path, versions)):
+            way = (
+                "see the profile's `vllm` range"
+                if ctx.profile.vllm
+                else f'write `vllm: ">={newer[0]}"` for it'
+            )
+            help_ = f"vLLM {', '.join(newer)} accepts it: {way}"
         yield Hit(
             path,
             message,
@@ -47,6 +54,14 @@ def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
             found += refused_spellings(ctx.profile, known)
         ctx.argument_problems[version] = found
     return ctx.argument_problems[version]
+
+
+def _accepting(ctx: Context, path: str, refusing: list[str]) -> list[str]:
+    """The judged versions, and the newer known ones, that have no problem at this path."""
+    known, last = known_versions(), refusing[-1]
+    newer = known[known.index(last) + 1 :] if last in known else ()
+    wanted = [version for version in known if version in newer or version in ctx.judged]
+    return [version for version in wanted if all(item.path != path for item in _by_version(ctx, version))]
 
 
 def _elsewhen(path: str) -> str | None:

@@ -16,6 +16,7 @@ from specserve.checks.config import (
     whole,
 )
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
+from specserve.models.config import ONE_LAYER, prediction_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 from specserve.vllm.registry import Registry
@@ -25,8 +26,6 @@ _DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkMode
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
 """The method of a head by a word in its class."""
-_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
-_ONE = frozenset({"gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni"})
 _STEPPED = frozenset({"step3p5", "step3p7", "step5", "inkling_model", "inkling_mm_model"})
 """Model types of which vLLM runs each trained layer in turn."""
 _NAMED = frozenset({
@@ -54,22 +53,10 @@ def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
             yield arm, arm.config
 
 
-def trained(config: Config) -> int | None:
-    """How many further tokens the model has layers for; 0 if it says so, None if it does not say."""
-    if model_type(config) in _ONE:
-        return 1
-    for place in (config, text_config(config), section(config, "mtp_config")):
-        for key in _COUNTS:
-            value = place.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-                return value
-    return None
-
-
 def predicts(known: Registry, config: Config) -> bool:
     """Whether this version would build further layers for this model."""
     kind, names = model_type(config), architectures(config)
-    if kind in ("nemotron_h", "nemotron_h_puzzle") and not trained(config):
+    if kind in ("nemotron_h", "nemotron_h_puzzle") and not prediction_layers(config):
         return False
     by_name = kind in known.mtp or any(name in known.mtp for name in names) or kind.endswith("_mtp")
     return by_name or "exaone4_5" in kind or text_config(config).get("num_mtp_layers") is not None
@@ -85,7 +72,7 @@ def _mtp_config(arm: Arm) -> Config | None:
 
 def _excess(arm: Arm) -> tuple[int, int] | None:
     """K and the number of tokens that the layers were trained for, if K is larger."""
-    own = trained(_mtp_config(arm) or {})
+    own = prediction_layers(_mtp_config(arm) or {})
     return (arm.k, own) if arm.k and own and arm.k > own else None
 
 
@@ -112,7 +99,7 @@ def plain_mtp_target(arm: Arm) -> Hits:
         return
     rest = arm.ctx.where(predicts, config)
     found = [version for version in arm.ctx.judged if version not in rest]
-    if found or trained(config) == 0:
+    if found or prediction_layers(config) == 0:
         text = f"`{(*architectures(config), 'this model')[0]}` has no layers that predict further tokens"
         related = {arm.at("model") if arm.model else "target.model": "the model"}
         help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
@@ -132,7 +119,7 @@ def missing_mtp_weights(arm: Arm) -> Hits:
     Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
     config, facts = own_layers(arm) or ({}, None)
-    depth, own = layers(config), trained(config)
+    depth, own = layers(config), prediction_layers(config)
     if facts is None or not own or not facts.tensors or depth is None or model_type(config) not in _NAMED:
         return
     if not any(is_further(name, depth) for name in facts.tensors):
@@ -178,7 +165,7 @@ def reused_layer(arm: Arm) -> Hits:
     Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
     """
     k, own = _excess(arm) or (0, 0)
-    if own and not k % own and model_type(arm.config or {}) not in _STEPPED | _ONE:
+    if own and not k % own and model_type(arm.config or {}) not in _STEPPED | ONE_LAYER:
         trained_for = f"{own} token{'s' if own > 1 else ''}"
         text = f"the prediction layers were trained to draft {trained_for}; with K = {k}, they run again for the rest"
         help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"

@@ -16,6 +16,7 @@ from specserve.checks.config import (
 )
 from specserve.checks.rule import ERROR, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.models.facts import ModelFacts
+from specserve.models.vocabulary import holds_tokenizer
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS, VOCABULARY_PADDING
 from specserve.vllm.registry import Registry, registry, transformers_names
 
@@ -333,22 +334,13 @@ def missing_tokenizer(ctx: Context) -> Hits:
     Use instead: target: {model: ./llama}
     Source: vllm/tokenizers/registry.py, `tokenizer`
     """
-    target, is_named = (
-        ctx.target,
-        ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True,
-    )
-    if target is None or is_named or target.origin != "directory" or any(map(_of_tokenizer, target.files)):
+    target = ctx.target
+    is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
+    if target is None or is_named or target.origin != "directory" or holds_tokenizer(target.files):
         return
     if not any(served_head.check(ctx)):  # SD221 says more of a head
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
-
-
-def _of_tokenizer(name: str) -> bool:
-    is_vocabulary = name in ("tekken.json", "vocab.json", "vocab.txt") or name.endswith(
-        (".tiktoken", ".model")
-    )
-    return "token" in name or is_vocabulary
 
 
 @arm_rule("SD256", ERROR, needs="models")

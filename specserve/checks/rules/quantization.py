@@ -19,9 +19,10 @@ _FOREIGN = frozenset({
 _FAMILIES = {
     "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
     "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
-    "bitsandbytes": "bitsandbytes",
+    "bitsandbytes": "bitsandbytes", "auto-round": "auto-round", "auto_round": "auto-round", "fp4": "modelopt",
+    "nvfp4": "modelopt",
 }  # fmt: skip
-_FROM_FILES = ("awq", "gptq", "compressed-tensors", "quark")
+_FROM_FILES = ("awq", "gptq", "compressed-tensors", "quark", "auto-round", "modelopt")
 _SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
 _LEAST_CAPABILITY = {
     "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
@@ -123,6 +124,8 @@ def quantization_mismatch(ctx: Context) -> Hits:
     for path, config, facts, asked in _asked(ctx):
         has, wanted = _method(config), _FAMILIES.get(asked)
         is_plain = not has and facts.files and not any(name in facts.files for name in _SETTINGS)
+        if has == "auto-round":
+            continue  # vLLM takes `inc`, whatever the profile asks for
         if wanted and has and _FAMILIES.get(has) not in (wanted, None):
             text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
         elif wanted in _FROM_FILES and is_plain:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from specserve.checks.config import section, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule
-from specserve.checks.rules.heads import trained
 from specserve.checks.rules.steps_and_graphs import gpu_kind
+from specserve.models.config import prediction_layers
 from specserve.vllm.facts import FLASHINFER_WITHOUT_GRAPHS, V2_RUNS_MTP_LAYERS, WHOLE_GRAPH_BACKENDS
 from specserve.vllm.limits import LEAST_SEQUENCES, has_full_graphs
 from specserve.vllm.runner import SWITCH
@@ -120,7 +120,7 @@ def _draft_doubts(arm: Arm, version: str) -> tuple[str, ...] | None:
     if arm.method == "mtp" and V2_RUNS_MTP_LAYERS.at(version):
         if config is None:
             return ("the model has a single prediction layer",)
-        return None if (trained(config) or 1) > 1 else ()
+        return None if (prediction_layers(config) or 1) > 1 else ()
     if arm.method == "dspark":
         if config is None:
             return ("the head drafts the first place of its block too",)

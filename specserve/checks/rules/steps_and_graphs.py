@@ -60,7 +60,9 @@ def uncaptured_decode(arm: Arm) -> Hits:
     requests = arm.ctx.count("max_num_seqs")
     if largest is None or requests is None or not arm.k or arm.ctx.engine.get("enforce_eager") is True:
         return
-    captured = max(capture_sizes(largest)) if path.endswith(_LARGEST) else largest
+    captured = largest
+    if path.endswith(_LARGEST):
+        captured = largest // 16 * 16 if largest >= 256 else capture_sizes(largest)[-1]
     needed = requests * (arm.k + 1)
     if captured < needed:
         step = 8 if needed <= 256 else 16
@@ -75,9 +77,10 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
     inner = section(engine, "compilation_config")
     for place, said in (("engine", engine), ("engine.compilation_config", inner)):
         sizes = said.get("cudagraph_capture_sizes")
-        if isinstance(sizes, list | tuple) and sizes and all(count(size) for size in sizes):
-            return f"{place}.cudagraph_capture_sizes", max(sizes)
-        if largest := count(said.get(_LARGEST)):
+        numbers = [count(size) or 0 for size in sizes] if isinstance(sizes, list | tuple) else []
+        if numbers and min(numbers) > 0:
+            return f"{place}.cudagraph_capture_sizes", max(numbers)
+        if (largest := count(said.get(_LARGEST)) or 0) > 0:
             return f"{place}.{_LARGEST}", largest
     return "engine", None
 

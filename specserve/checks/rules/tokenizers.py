@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.diagnostics import Severity
 from specserve.models.tokenizercompare import FEW_SHARED, TokenDifference, TokenizerComparison, shown
+from specserve.models.vocabulary import holds_tokenizer
 from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02
@@ -290,16 +291,10 @@ def missing_draft_tokenizer(arm: Arm) -> Hits:
     """
     is_read = arm.draft is not None and arm.draft.origin != "published"
     files = arm.draft.files if arm.draft and is_read and _compared(arm, mapped=True) else None
-    if files is not None and not any(_of_tokenizer(name.lower()) for name in files):
+    if files is not None and not holds_tokenizer(files):
         text, related = (
             "the draft has no tokenizer, and its vocabulary has to be mapped",
             {arm.at(KEY): "needs the draft's tokenizer"},
         )
         help_ = "copy the tokenizer that the draft was trained with into its directory"
         yield arm.hit("model", text, related=related, help=help_)
-
-
-def _of_tokenizer(name: str) -> bool:
-    """Whether a file may hold a vocabulary, or the code of one."""
-    parts = ("tokenizer.", "vocab", ".model", "tekken", "tiktoken", "tokenization_", ".gguf", "_tokenizer")
-    return any(part in name for part in parts)

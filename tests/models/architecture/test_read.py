@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.models.config import Fields, UnknownArchitecture, as_stored, family
-from specserve.models.facts import Tensor
+from specserve.hardware.accelerators import assume
+from specserve.memory.situation import situation
+from specserve.models.config import Fields, UnknownArchitecture, as_stored, family, prediction_layers
+from specserve.models.facts import Tensor, published
 from specserve.models.shape import Attention, Latent, Shape, State, read_mtp, read_shape
 from specserve.models.tensors import encoder_tensors, expected_tensors
+from specserve.profile.schema import Profile, Speculation, Target
 
 CONFIGS = Path(__file__).parents[2] / "memory" / "configs"
 
@@ -195,6 +198,41 @@ def test_a_config_json_without_a_model_type_is_an_error() -> None:
 def test_a_target_without_prediction_layers_has_no_mtp() -> None:
     with pytest.raises(FactError, match="` has no multi-token prediction layers"):
         read_mtp("org/model", stored("llama"))
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        ("MiniMaxAI/MiniMax-M2.5", 3),
+        ("MiniMaxAI/MiniMax-M2.7", 3),
+        ("deepseek-ai/DeepSeek-V3", 1),
+        ("Qwen/Qwen3.5-27B", 1),
+    ],
+)
+def test_rules_and_memory_count_the_same_prediction_layers(model: str, layers: int) -> None:
+    known = published(model)
+    assert known is not None
+    assert len(read_mtp(model, known.config)) == prediction_layers(known.config) == layers
+    block = Speculation("mtp", {"method": "mtp"})
+    profile = Profile("p.yaml", "p", Target(model), speculation=block)
+    taken = situation(
+        profile, machine=assume("8xH200-141GB"), target=known, speculation=block, version="0.33"
+    )
+    assert taken.speculative.tokens == layers
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"num_mtp_modules": 7, "num_nextn_predict_layers": 1}, 7),
+        ({"mtp_config": {"num_nextn_predict_layers": 2}}, 2),
+        ({"thinker_config": {"text_config": {"mtp_num_hidden_layers": 0}}}, 0),
+        ({"model_type": "mimo_v2", "num_nextn_predict_layers": 3}, 1),
+        ({"num_mtp_modules": True, "num_mtp_layers": "2"}, None),
+    ],
+)  # fmt: skip
+def test_prediction_layers_are_counted_by_several_keys(config: dict[str, Any], layers: int | None) -> None:
+    assert prediction_layers(config) == layers
 
 
 @pytest.mark.parametrize(
