@@ -70,13 +70,12 @@ def plan(
     """Print the exact launch: program, arguments, environment.
 
     The plan says what specserve adds to the profile, and why. If vLLM is installed, the plan is for this machine:
-    pasted into a shell, it starts the same server as `up`. The plan leaves out what depends on the machine in four
-    cases: you give --vllm; vLLM is not installed; the profile or --assume names accelerators that the installed vLLM
-    does not support; or the installed vLLM is for the CPU, the profile needs several accelerators and names none, in
-    which case plan assumes GPUs. A profile for several nodes gives one command for each node. With --effective, vLLM's own code
-    says what it will really run, why it differs from the profile, and which differences come from speculation. With
-    --engine sglang, the plan is the command that serves the profile with SGLang; a setting that has no counterpart
-    there is an error.
+    pasted into a shell, it starts the same server as `up`. The plan leaves out what depends on the machine in three
+    cases: you give --vllm; vLLM is not installed; or the installed vLLM does not support the accelerators (those that
+    the profile or --assume names, or GPUs if the profile needs several and names none). A profile for several nodes
+    gives one command for each node. With --effective, vLLM's own code says what it will really run, why it differs
+    from the profile, and which differences come from speculation. With --engine sglang, the plan is the command that
+    serves the profile with SGLang; a setting that has no counterpart there is an error.
 
     \b
     specserve plan configs/demo.yaml

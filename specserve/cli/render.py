@@ -132,7 +132,8 @@ def render(
 def _made(profile: str, image: str | None, options: LaunchOptions, alternative: str | None) -> Deployment:
     """The deployment of a profile or one of its alternatives, once the rules have cleared it."""
     from specserve.checks.prepare import prepare
-    from specserve.deploy.deployment import deployment, locked_weights_bytes
+    from specserve.deploy.deployment import deployment
+    from specserve.deploy.weights import locked_bytes
     from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
     from specserve.vllm.versions import newest_in
@@ -140,7 +141,7 @@ def _made(profile: str, image: str | None, options: LaunchOptions, alternative: 
     version = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
     asked = replace(options, alternative=alternative, vllm=version)
     source, plan = prepare(profile, asked, notices=StderrNotices())
-    weights = locked_weights_bytes(source) if options.use_lock else None
+    weights = locked_bytes(source) if options.use_lock else None
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 
 

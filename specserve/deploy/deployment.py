@@ -7,14 +7,11 @@ import re
 import textwrap
 from dataclasses import dataclass, replace
 
-from specserve.errors import FactError, UsageError
+from specserve.deploy.weights import published_bytes
+from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
-from specserve.memory.demand import demand
-from specserve.memory.situation import Settings, Speculative
-from specserve.models.facts import published
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.plan.locking import lock_of
 from specserve.plan.nodes import LaunchNode, node_count, on_node
 from specserve.plan.uses import Mount, contained, model_uses
 from specserve.profile.schema import Profile, Server, world_size
@@ -328,7 +325,7 @@ def deployment(
     filled = accelerator.total_bytes * wanted.count * wanted.nodes if accelerator and wanted else None
     if weights_bytes is not None:
         size_bytes, basis = weights_bytes, "by the lock"
-    elif known_bytes := _published_bytes(profile):
+    elif known_bytes := published_bytes(profile):
         size_bytes, basis = known_bytes
     else:
         size_bytes = filled or _UNKNOWN_BYTES
@@ -347,40 +344,6 @@ def deployment(
         weights_bytes=size_bytes,
         weights_basis=f"{size_bytes / 1e9:.3g} GB of weights ({basis})",
     )
-
-
-def locked_weights_bytes(profile: Profile) -> float | None:
-    """Returns what target and draft weigh on disk by the lock beside a profile; None if it does not know both."""
-    lock = lock_of(profile)
-    total = 0
-    for use in model_uses(profile, alternatives=False) if lock else ():
-        facts = lock.find(use.model, revision=use.revision) if lock else None
-        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
-        if use.tokenizer_only:
-            continue
-        if None in sizes:
-            return None
-        total += sum(size or 0 for size in sizes)
-    return total or None
-
-
-def _published_bytes(profile: Profile) -> tuple[float, str] | None:
-    """Returns what target and draft weigh by the configurations that `check` has for them too, and the basis.
-
-    None if specserve ships none of the target, or it does not tell its weights.
-    """
-    target, block = published(profile.target.model), profile.speculation
-    draft = published(block.model) if block and block.model else None
-    if target is None:
-        return None
-    unknown = block.model if block and draft is None else None
-    speculative = Speculative(block.method if block else None, draft=draft, unknown=unknown)
-    settings = Settings(max_model_len=1, max_num_seqs=1, max_num_batched_tokens=1)
-    try:
-        (stage,) = demand(target, speculative, settings=settings).stages
-    except FactError:
-        return None
-    return stage.weights_bytes, f"by the shipped configuration{', without the draft' if unknown else ''}"
 
 
 def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
