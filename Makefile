@@ -16,7 +16,7 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
 # No test may depend on where the clone lies: `make test`, and so CI, runs those without vLLM in a copy at such a path.
 ELSEWHERE := build/a specserve ü
-SOAK ?= 20
+SOAK ?= 5
 
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
@@ -89,21 +89,10 @@ sglang: dev ## SGLang's options against its wheel, and public launches by its ow
 	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
 	$(OFFLINE) $(BIN)/python scripts/sglanglaunches.py build/sglang/sglang-*.whl
 
-soak: heads ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
-	$(PYTEST) -m soak
-	$(BIN)/python scripts/soak.py --cycles $(SOAK)
-	$(BIN)/python scripts/faults.py
-	$(BIN)/python scripts/soak_load.py
-	$(BIN)/python scripts/soak_watch.py
-	$(BIN)/python scripts/soak_verify.py
-	$(BIN)/python scripts/soak_bench.py
+soak: heads ## not for CI: faults, SOAK starts and stops (5), load, long series of watch, verify and bench; hours
+	SOAK=$(SOAK) $(PYTEST) -s -m soak
 	$(BIN)/python scripts/soak_oracle.py
-	$(BIN)/python scripts/soak_pools.py
-	rm -rf build/distill && $(BIN)/python scripts/soak_distill.py -o build/distill
-	rm -rf build/head && $(BIN)/python scripts/soak_head.py -o build/head
 	$(BIN)/python scripts/bench_up.py
-	$(BIN)/python scripts/bench_demo.py
-	$(BIN)/python scripts/sweep_demo.py run -o build/sweep
 	rm -rf build/gpu-report && $(BIN)/python scripts/gpu_report.py --small
 
 clean: ## remove .venv, the widened model and all caches

@@ -100,9 +100,6 @@ def bench(
         list[str] | None,
         text_option("RUN", "Print the report of an earlier run; given twice, compare two runs."),
     ] = None,
-    share: Annotated[
-        str | None, text_option("FILE", "Also write a copy of the result with private data removed.")
-    ] = None,
     dry_run: DryRun = False,
     strict: Annotated[
         bool, flag("--strict", "Also exit with 1 if a verdict or a limit of `expect` is undecided.")
@@ -133,7 +130,7 @@ def bench(
     from specserve.measure.bench.plan import BenchRequest
 
     if show:
-        _show(context, show, share=share, format=format)
+        _show(context, show, format=format)
         return
     if resume is None and profile is None:
         raise UsageError("no profile is given", hint="try `specserve bench configs/demo.yaml --quick`")
@@ -163,7 +160,7 @@ def bench(
         plan = plan_bench(request, starts=False, notices=notices)
         show_bench_plan(plan, format=format.value, obstacle=obstacle(request, notices=notices))
     else:
-        _run(request, output=output, resume=resume, share=share, strict=strict, format=format)
+        _run(request, output=output, resume=resume, strict=strict, format=format)
 
 
 def _run(
@@ -171,20 +168,17 @@ def _run(
     *,
     output: str | None,
     resume: str | None,
-    share: str | None,
     strict: bool,
     format: BenchFormat,
 ) -> None:
     from specserve.measure.bench.run import run_benchmark
-    from specserve.measure.bench.sharing import refuse_taken
     from specserve.measure.servers import Outlet
+    from specserve.report.bench import rendered
     from specserve.report.estimates import BenchView
 
-    if share is not None:
-        refuse_taken(share)
     outlet = Outlet(StderrNotices(), BenchView, _files)
     result, path = run_benchmark(request, output=output, resumed=resume, outlet=outlet)
-    _print(result, share=share, format=format)
+    out(rendered(result, form=format.value))
     say(f"raw data, logs, result.json and report.html: {path}")
     if result.is_missed or (strict and result.is_open):
         raise typer.Exit(1)
@@ -196,35 +190,21 @@ def _files(result: Result) -> dict[str, str]:
     return {"result.json": rendered(result, form="json"), "report.html": rendered(result, form="html")}
 
 
-def _print(result: Result, *, share: str | None, format: BenchFormat) -> None:
-    from specserve.measure.bench.sharing import redacted, write_shared
-    from specserve.report.bench import rendered
-
-    if share is not None:
-        write_shared(rendered(redacted(result), form="json"), share)
-        say(
-            f"`{share}` has figures, versions and the machine, but no prompts, paths or addresses; read it "
-            "before you share it"
-        )
-    out(rendered(result, form=format.value))
-
-
-def _show(context: typer.Context, runs: list[str], *, share: str | None, format: BenchFormat) -> None:
+def _show(context: typer.Context, runs: list[str], *, format: BenchFormat) -> None:
     """One or two earlier runs. Raises UsageError for options of a measurement, FactError if there is no such run."""
     from specserve.measure.bench.result import read_result
+    from specserve.report.bench import rendered
     from specserve.report.benchcompare import compare, compared
 
-    others = given_besides(context, "show", "share", "format")
+    others = given_besides(context, "show", "format")
     if others:
         raise UsageError("`--show` measures nothing", hint=f"leave `{others[0]}` out")
     if len(runs) > 2:
         raise UsageError("`--show` takes at most two runs")
-    if len(runs) == 2 and share is not None:
-        raise UsageError("two results cannot be shared in one file")
     if len(runs) == 2 and format is BenchFormat.HTML:
         raise UsageError("two runs are shown as text, markdown or JSON, not as HTML")
     results = [read_result(Path(run)) for run in runs]
     if len(results) == 2:
         out(compared(compare(*results), form=format.value))
     else:
-        _print(results[0], share=share, format=format)
+        out(rendered(results[0], form=format.value))

@@ -63,7 +63,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "What to measure": "workload concurrency request_rate temperature alternative with_ settings",
         "How long": "quick blocks budget max_tokens",
         "Run": "dry_run output resume no_check api_key_env",
-        "Output": "show share strict format",
+        "Output": "show strict format",
     },
     "tune": {
         "What to measure": "workload concurrency temperature candidate k_max objective settings",

@@ -59,7 +59,7 @@ _HEAD = (
     Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
     Column("verdict", "verdict"), Column("per step"),
     Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
-    Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
+    Column("goodput/s"), Column("failed"), Column("requests", is_detail=True),
     Column("gap P99, ms", is_detail=True),
 )  # fmt: skip
 _LEGEND = (
@@ -92,9 +92,8 @@ def load_words(point: Point) -> str:
 
 
 def setting(point: Point) -> str:
-    """Returns `chat, temperature 0.7`, and whether the prefix cache was off."""
-    cache = "" if point.prefix_cache else ", prefix cache off"
-    return f"{point.workload}, temperature {point.temperature:g}{cache}"
+    """Returns `chat, temperature 0.7`."""
+    return f"{point.workload}, temperature {point.temperature:g}"
 
 
 def where(point: Point) -> str:
@@ -147,12 +146,12 @@ class BenchRow:
             compared = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]
         cells = [load(self.cell.point), self.cell.arm]
         if known is None:
-            return [*cells, NONE, *compared, *[NONE] * 9]
+            return [*cells, NONE, *compared, *[NONE] * 8]
         accepted = percent(known.acceptance.acceptance_rate) if known.acceptance else ""
         return [
             *cells, rate(known.output_tokens_per_s), *compared, quantiles_words(known.ttft_ms),
             quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000), accepted,
-            rate(known.goodput_per_s), number(known.cost_per_million_tokens), str(known.failed_requests or NONE),
+            rate(known.goodput_per_s), str(known.failed_requests or NONE),
             str(known.requests), rate(known.inter_chunk_p99_ms),
         ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`specserve bench --show`, once or twice, and `--share`: runs that are there, without measuring."""
+"""`specserve bench --show`, once or twice: runs that are there, without measuring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.measure.bench.result import read_result
 from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -53,26 +52,6 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["version"] == 1
 
 
-def test_what_is_shared_is_a_new_file_without_launches(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "shared.json"
-    assert _run(["bench", "--show", str(run), "--share", str(file)]) == 0
-    assert read_result(file).arms[1].argv == ()
-    assert "` has figures, versions and the machine, but no prompts," in capsys.readouterr().err
-    assert _run(["bench", "--show", str(run), "--share", str(file)]) == 2
-    assert f"error: `{file}` exists already" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
-
-
-def test_a_share_that_cannot_be_written_is_told_before_anything_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    taken = tmp_path / "taken.json"
-    taken.write_text("{}")
-    assert _run(["bench", "no-such-profile.yaml", "--share", str(taken)]) == 2
-    assert "exists already" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,7 +60,6 @@ def test_a_share_that_cannot_be_written_is_told_before_anything_is_measured(
         (["demo.yaml", "--show", "a"], "measures nothing"),
         (["--show", "a", "-o", "b"], "measures nothing"),
         ([*["--show", "a"] * 2, "--format", "html"], "not as HTML"),
-        ([*["--show", "a"] * 2, "--share", "c"], "two results cannot be shared"),
         (["--show", "a"] * 3, "at most two runs"),
     ],
 )

@@ -50,7 +50,7 @@ def accepted(request: dict[str, Any], folder: Path, *, log: Path) -> float:
 def test_a_head_learns_what_the_target_says_and_survives_a_stop(tmp_path: Path) -> None:
     assert has_speculators(str(PYTHON)), "make heads"
     head, out = tmp_path / "head", tmp_path / "out"
-    subprocess.run([PYTHON, ROOT / "scripts/demo_pair/head.py", TARGET, head], check=True)
+    subprocess.run([PYTHON, Path(__file__).with_name("untrained_head.py"), TARGET, head], check=True)
     out.mkdir()
     request = {
         "work": "train", "draft": str(head), "target": str(TARGET), "answers": str(answers(tmp_path / "a.jsonl")),

@@ -104,7 +104,6 @@ def figures(workload: str, arm: str, load: int, rate: float) -> Figures:
         tpot_ms=Quantiles(tpot, tpot * 1.1, tpot * (1.2 if arm == "baseline" else 1.6)),
         e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if arm == "baseline" else 1.7)),
         inter_chunk_p99_ms=tpot * 3,
-        cost_per_million_tokens=4 * 2.5 / 3600 / rate * 1e6,
         acceptance=Acceptance(drafts, drafts * k, sum(counts), counts) if counts else None,
         client_cpu=0.97 if (workload, arm, load) == ("creative", "eagle3", 16) else 0.1,
     )

@@ -106,7 +106,7 @@ def test_the_example_in_all_forms(golden: Golden, form: str, ending: str) -> Non
 
 @pytest.mark.parametrize(("form", "ending"), [("text", "txt"), ("markdown", "md"), ("html", "html")])
 def test_a_measured_run_in_all_forms(golden: Golden, form: str, ending: str) -> None:
-    """As `--share` wrote it after a run of the demo on two cores that did other work too."""
+    """A run of the demo on two cores that did other work too."""
     golden(f"report/bench-run.{ending}", plain(read_result(RUN), form))
 
 

@@ -216,7 +216,7 @@ def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:
     groups: dict[str, dict[int, Verdict]] = defaultdict(dict)
     for item in comparisons:
         at = item.point
-        if at.concurrency is not None and at.prefix_cache:
+        if at.concurrency is not None:
             groups[f"{item.arm}/{at.workload}/{at.temperature:g}"][at.concurrency] = item.verdict
     return {key: _clause(dict(sorted(found.items()))) for key, found in groups.items() if len(found) > 1}
 

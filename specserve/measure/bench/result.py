@@ -54,8 +54,6 @@ class Point:
     concurrency: int | None = None
     request_rate: float | None = None
     """Requests/s, Poisson."""
-    prefix_cache: bool = True
-    """False only in older results: requests of one block shared no prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,6 @@ class Figures:
     """Gap between two chunks of a stream; with speculation one chunk holds several tokens: do not compare variants."""
     goodput_per_s: float | None = None
     """Requests/s within the profile's limits; None without limits."""
-    cost_per_million_tokens: float | None = None
-    """Only in older results."""
     acceptance: Acceptance | None = None
     client_cpu: float | None = None
     """Share of one core that the load generator used."""

@@ -79,12 +79,14 @@ def test_two_launches_find_what_nine_would_have_found(truth: StepModel, chance: 
 
 
 class Demo:
-    """Step times of the demo as its sweep measured them (scripts/sweep_demo.json), every K a server of its own."""
+    """Step times of the demo as its sweep measured them (tests/data/demo_sweep.json), every K a server of its own."""
 
     chance = 0.8
 
     def __init__(self) -> None:
-        points = json.loads((ROOT / "scripts" / "sweep_demo.json").read_text(encoding="utf-8"))["points"]
+        points = json.loads((ROOT / "tests" / "data" / "demo_sweep.json").read_text(encoding="utf-8"))[
+            "points"
+        ]
         plain = {
             row["concurrency"]: row["output_tokens_per_s"]
             for row in points

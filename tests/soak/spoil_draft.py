@@ -1,4 +1,4 @@
-"""Makes the draft of a running server worthless: a worker extension for scripts/soak_watch.py, never for service."""
+"""Makes the draft of a running server worthless: a worker extension for tests, never for service."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An EAGLE-3 head of the demo's target that knows nothing yet; the Python of `make heads` runs this.
 
-.venv-heads/bin/python scripts/demo_pair/head.py TARGET HEAD
+.venv-heads/bin/python tests/engine/untrained_head.py TARGET HEAD
 """
 
 from __future__ import annotations

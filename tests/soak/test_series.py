@@ -1,0 +1,235 @@
+"""Long series on a real server: load, a draft that dies, verifications and benchmarks of known outcome.
+
+Each prints the figures that docs/measurements.md quotes; `pytest -s` shows them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from specserve.measure.verify.result import Sampling, VerifyVerdict
+from specserve.measure.verify.sampled import Collector, Tally, tally
+from specserve.measure.verify.server import load_prompts
+from specserve.measure.verify.session import ScoredText, VerifySession, results_of
+from specserve.serve.client import Client
+from specserve.serve.requests import endpoint
+from tests.soak.conftest import DEMO, ROOT, Server, Traffic
+
+RUNS = int(os.environ.get("SOAK", "5")) * 2
+MIB = 1 << 20
+
+
+def resident_bytes(process: psutil.Process | subprocess.Popen[Any]) -> int:
+    return int(psutil.Process(process.pid).memory_info().rss)
+
+
+def beside(server: Server, *words: str) -> subprocess.Popen[str]:
+    """A command that runs beside the server; its output is read line by line."""
+    command = [sys.executable, "-m", "specserve", *words]
+    return subprocess.Popen(command, env=server.env, stdout=subprocess.PIPE, text=True)
+
+
+def newest_lines(process: subprocess.Popen[str]) -> list[str]:
+    """A list that grows to hold the count of the lines as text and the newest one."""
+    seen = ["0", "{}"]
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            seen[:] = [str(int(seen[0]) + 1), line]
+
+    threading.Thread(target=read, daemon=True).start()
+    return seen
+
+
+def test_no_request_fails_and_nothing_grows_under_load(server: Server) -> None:
+    server.up_detached()
+    state = json.loads((server.state_folder / "servers" / "demo" / "state.json").read_text())
+    looking = {
+        "logs -f": beside(server, "logs", "demo", "-f"),
+        "watch": beside(server, "watch", "demo", "--interval", "2s", "--format", "json"),
+    }
+    for process in looking.values():
+        newest_lines(process)
+    lookers: dict[str, psutil.Process | subprocess.Popen[str]] = {
+        **looking,
+        "watcher": psutil.Process(state["watcher"][0]),
+    }
+    requests = 400 * RUNS
+    began = time.monotonic()
+    with Traffic(server, concurrency=64, max_tokens=8, count=requests) as traffic:
+        server.wait_for(lambda: traffic.done >= requests / 2, "too slow", 3600)
+        halfway = {name: resident_bytes(process) for name, process in lookers.items()}
+        while not traffic.is_over:
+            assert '"ready"' in server.run("ps", "--format", "json").stdout
+        grown = {name: resident_bytes(process) - halfway[name] for name, process in lookers.items()}
+    print(f"{requests} requests in {time.monotonic() - began:.0f} s; grown bytes: {grown}")
+    looking["watch"].terminate()
+    server.down("demo")
+    assert traffic.failed == []
+    assert looking["watch"].wait(30) == 143 and looking["logs -f"].wait(30) == 0
+    # `watch` still fills its windows of ten minutes
+    assert all(size <= (2 if name == "watch" else 1) * MIB for name, size in grown.items())
+
+
+def test_a_draft_that_dies_is_told_within_a_minute_of_traffic(server: Server, tmp_path: Path) -> None:
+    content = yaml.safe_load(Path(DEMO).read_text())
+    content["target"]["model"] = str(ROOT / "demo" / "wide")
+    content["speculation"]["model"] = str(ROOT / "demo" / "draft")
+    content["engine"]["worker_extension_cls"] = "spoil_draft.SpoilDraft"
+    content["env"] = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    profile = tmp_path / "demo.yaml"
+    profile.write_text(yaml.safe_dump(content))
+    server.up_detached("--no-check", profile=str(profile), small=False)
+    watching = beside(server, "watch", "demo", "--format", "json")
+    seen = newest_lines(watching)
+
+    def state() -> str:
+        return str(json.loads(seen[1]).get("verdict", {}).get("state"))
+
+    with Traffic(server, concurrency=4, max_tokens=48) as traffic:
+        server.wait_for(lambda: state() == "STEADY", "never steady", 420)
+        server.post("/collective_rpc", {"method": "spoil_draft"})
+        began = time.monotonic()
+        server.wait_for(lambda: state() == "COLLAPSED", "no collapse", 420)
+        took_s = time.monotonic() - began
+    print(f"collapse told after {took_s:.1f} s")
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(30) == 130
+    server.down("demo")
+    assert traffic.failed == []
+    assert took_s <= 60
+
+
+def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
+    """Answers are written and scored once for each temperature; each run draws from them in its own order."""
+    server.up_detached()
+    asked, count = Sampling(0.7), 60 * RUNS
+    prompts, _ = load_prompts()
+
+    def answers(sampling: Sampling) -> list[Tally]:
+        with Client(endpoint(server.url)) as client:
+            session = VerifySession(client)
+            session.warm_up(prompts[0])
+
+            def job(number: int) -> Callable[[], ScoredText]:
+                prompt = prompts[number % len(prompts)]
+                return lambda: session.scored(session.generate(prompt, sampling, max_tokens=128))
+
+            jobs = map(job, range(count))
+            found = list(results_of(jobs, concurrency=8, on_tick=lambda: None))
+        return [tally(one.positions, asked) for one in found]
+
+    def verdict(tallies: Sequence[Tally], seed: int) -> str:
+        collector = Collector(asked)
+        for one in random.Random(seed).sample(tallies, len(tallies)):
+            collector.add(one)
+            if collector.is_decided:
+                break
+        return collector.judged().verdict.value
+
+    lossy = VerifyVerdict.LOSSY.value
+    for factor in (1.0, 1.05, 0.95):
+        tallies = answers(Sampling(asked.temperature * factor))
+        seen = Counter(verdict(tallies, seed) for seed in range(200 if factor == 1.0 else 100))
+        print(f"sampled at {factor:g} times the temperature: {dict(seen)}")
+        assert seen[lossy] <= 1 if factor == 1.0 else seen[lossy] >= 95
+    server.down("demo")
+
+
+def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
+    """The comparisons of one benchmark, each printed."""
+    place = folder / f"run-{len(list(folder.glob('run-*')))}"
+    command = [sys.executable, "-m", "specserve", "bench", *options, "--format", "json", "-o", str(place)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=1800, check=False)
+    assert done.returncode in (0, 1)
+    comparisons: list[dict[str, Any]] = json.loads(done.stdout)["comparisons"]
+    for each in comparisons:
+        print(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"], flush=True)
+    return comparisons
+
+
+def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) -> None:
+    server.up_detached()
+    options = ("-w", "code", "-c", "1", "-t", "0,0.7", "--blocks", "6", "--max-tokens", "32")
+    runs = [
+        bench(server.url, "--with", f"again={server.url}", *options, folder=tmp_path) for _ in range(RUNS)
+    ]
+    verdicts = Counter(each["verdict"] for comparisons in runs for each in comparisons)
+    server.down("demo")
+    print(dict(verdicts))
+    assert verdicts["PAYS"] + verdicts["COSTS"] <= verdicts.total() / 10
+
+
+@pytest.mark.parametrize("number", range(RUNS))
+def test_speculation_pays_on_the_demo(number: int, tmp_path: Path) -> None:
+    (found,) = bench(DEMO, "-w", str(ROOT / "demo" / "prompts.jsonl"), "-c", "1", "-t", "0", folder=tmp_path)
+    assert found["verdict"] == "PAYS"
+
+
+def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    draft = tmp_path / "draft"
+    shutil.copytree(ROOT / "demo" / "draft", draft)
+    torch.manual_seed(1)
+    tensors = load_file(draft / "model.safetensors")
+    noise = {
+        name: torch.randn_like(each) * 0.05 if each.dim() > 1 else each for name, each in tensors.items()
+    }
+    save_file(noise, draft / "model.safetensors", metadata={"format": "pt"})
+    settings = ("--set", f"speculation.model={draft}", "--set", "speculation.num_speculative_tokens=8")
+    (found,) = bench(
+        DEMO, *settings, "-w", "code", "-c", "1", "-t", "0", "--max-tokens", "32", folder=tmp_path
+    )
+    assert found["verdict"] == "COSTS"
+
+
+def test_ngram_pays_on_text_that_copies_itself_and_not_elsewhere(tmp_path: Path) -> None:
+    content = yaml.safe_load(Path(DEMO).read_text())
+    content["target"]["model"] = str(ROOT / "demo" / "wide")
+    content["speculation"] = {
+        **{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    }
+    profile = tmp_path / "ngram.yaml"
+    profile.write_text(yaml.safe_dump(content))
+    names = ["width", "height", "depth", "name", "color", "weight", "price", "count"]
+    prompts = []
+    for start in range(8):
+        ring = names[start:] + names[:start]
+        lines = [
+            "class Record:",
+            "    def __init__(self):",
+            *(f"        self._{name} = None" for name in ring),
+        ]
+        for name in ring[:4]:
+            lines += ["", f"    def get_{name}(self):", f"        if self._{name} is None:"]
+            lines += [
+                f'            raise ValueError("{name} is not set")',
+                f"        return int(self._{name})",
+            ]
+        prompts.append("\n".join([*lines, "", f"    def get_{ring[4]}(self):"]))
+    copying = tmp_path / "copying.jsonl"
+    copying.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    common = (str(profile), "-c", "1", "--blocks", "8", "--max-tokens", "48")
+    (found,) = bench(*common, "-w", str(copying), "-t", "0", folder=tmp_path)
+    assert found["verdict"] == "PAYS"
+    (found,) = bench(*common, "-w", "creative", "-t", "1", folder=tmp_path)
+    assert found["verdict"] != "PAYS"
