@@ -1,6 +1,6 @@
 """Measure specserve and vLLM on the GPU of this machine, in the minutes given, and write one JSON and one page.
 
-    python scripts/gpu_report.py [-o DIR] [--minutes 8] [--parts serve,memory,judge,speed]
+    python scripts/gpu_report.py [-o DIR] [--minutes 8] [--steps LIST]
     python scripts/gpu_report.py --small          the same on a CPU, with tiny shapes
     python scripts/gpu_report.py --dry-run        every step with its commands; starts nothing
 
@@ -9,8 +9,10 @@ memory   what `check` predicts against what vLLM logs, for published shapes with
 judge    what `check` says of right and wrong profiles against what vLLM does at its start
 speed    speedup by K and concurrency, `tune`, `verify`, time to ready
 
-Steps run in order of value. Each result is written at once: the same command resumes an interrupted run. Needs vLLM,
-the demo's files and no network. Exit code 1: a step failed; 2: nothing could be measured; 130, 143: interrupted.
+Steps run in order of value, or those of `--steps` in its order: names as `--dry-run` shows them, a part for all of its
+steps. Models that were made stay in DIR/models, and a folder that holds only these may be named. Each result is
+written at once: the same command resumes an interrupted run. Needs vLLM, the demo's files and no network. Exit code 1:
+a step failed; 2: nothing could be measured; 130, 143: interrupted.
 """
 
 from __future__ import annotations
@@ -64,7 +66,12 @@ def main() -> int:
     except machine.MachineError as error:
         return refuse(str(error))
     folders = Folders(args.output.resolve())
-    steps = clocks.ordered(plan(target, folders, parts=args.parts))
+    steps = clocks.ordered(plan(target, folders))
+    if args.steps:
+        try:
+            steps = chosen(steps, args.steps.split(","))
+        except KeyError as error:
+            return refuse(f"there is no step {error}; there are {', '.join(step.key for step in steps)}")
     clock = clocks.Clock(args.minutes, clocks.CPU_START_S if args.small else clocks.GPU_START_S)
     if args.dry_run:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
@@ -110,7 +117,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long (8; --small: 10)")
     parser.add_argument(
-        "--parts", type=parts_of, default=PARTS, metavar="LIST", help="of serve,memory,judge,speed"
+        "--steps", metavar="LIST", help="only these steps or parts, in this order: speed-bench,serve,memory"
     )
     parser.add_argument("--small", action="store_true", help="measure on the CPU with tiny shapes")
     parser.add_argument("--dry-run", action="store_true", help="print the steps and start nothing")
@@ -121,23 +128,16 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def parts_of(text: str) -> tuple[str, ...]:
-    """The parts named, in their own order."""
-    named = text.split(",")
-    if unknown := [name for name in named if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"no such part: {', '.join(unknown)}")
-    return tuple(part for part in PARTS if part in named)
+def plan(target: Target, folders: Folders) -> list[Step]:
+    """All steps, part by part."""
+    return [*serve.steps(target, folders), *memory.steps(target), *judge.steps(target), *speed.steps(target)]
 
 
-def plan(target: Target, folders: Folders, *, parts: Sequence[str] = PARTS) -> list[Step]:
-    """All steps of the parts."""
-    made = {
-        "serve": lambda: serve.steps(target, folders),
-        "memory": lambda: memory.steps(target),
-        "judge": lambda: judge.steps(target),
-        "speed": lambda: speed.steps(target),
-    }
-    return [step for part in parts for step in made[part]()]
+def chosen(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
+    """The steps named, in that order; a part stands for those of its steps. Raises KeyError for another name."""
+    found = {step.key: [step] for step in steps}
+    found |= {part: [step for step in steps if step.part == part] for part in PARTS}
+    return list({step.key: step for name in names for step in found[name]}.values())
 
 
 def dry_run(
@@ -281,13 +281,11 @@ class Report:
             say(f"the page could not be written: {type(error).__name__}: {error}")
 
     def _close(self) -> int:
-        """What is left to say; a complete run needs its large model no more."""
+        """What is left to say. Nothing is deleted: other steps may need the large model."""
         statuses = [record["status"] for record in self._records.values()]
         counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
         counted = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
         say(f"{counted}; {self._clock.elapsed_s():.0f} s")
-        if not {"not_run", "partial"} & set(statuses):
-            shutil.rmtree(self._folders.models / "wide", ignore_errors=True)
         return 1 if "failed" in statuses else 0
 
 

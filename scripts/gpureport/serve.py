@@ -77,7 +77,7 @@ def _widen(run: Run, step: Step) -> Outcome:
 
 def _run(run: Run, step: Step) -> Outcome:
     if not run.target.is_small and not (run.folders.models / "wide" / "config.json").exists():
-        raise StepSkipped("the widened target could not be written")
+        raise StepSkipped("there is no widened target: the step serve-models writes it")
     if step.name == _runner_of_pair(run):
         raise StepSkipped("vLLM took this runner by itself: see serve-pair")
     folder = run.folders.work(step.key)

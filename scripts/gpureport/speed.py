@@ -49,10 +49,9 @@ def _commands(target: Target) -> dict[str, dict[str, tuple[str, ...]]]:
     name, as_json, small = f"{{profiles}}/{PROFILE}", ("--format", "json"), target.is_small
     loads, tokens = ("1,4", "24") if small else ("1,4,16,64", "64")
     load = (
-        "-w", "demo/prompts.jsonl", "-c", loads, "-t", "0", "--max-tokens", tokens, "--no-check", *as_json,
-        "-o", "{work}/run",
+        "-w", "demo/prompts.jsonl", "-c", loads, "-t", "0", "--max-tokens", tokens, *as_json, "-o", "{work}/run",
     )  # fmt: skip
-    bench = ("specserve", "bench", name, "--blocks", "4", *load)
+    bench = ("specserve", "bench", name, "--blocks", "4", "--no-check", *load)
     again = {
         "resume": ("specserve", "bench", "--resume", "{work}/run", *as_json),
         "show": ("specserve", "bench", "--show", "{work}/run", *as_json),
@@ -82,7 +81,7 @@ def _commands(target: Target) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def _values(run: Run, step: Step) -> dict[str, str]:
     if not run.target.is_small and not (run.folders.models / "wide" / "config.json").exists():
-        raise StepSkipped("the widened target could not be written")
+        raise StepSkipped("there is no widened target: the step serve-models writes it")
     return {
         "profiles": str(run.folders.profiles),
         "work": str(run.folders.work(step.key)),

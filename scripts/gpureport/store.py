@@ -52,8 +52,8 @@ def claim(root: Path, identity: Mapping[str, Any]) -> bool:
     file = root / "run.json"
     found = read_json(file)
     if found is None:
-        if root.exists() and any(root.iterdir()):
-            raise StoreError(f"{root} holds other files: name a folder that is empty or does not exist")
+        if root.exists() and any(file.name != "models" for file in root.iterdir()):
+            raise StoreError(f"{root} holds other files: name a folder that is empty or holds only `models`")
         write_json(file, {"version": VERSION, "identity": dict(identity), "began": now()})
         return False
     if found.get("identity") != dict(identity):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -32,6 +33,8 @@ from gpureport.step import (
     StepSkipped,
     Target,
 )
+
+from specserve.cli.commands import LazyGroup
 
 SCRIPT = ROOT / "scripts" / "gpu_report.py"
 
@@ -90,6 +93,47 @@ def test_commands_name_only_profiles_that_the_step_writes(target: Target, tmp_pa
                 assert (
                     not model or model == "../models/wide" or model.removeprefix("../models/") in step.models
                 )
+
+
+@pytest.mark.parametrize("target", [H200, SMALL])
+def test_every_command_is_one_that_its_program_takes(target: Target, tmp_path: Path) -> None:
+    """A renamed or missing option shows here, not after minutes on a GPU."""
+    names = ("profiles", "models", "work", "url", "against", "prompt", "port")
+    values = {name: "1" if name == "port" else f"{tmp_path}/{name}" for name in names}
+    commands = {
+        tuple(filled(a, values)) for step in steps_of(target, tmp_path) for a in step.commands.values()
+    }
+    own = {words[1:] for words in commands if words[0] == "specserve"}
+    scripts = {words[1:] for words in commands if words[0] == "python"}
+    own |= {("up", words[1], *words[words.index("--") + 1 :]) for words in scripts if "--" in words}
+    assert len(own) + len(scripts) >= len(commands) > 40
+    for name, *words in own:
+        LazyGroup().get_command(None, name).make_context(name, words)
+    for name, *words in scripts:  # argparse ends with 2; nothing is started for a profile that is not there
+        more = ["--check"] if name.endswith("widen_demo.py") else []
+        done = subprocess.run(
+            [sys.executable, name, *words, *more], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1 and "unrecognized arguments" not in done.stderr, done.stderr
+
+
+def test_an_option_that_a_command_lacks_is_seen() -> None:
+    for name, word in (("tune", "--no-check"), ("ask", "--uri=x"), ("bench", "--alternatives=none")):
+        with pytest.raises(typer.BadParameter.__base__, match="No such option"):  # type: ignore[arg-type]
+            LazyGroup().get_command(None, name).make_context(name, ["p.yaml", word])
+
+
+def test_steps_are_those_named_in_that_order(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(SCRIPT), "-o", str(tmp_path / "out"), "--dry-run", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    done = run("--steps", "speed-tune,serve-models,speed-bench,speed")
+    heads = re.findall(r"^\d+\. ([\w-]+): ", done.stdout, re.MULTILINE)
+    assert heads[:3] == ["speed-tune", "serve-models", "speed-bench"]
+    assert heads[3:] == ["speed-start", "speed-sweep", "speed-verify"]
+    done = run("--steps", "speed,nothing")
+    assert done.returncode == 2 and "there is no step 'nothing'; there are serve-models, " in done.stderr
 
 
 @pytest.mark.parametrize("target", [H200, SMALL])
@@ -252,6 +296,15 @@ def test_a_step_that_fails_is_recorded_and_the_next_one_runs(tmp_path: Path) -> 
     assert "the last lines" in (tmp_path / "r" / "report.html").read_text()
 
 
+def test_a_run_that_is_complete_keeps_the_models_for_other_steps(tmp_path: Path) -> None:
+    model = tmp_path / "r" / "models" / "wide" / "config.json"
+    model.parent.mkdir(parents=True)
+    model.write_text("{}")
+    assert a_report(tmp_path / "r", [a_step(finds)]).run() == 0
+    assert a_report(tmp_path / "r", [a_step(finds, name="two")]).run() == 0
+    assert model.exists()
+
+
 def test_an_interrupted_run_resumes_with_the_missing_steps(tmp_path: Path) -> None:
     ran: list[str] = []
 
@@ -331,7 +384,9 @@ def test_a_folder_of_another_machine_or_with_other_files_is_refused(tmp_path: Pa
     assert store.claim(tmp_path / "r", {"accelerator": "a"})
     with pytest.raises(store.StoreError, match="another machine"):
         store.claim(tmp_path / "r", {"accelerator": "b"})
-    (tmp_path / "mine").mkdir()
+    (tmp_path / "widened" / "models" / "wide").mkdir(parents=True)
+    assert not store.claim(tmp_path / "widened", {"accelerator": "a"})
+    (tmp_path / "mine" / "models").mkdir(parents=True)
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(store.StoreError, match="other files"):
         store.claim(tmp_path / "mine", {"accelerator": "a"})
