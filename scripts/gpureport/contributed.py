@@ -21,7 +21,7 @@ _HEAD = (
     "speculation; KV caches inside the bounds that `check` predicted; profiles judged as vLLM does; the best speedup "
     "of the demo pair."
 )
-_NONE = "No report of a GPU yet: none was to be had while this was written."
+_NONE = "No report of a GPU yet."
 
 
 def reports(folder: Path) -> list[str]:
