@@ -28,6 +28,7 @@ _RUN = re.compile(r"(container )?run\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
 _QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
+_LONGEST_IMAGE = 512
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
     r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive|no-healthcheck"
@@ -247,7 +248,7 @@ def in_container(
 
 def is_image(text: str) -> bool:
     """Whether this names a container image of vLLM or SGLang."""
-    return bool(_IMAGE.search(text))
+    return len(text) <= _LONGEST_IMAGE and bool(_IMAGE.search(text))
 
 
 def is_model(text: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -53,16 +54,17 @@ class CausePattern:
 
     def find(self, text: str) -> re.Match[str] | None:
         """The first match, looked for only around one of the literals stands."""
+        stands_within = None
         for _, literal in self.says:
-            for found in re.finditer(re.escape(literal), text):
-                match = self.pattern.search(text, *_around(text, found.start()))
-                if match and self._stands_within(text, match.start()):
-                    return match
+            at = text.find(literal)
+            while at >= 0:
+                if match := self.pattern.search(text, *_around(text, at)):
+                    stands_within = stands_within or _within(self.within, text)
+                    if stands_within(match.start()):
+                        return match
+                end = text.find("\n", at)  # the rest of this line was searched, too
+                at = text.find(literal, end) if end >= 0 else -1
         return None
-
-    def _stands_within(self, text: str, at: int) -> bool:
-        start = max(text.rfind(TRACEBACK, 0, at), at - _STACK_CHARACTERS, 0)
-        return self.within is None or self.within.search(text, start, at) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,22 @@ def _row(row: dict[str, Any]) -> CausePattern:
     says = tuple((who, literal) for who, literal in row["says"])
     pattern = re.compile(row["pattern"], re.MULTILINE)
     return CausePattern(**row | {"pattern": pattern, "says": says, "within": within})
+
+
+def _within(pattern: re.Pattern[str] | None, text: str) -> Callable[[int], bool]:
+    """Tells of a place in the text whether the pattern stands in the stack above it; reads the text once."""
+    if pattern is None:
+        return lambda _: True
+    spans = [found.span() for found in pattern.finditer(text)]
+    ends = [end for _, end in spans]
+    stacks = [found.end() for found in re.finditer(re.escape(TRACEBACK), text)]
+
+    def stands_within(at: int) -> bool:
+        last, stack = bisect_right(ends, at), bisect_right(stacks, at)
+        start = max(at - _STACK_CHARACTERS, stacks[stack - 1] if stack else 0)
+        return last > 0 and spans[last - 1][0] >= start
+
+    return stands_within
 
 
 def _around(text: str, at: int) -> tuple[int, int]:

@@ -40,7 +40,7 @@ SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     (
         Phase.COMPILE,
         re.compile(
-            r"Using cache directory: .* torch\.compile|Dynamo bytecode transform time|Compiling a graph"
+            r"Using cache directory: .{0,400} torch\.compile|Dynamo bytecode transform time|Compiling a graph"
             r"|Directly load the compiled graph|^Warming up model for the compilation|torch\.compile took"
         ),
     ),

@@ -16,11 +16,13 @@ from specserve.serve.files import open_regular, state_folder
 
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20
+_HEAD, _TAIL = 3072, 1024
+"""Characters that are kept of a line: its beginning says what it is, its end may hold the cause."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LAUNCHER = re.compile(r"^(?:(?:[\w.-]+)? +\| |\[rank\d+\]: )")  # docker compose, torchrun
 # `VLLM_LOGGING_PREFIX`, the process that vLLM puts before each line, then level, time and source line.
 # (vllm 0.32, logger.py `_FORMAT`)
-_PROCESS = re.compile(r"^.{0,80}?\((?P<process>\w[\w.+-]*(?: \w[\w.+-]*)*) pid=\d+[^)]*\) ?")
+_PROCESS = re.compile(r"^.{0,80}?\((?P<process>\w[\w.+-]*(?: \w[\w.+-]*)*) pid=\d+[^)]{0,80}\) ?")
 _LEVEL = re.compile(
     r"^.{0,80}?\b(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\s\[\]]+:\d+\] ?"
 )
@@ -41,14 +43,21 @@ class LogLine:
 
 
 def parse(raw: str) -> list[LogLine]:
-    """The lines of a piece of log. A JSON record gives one line per line of its message and its traceback."""
+    """The lines of a piece of log, without the middle of a very long one.
+
+    A JSON record gives one line per line of its message and its traceback.
+    """
     lines: list[LogLine] = []
     for piece in re.split(r"[\r\n]+", raw):  # a progress bar rewrites its line with \r
         if piece.lstrip().startswith("{") and (record := _json_record(piece)):
             lines.extend(record)
         elif piece:
-            lines.append(_plain(piece))
+            lines.append(_plain(_cut(piece)))
     return lines
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _HEAD + _TAIL else f"{line[:_HEAD]} … {line[-_TAIL:]}"
 
 
 def _plain(piece: str) -> LogLine:
@@ -73,7 +82,9 @@ def _json_record(piece: str) -> list[LogLine]:
     level = record.get("levelname") or record.get("level") or ""
     trace = record.get("exc_info")
     body = f"{text}\n{trace}" if isinstance(trace, str) else text
-    return [LogLine(_COLOUR.sub("", line), str(process), str(level).upper()) for line in body.splitlines()]
+    return [
+        LogLine(_COLOUR.sub("", _cut(line)), str(process), str(level).upper()) for line in body.splitlines()
+    ]
 
 
 class LogTail:
@@ -167,14 +178,16 @@ class Raised:
         return f"{frames[-1][0]}:{frames[-1][1]}, in {frames[-1][2]}" if frames else None
 
 
-_VLLM_FRAME = re.compile(r'^\s*File ".*?(vllm(?:/\w+)+\.py)", line (\d+), in (\w+)', re.MULTILINE)
-_FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
-_NAMED = r"(?:[A-Za-z_]\w*\.)*[A-Z]?\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)"
+_VLLM_FRAME = re.compile(
+    r'^[ \t]*File "[^"\n]{0,400}?(vllm(?:/\w{1,60}){1,9}\.py)", line (\d+), in (\w+)', re.MULTILINE
+)
+_FRAME = re.compile(r'^[ \t]*File "[^"]+", line \d+, in ')
+_NAMED = r"(?:[A-Za-z_]\w*\.)*\w{0,80}(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)"
 _EXCEPTION = re.compile(rf"^(?P<name>{_NAMED})(?::(?P<message>.*))?$")
 # A class of a module, and the first line below the frames that is not indented: whatever the class is called.
-_QUALIFIED = re.compile(r"^(?P<name>(?:[a-z_]\w*\.){2,}[A-Z]\w*):(?P<message> .*)$")
-_AFTER_FRAMES = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?P<message>.*))?$")
-_REPR = re.compile(rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.+)(?P=quote),?\)""")
+_QUALIFIED = re.compile(r"^(?P<name>(?:[a-z_]\w*\.){2,}[A-Z]\w{0,80}):(?P<message> .*)$")
+_AFTER_FRAMES = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w{0,80})(?::(?P<message>.*))?$")
+_REPR = re.compile(rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.{{1,1000}})(?P=quote),?\)""")
 _CAUSE = re.compile(r"^The above exception was the direct cause")
 _CONTEXT = re.compile(r"^During handling of the above exception, another exception")
 _IGNORED = re.compile(r"^Exception ignored in")

@@ -24,7 +24,7 @@ from specserve.serve.logs import end_of_log
 _END_BYTES = 256 << 10
 # vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
 _DRAFTED = re.compile(
-    r"SpecDecoding metrics: .*?Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
+    r"SpecDecoding metrics: .{0,400}?Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
 )
 _THROUGHPUT = re.compile(
     r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
