@@ -280,6 +280,8 @@ class Rule(NamedTuple):
     needs: Need = "nothing"
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
+    published: bool = False
+    """Whether it also runs if the models are not read, by what specserve ships about published ones."""
 
     @property
     def name(self) -> str:
@@ -313,14 +315,14 @@ def _changed(example: str, changes: str) -> str:
 
 
 def rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, published: bool = False
 ) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
     """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
-    return lambda check: Rule(code, severity, check, needs, policy)
+    return lambda check: Rule(code, severity, check, needs, policy, published)
 
 
 def arm_rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, published: bool = False
 ) -> Callable[[Callable[[Arm], Iterable[Hit]]], Rule]:
     """Makes a rule of a function that looks at one way to speculate: it is called for each in the profile."""
 
@@ -330,6 +332,6 @@ def arm_rule(
             for arm in ctx.arms:
                 yield from check(arm)
 
-        return Rule(code, severity, each, needs, policy)
+        return Rule(code, severity, each, needs, policy, published)
 
     return wrap

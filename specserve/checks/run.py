@@ -134,15 +134,19 @@ def examined_in(
 ) -> Examined:
     """What the rules find that have what they need. `problems`: findings of the file itself."""
     found, stopped, ran = list[Finding](), list[str](), rules_for(context, needs=needs)
+    unsure = {rule.code for rule in ran if rule.published and context.target is None}
     for rule in ran:
         try:
             found.extend(_finding(rule, hit, context) for hit in rule.check(context))
         except UnreadableValue:
             stopped.append(rule.code)
-    found = [*problems, *_without_repeats(found)]
+    problems = list(problems)
+    unread = {item.span for item in problems if item.code == "SD290"}  # says that there is no such model, too
+    found = [item for item in _without_repeats(found) if item.code != "SD171" or item.span not in unread]
+    found = [*problems, *found]
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]
-    kept, hidden = _suppressed(found, context.profile, {rule.code for rule in ran} - set(stopped))
+    kept, hidden = _suppressed(found, context.profile, {rule.code for rule in ran} - unsure - set(stopped))
     return Examined(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
 
 
@@ -156,7 +160,9 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
     }
     rules = all_rules() if any(there.values()) else static_rules()
     return tuple(
-        rule for rule in rules if there.get(rule.needs, True) and (needs is None or rule.needs in needs)
+        rule
+        for rule in rules
+        if (rule.published or there.get(rule.needs, True)) and (needs is None or rule.needs in needs)
     )
 
 

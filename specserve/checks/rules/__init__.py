@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 _STATIC = (
     "arguments", "hardware", "model_runner", "pairing", "revisions", "schedules", "serving", "site",
-    "speculation", "steps_and_graphs",
+    "speculation", "steps_and_graphs", "tokenizers",
 )  # fmt: skip
-"""Families with rules that need nothing but the profile."""
-_OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization", "tokenizers")
+"""Families with rules that need nothing but the profile, or what specserve ships about published models."""
+_OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization")
 RETIRED = {
     "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD130": "block verification is rarely asked for, and only the V1 runner ignores it",
     "SD134": "vLLM refuses such settings itself, in the first seconds of a start",
     "SD160": "vLLM refuses such a launch itself, at its start",
-    "SD163": "names prove nothing about tokenizers: `specserve check` compares them",
+    "SD163": "SD201 and SD202 know the tokenizers of published models",
     "SD168": "it concerned a single vLLM version",
     "SD206": "two equal vocabularies are rarely mapped, and vLLM serves them",
     "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
@@ -41,8 +41,8 @@ def _load(families: tuple[str, ...]) -> tuple[Rule, ...]:
 
 @cache
 def static_rules() -> tuple[Rule, ...]:
-    """The rules that need nothing but the profile, by code."""
-    return tuple(item for item in _load(_STATIC) if item.needs == "nothing")
+    """The rules that `lint` runs, by code."""
+    return tuple(item for item in _load(_STATIC) if item.needs == "nothing" or item.published)
 
 
 @cache

@@ -6,7 +6,7 @@ import re
 
 from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
-from specserve.checks.rules.revisions import is_hub_id
+from specserve.checks.rules.revisions import is_hub_id, models
 from specserve.errors import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
@@ -111,6 +111,38 @@ def unquantized_draft(arm: Arm) -> Hits:
         text = f"the draft will be loaded in its own type, not in `{method}`"
         help_ = f"write `quantization: {method}` under `{arm.path}` to quantize the draft too"
         yield arm.hit("model", text, related={"target.quantization": "for the target only"}, help=help_)
+
+
+@rule("SD171", WARNING)
+def misspelt_model(ctx: Context) -> Hits:
+    """A model is named as no publisher names it.
+
+    The name is near that of a well-known model and is not it, so the Hub has no such repository, or a stranger's. vLLM
+    ends with `Invalid repository ID or local directory specified`. A name that was changed on the Hub, or one without
+    its publisher, which may be a directory on the machine that serves, is only an info.
+    Example: target: {model: meta-llama/Llama-3-70B-Instruct, revision: 0123456789abcdef0123456789abcdef01234567}
+    Use instead:
+        target: {model: meta-llama/Meta-Llama-3-70B-Instruct, revision: 0123456789abcdef0123456789abcdef01234567}
+    Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
+    """
+    read = {"target": ctx.target, **ctx.drafts}
+    named = {section: model for model, _, section in models(ctx) if read.get(section) is None}
+    if not named:
+        return
+    from specserve.models.families import published_name
+
+    texts = {
+        "misspelt": "no well-known model is named {}",
+        "renamed": "{} was renamed on the Hub",
+        "bare": "{} names no publisher, so it can only be a directory",
+    }
+    for path, model in named.items():
+        if found := published_name(model):
+            text, severity = (
+                texts[found.kind].format(quoted(model)),
+                None if found.kind == "misspelt" else INFO,
+            )
+            yield Hit(f"{path}.model", text, help=f"did you mean `{found.model}`?", severity=severity)
 
 
 @rule("SD156", WARNING)

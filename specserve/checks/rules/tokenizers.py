@@ -1,14 +1,17 @@
-"""SD201-SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file."""
+"""SD201-SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
-from specserve.models.tokenizercompare import FEW_SHARED, TokenDifference, TokenizerComparison, shown
-from specserve.models.vocabulary import holds_tokenizer
-from specserve.plan.uses import tokenizer_use
+
+if TYPE_CHECKING:
+    from specserve.models.families import TokenizerFamily
+    from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
 
 RARE, OFTEN = 0.001, 0.02
 """Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
@@ -35,13 +38,60 @@ def _by_share(share: float | None) -> Severity:
     return INFO if share < RARE else ERROR
 
 
-@arm_rule("SD201", ERROR, needs="models")
+def _clash(arm: Arm) -> tuple[TokenizerFamily, TokenizerFamily] | None:
+    """The published families of target and draft if they differ in kind or size; None if the files were compared."""
+    found, profile, engine = arm.tokenizer, arm.ctx.profile, arm.ctx.engine
+    model, tokenizer = profile.target.model, profile.target.tokenizer or profile.target.model
+    is_wanted = arm.method == "draft_model" and arm.get(KEY) is not True and arm.model is not None
+    is_overridden = _overrides_size(arm) or engine.get("hf_config_path") is not None
+    if not is_wanted or is_overridden or (found and found.verdict != "not_checked"):
+        return None
+    from specserve.models.families import tokenizer_family
+
+    target, draft, ids = (
+        tokenizer_family(name) if name and is_hub_id(name) else None for name in (model, arm.model, tokenizer)
+    )
+    if target is None or draft is None:
+        return None
+    target = target._replace(name=ids.name if ids else draft.name)
+    if found:  # by the files that were read
+        target = target._replace(vocab_size=found.target_vocab_size or target.vocab_size)
+        draft = draft._replace(vocab_size=found.draft_vocab_size or draft.vocab_size)
+    return None if target[:2] == draft[:2] else (target, draft)
+
+
+def _overrides_size(arm: Arm) -> bool:
+    return "vocab_size" in str(arm.ctx.engine.get("hf_overrides"))
+
+
+def _of_families(arm: Arm, target: TokenizerFamily, draft: TokenizerFamily, note: str = "") -> Hit:
+    """A hit that names both families, or only both sizes if they are of one family."""
+    text, sizes = (
+        "draft and target have vocabularies of different sizes",
+        [target.vocab_size, draft.vocab_size],
+    )
+    labels = [f"{size:,} entries" for size in sizes]
+    if target.name != draft.name:
+        text = f"draft and target have different tokenizers: {draft.name} and {target.name}"
+        labels = [f"{each.name}: {each.vocab_size:,} entries" for each in (target, draft)]
+    sources = dict.fromkeys(f"{each.source} ({each.date})" for each in (target, draft))
+    return arm.hit(
+        "model",
+        text,
+        label=labels[1],
+        related={"target.model": labels[0]},
+        notes=(*filter(None, (note,)), f"basis: published, {'; '.join(sources)}"),
+        help=f"take a draft of the target's family with {sizes[0]:,} entries, or `{KEY}: true` with greedy drafts",
+    )
+
+
+@arm_rule("SD201", ERROR, needs="models", published=True)
 def unequal_vocabularies(arm: Arm) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
     vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
     set. It refuses even if all tokens are the same: in Qwen2.5, only the padding of the embedding differs (152,064 from
-    7B up, 151,936 below).
+    7B up, 151,936 below). `lint` knows the sizes of published models by their names.
     Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
@@ -50,21 +100,29 @@ def unequal_vocabularies(arm: Arm) -> Hits:
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
     """
+    if clash := _clash(arm):
+        target_family, draft_family = clash
+        target, draft = target_family.vocab_size, draft_family.vocab_size
+        if target != draft:
+            yield _of_families(arm, target_family, draft_family, _refusal(target, draft))
+        return
     found = _compared(arm)
-    if found is None or _same_size(found) or "vocab_size" in str(arm.ctx.engine.get("hf_overrides")):
+    if found is None or _same_size(found) or _overrides_size(arm):
         return  # overrides change the sizes that config.json states
-    target, draft = found.target_vocab_size, found.draft_vocab_size
-    quote = (
-        "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
-        f"Target model vocab_size={target}. Draft model vocab_size={draft}."
-    )
     yield arm.hit(
         "model",
         "draft and target have vocabularies of different sizes",
-        label=f"{draft:,} entries",
-        related={"target.model": f"{target:,} entries"},
-        notes=(quote, *found.reasons),
+        label=f"{found.draft_vocab_size:,} entries",
+        related={"target.model": f"{found.target_vocab_size:,} entries"},
+        notes=(_refusal(found.target_vocab_size, found.draft_vocab_size), *found.reasons),
         help=_way_out(found),
+    )
+
+
+def _refusal(target: int | None, draft: int | None) -> str:
+    return (
+        "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
+        f"Target model vocab_size={target}. Draft model vocab_size={draft}."
     )
 
 
@@ -81,19 +139,22 @@ def _way_out(found: TokenizerComparison) -> str:
     return f"take a draft with the target's tokenizer and {size} entries, or a method without one, such as `ngram`"
 
 
-@arm_rule("SD202", ERROR, needs="models")
+@arm_rule("SD202", ERROR, needs="models", published=True)
 def foreign_token_ids(arm: Arm) -> Hits:
     """The target's token ids mean other tokens to the draft.
 
     vLLM compares only the sizes of the vocabularies. A draft with another tokenizer reads and proposes nonsense: most
     draft tokens are rejected. The severity follows how often the differing ids occur in a sample text: error from 2 %
-    on, info below 0.1 %, else warning.
+    on, info below 0.1 %, else warning. `lint` knows the tokenizers of published models by their names; two of
+    different families are an error.
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
+    if (clash := _clash(arm)) and clash[0].vocab_size == clash[1].vocab_size:
+        yield _of_families(arm, *clash)
     found = _compared(arm)
     if found is None or not _same_size(found):
         return
@@ -142,7 +203,7 @@ def foreign_special_tokens(arm: Arm) -> Hits:
 
 
 def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
-    pairs = [f"{item.id} {shown(item.target)} ({shown(item.draft)})" for item in differences]
+    pairs = [f"{item.id} {_shown(item.target)} ({_shown(item.draft)})" for item in differences]
     more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
     return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
 
@@ -176,6 +237,8 @@ def foreign_tokenizer(ctx: Context) -> Hits:
     Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
     Source: vllm/config/model.py, `self.tokenizer = self.model`
     """
+    from specserve.plan.uses import tokenizer_use
+
     found = ctx.tokenizer
     if found is None or found.verdict in ("identical", "padding_only", "not_checked", "not_applicable"):
         return
@@ -203,7 +266,7 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
     Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
     found = _compared(arm)
-    if found and found.verdict == "not_checked":
+    if found and found.verdict == "not_checked" and not _clash(arm):
         help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
         if any(facts and facts.origin == "published" for facts in (arm.ctx.target, arm.draft)):
             help_ = (
@@ -219,12 +282,18 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
         )
 
 
+def _shown(token: str | None) -> str:
+    from specserve.models.tokenizercompare import shown
+
+    return shown(token)
+
+
 def _here(first: TokenDifference | None) -> str:
-    return f"id {first.id} is {shown(first.draft)}" if first else ""
+    return f"id {first.id} is {_shown(first.draft)}" if first else ""
 
 
 def _there(first: TokenDifference | None) -> dict[str, str]:
-    return {"target.model": f"id {first.id} is {shown(first.target)}" if first else ""}
+    return {"target.model": f"id {first.id} is {_shown(first.target)}" if first else ""}
 
 
 def _ids(count: int | None) -> str:
@@ -259,6 +328,8 @@ def small_shared_vocabulary(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
     """
+    from specserve.models.tokenizercompare import FEW_SHARED
+
     found = _compared(arm, mapped=True)
     shared, kept = (found.shared_tokens, found.kept_by_occurrence) if found else (None, None)
     if found is None or shared is None or kept is None or (shared >= FEW_SHARED and kept >= KEPT):
@@ -289,6 +360,8 @@ def missing_draft_tokenizer(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
     """
+    from specserve.models.vocabulary import holds_tokenizer
+
     is_read = arm.draft is not None and arm.draft.origin != "published"
     files = arm.draft.files if arm.draft and is_read and _compared(arm, mapped=True) else None
     if files is not None and not holds_tokenizer(files):

@@ -1,0 +1,123 @@
+"""Whose token ids mean the same: tokenizer families of published models by their names, each with its source."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+_FILE = Path(__file__).with_name("families.json")
+_NO_MODEL = re.compile(
+    "[-_.](?:eagle[-.]?[0-9]?|dflash[0-9]?|medusa|speculator|draft|drafter|mtp|embedding|reranker)(?![a-z])"
+)
+"""A word of a head, or of a model that generates nothing."""
+_NEAR = 0.85
+_LONGEST = 120
+"""The Hub allows 96 characters in a name."""
+
+
+class TokenizerFamily(NamedTuple):
+    """The family of one model, with its `vocab_size` and the public source of both."""
+
+    name: str
+    vocab_size: int
+    source: str
+    date: str
+    """When the source was written, or read if it shows no date."""
+
+
+class PublishedName(NamedTuple):
+    """The name under which a model is published, for an id that is not it."""
+
+    model: str
+    kind: Literal["renamed", "misspelt", "bare"]
+    """bare: the publisher is missing."""
+
+
+class _Table(NamedTuple):
+    families: dict[str, TokenizerFamily | None]
+    """By the start of an id in lower case; None if no source decides."""
+    names: dict[str, str]
+    """The start of an id as its publisher writes it, by the same without the publisher in lower case."""
+    renamed: dict[str, str]
+    misspelt: dict[str, str]
+    copies: frozenset[str]
+
+
+@lru_cache(maxsize=1)
+def _table() -> _Table:
+    data: dict[str, Any] = json.loads(_FILE.read_bytes())
+    families: dict[str, TokenizerFamily | None] = {start.lower(): None for start in data["undecided"]}
+    names = {wrong.lower().partition("/")[2]: right for wrong, right in data["misspelt"].items()}
+    for name, entries in data["families"].items():
+        for size, source, starts in entries:
+            family = TokenizerFamily(name, size, *data["sources"][source])
+            families |= {start.lower(): family for start in starts}
+            names |= {start.lower().partition("/")[2]: start for start in starts}
+    renamed, misspelt = (
+        {old.lower(): new for old, new in data[key].items()} for key in ("renamed", "misspelt")
+    )
+    return _Table(families, names, renamed, misspelt, frozenset(owner.lower() for owner in data["copies"]))
+
+
+def tokenizer_family(model: str) -> TokenizerFamily | None:
+    """The tokenizer family of an id of the Hub; None if no source decides it.
+
+    An id that `published_name` corrects counts as the model that was meant.
+    """
+    table, found = _table(), published_name(model)
+    model = found.model if found else model
+    owner, _, name = model.partition("/")
+    if owner.lower() in table.copies and not _start(model, table.families):
+        start = _start(name, table.names)
+        model = table.names[start] if start else model
+    start = None if _NO_MODEL.search(name.lower()) else _start(model, table.families)
+    return table.families[start] if start else None
+
+
+def published_name(model: str) -> PublishedName | None:
+    """The name that was meant by an id that is renamed, misspelt or without its publisher; None for every other."""
+    table, (owner, _, name) = _table(), model.rpartition("/")
+    if len(model) > _LONGEST:
+        return None
+    if start := _start(model, table.renamed):
+        return PublishedName(table.renamed[start] + model[len(start) :], "renamed")
+    if start := _start(model, table.misspelt):
+        return PublishedName(table.misspelt[start] + model[len(start) :], "misspelt")
+    if owner.lower() in table.copies or _start(model, table.families):
+        return None
+    if start := _start(name, table.names):
+        meant = table.names[start] + name[len(start) :]
+        if not owner:
+            return PublishedName(meant, "bare")
+        from difflib import SequenceMatcher  # needed for an unknown publisher of a known name only
+
+        is_near = SequenceMatcher(None, owner.lower(), meant.lower().partition("/")[0]).ratio() >= _NEAR
+        return PublishedName(meant, "misspelt") if is_near else None
+    own = {
+        _letters(start): right
+        for start, right in table.names.items()
+        if owner and right.lower().startswith(f"{owner.lower()}/")
+    }
+    found = next((end for end in _ends(name) if own and _letters(name[:end]) in own), None)
+    return PublishedName(own[_letters(name[:found])] + name[found:], "misspelt") if found else None
+
+
+def _start(model: str, known: dict[str, Any]) -> str | None:
+    """The longest known start of an id, in lower case."""
+    lowered = model.lower()
+    return next((lowered[:end] for end in _ends(lowered) if lowered[:end] in known), None)
+
+
+def _ends(name: str) -> list[int]:
+    """Where the known part of a name may end: at its own end, or before one of `-_:`; the longest first."""
+    if len(name) > _LONGEST:
+        return []
+    return [end for end in range(len(name), 0, -1) if name[end : end + 1] in ("", "-", "_", ":")]
+
+
+def _letters(name: str) -> str:
+    """The letters and digits of a name: what stays if `-` and `.` are put elsewhere."""
+    return "".join(filter(str.isalnum, name.lower()))

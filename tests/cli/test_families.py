@@ -1,0 +1,309 @@
+"""Pairs that everybody knows to be wrong are errors without the Hub; public pairs that work are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.cli.app import _run
+from specserve.models.drafts import catalogue
+from specserve.models.facts import _FILE as PUBLISHED
+from specserve.models.families import _FILE, published_name, tokenizer_family
+
+Write = Callable[..., Path]
+Findings = Callable[..., list[dict[str, Any]]]
+ROOT = Path(__file__).parents[2]
+PAIRS = yaml.safe_load((ROOT / "tests" / "data" / "draft_pairs.yaml").read_text(encoding="utf-8"))
+DATA = json.loads(_FILE.read_bytes())
+ENTRIES = [(family, *entry) for family, entries in DATA["families"].items() for entry in entries]
+UNDECIDED = {
+    "XiaomiMiMo/MiMo-V2.5",
+    "deepseek-ai/DeepSeek-V4.1-Flash",
+    "inclusionAI/Ling-3.0-flash",
+    "mistralai/Mistral-Medium-3.5-128B",
+    "poolside/Laguna-S-2.1",
+    "stepfun-ai/Step-3.5-Flash",
+    "zai-org/GLM-5.3",
+}
+"""Targets of the catalogue whose vocabulary no source shows."""
+BLOCK = "{{method: draft_model, model: {}, num_speculative_tokens: 5{}}}"
+OURS = {"SD171", "SD201", "SD202"}
+
+
+@pytest.fixture
+def linted(write: Write, capsys: pytest.CaptureFixture[str]) -> Findings:
+    """What a command finds of a pair that these rules are about; its exit code is checked."""
+
+    def run(
+        target: str, draft: str, *, more: str = "", rest: str = "", command: str = "lint"
+    ) -> list[dict[str, Any]]:
+        target = target if target.startswith("{") else f"{{model: {target}, tensor_parallel_size: 4}}"
+        file = write(f"target: {target}\nspeculation: {BLOCK.format(draft, more)}\n{rest}")
+        code = _run([*command.split(), str(file), "--format", "json"])
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert code == int(any(item["severity"] == "error" for item in found))
+        return [item for item in found if item["code"] in OURS]
+
+    return run
+
+
+def said(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(item["code"], item["severity"]) for item in found]
+
+
+@pytest.mark.parametrize("command", ["lint", "check --offline"])
+@pytest.mark.parametrize(
+    "publishers", [("meta-llama/", "Qwen/"), ("", "Qwen/"), ("meta-llama/", ""), ("", "")]
+)
+def test_the_pair_of_the_article_is_an_error_that_names_both_families(
+    linted: Findings, publishers: tuple[str, str], command: str
+) -> None:
+    names = (f"{publishers[0]}Llama-3-70B-Instruct", f"{publishers[1]}Qwen2-7B-Instruct")
+    (error,) = [item for item in linted(*names, command=command) if item["severity"] == "error"]
+    assert error["code"] == "SD201"
+    assert error["message"] == "draft and target have different tokenizers: Qwen 1.5 to 3 and Llama 3"
+    assert error["location"]["path"] == "speculation.model"
+    assert [(item["path"], item["label"]) for item in error["related"]] == [
+        ("target.model", "Llama 3: 128,256 entries")
+    ]
+    assert any(note.startswith("basis: published, github:Lightning-AI/litgpt@") for note in error["notes"])
+    assert "`use_heterogeneous_vocab: true`" in error["help"] and "128,256 entries" in error["help"]
+
+
+@pytest.mark.parametrize("pair", PAIRS["works"], ids=lambda pair: " ".join(pair[:2]))
+def test_a_public_pair_that_works_has_no_error_and_no_warning(linted: Findings, pair: list[str]) -> None:
+    target, draft, source, *mapped = pair
+    assert "/" in source and tokenizer_family(target) and tokenizer_family(draft)
+    assert linted(target, draft, more=", use_heterogeneous_vocab: true" if mapped else "") == []
+
+
+def test_there_are_at_least_thirty_of_them() -> None:
+    assert len({tuple(pair[:2]) for pair in PAIRS["works"]}) >= 30
+
+
+@pytest.mark.parametrize("pair", PAIRS["refused"], ids=lambda pair: " ".join(pair[:2]))
+def test_a_public_pair_that_vllm_refuses_is_an_error(linted: Findings, pair: list[str]) -> None:
+    target, draft, _ = pair
+    (found,) = linted(target, draft)
+    assert said([found]) == [("SD201", "error")]
+    one, two = tokenizer_family(target), tokenizer_family(draft)
+    assert one and two
+    assert (
+        f"Target model vocab_size={one.vocab_size}. Draft model vocab_size={two.vocab_size}."
+        in found["notes"][0]
+    )
+    assert linted(target, draft, more=", use_heterogeneous_vocab: true") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("meta-llama/Llama-2-70b-chat-hf", "mistralai/Mistral-7B-Instruct-v0.1"),
+        ("CohereLabs/c4ai-command-r-plus", "google/gemma-2-2b-it"),
+    ],
+)
+def test_two_families_of_one_size_are_an_error_too(linted: Findings, target: str, draft: str) -> None:
+    """vLLM starts such a pair, and no draft token is accepted but by chance."""
+    (found,) = linted(target, draft)
+    assert said([found]) == [("SD202", "error")]
+    assert found["message"].startswith("draft and target have different tokenizers: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "more"),
+    [
+        ("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", ""),
+        ("Qwen/Qwen3-32B", "Qwen/Qwen2.5-0.5B-Instruct", ""),
+        ("./models/Llama-3.1-8B", "Qwen/Qwen3-0.6B", ""),
+        ("meta-llama/Llama-3.1-8B", "/models/Qwen3-0.6B", ""),
+        ("somebody/Llama-3.1-8B-tuned", "Qwen/Qwen3-0.6B", ""),
+        ("meta-llama/Llama-3.1-405B", "somebody/draft-1b", ""),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-Embedding-0.6B", ""),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "meta-llama/Llama-3.2-1B-Instruct", ""),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "unsloth/Qwen3-0.6B", ""),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-0.6B", ", use_heterogeneous_vocab: true"),
+    ],
+)
+def test_what_shares_ids_or_is_not_known_is_no_finding(
+    linted: Findings, target: str, draft: str, more: str
+) -> None:
+    assert linted(target, draft, more=more) == []
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "dflash"])
+def test_a_head_is_not_judged_by_its_name(linted: Findings, method: str, write: Write) -> None:
+    rest = f"alternatives: {{h: {{method: {method}, model: Qwen/Qwen3-0.6B, num_speculative_tokens: 3}}}}\n"
+    assert linted("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B", rest=rest) == []
+
+
+def test_each_alternative_is_judged(linted: Findings) -> None:
+    rest = f"alternatives:\n  a: {BLOCK.format('Qwen/Qwen3-0.6B', '')}\n  b: {BLOCK.format('openai/gpt-oss-20b', '')}\n"
+    found = linted("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B", rest=rest)
+    assert [item["location"]["path"] for item in found] == ["alternatives.a.model", "alternatives.b.model"]
+
+
+def test_the_tokenizer_that_the_profile_names_decides_what_the_ids_mean(linted: Findings) -> None:
+    target = "{{model: meta-llama/Llama-2-7b-hf, tokenizer: {}}}"
+    draft = "mistralai/Mistral-7B-v0.1"
+    assert said(linted(target.format("mistralai/Mixtral-8x7B-v0.1"), draft)) == []
+    assert said(linted(target.format("./mine"), draft)) == []
+    assert said(linted(target.format("TinyLlama/TinyLlama-1.1B-Chat-v1.0"), draft)) == [("SD202", "error")]
+    assert said(linted(target.format("./mine"), "Qwen/Qwen3-0.6B")) == [("SD201", "error")]  # by vLLM's sizes
+
+
+@pytest.mark.parametrize("key", ["hf_overrides: {vocab_size: 152064}", "hf_config_path: ./other"])
+def test_a_profile_that_changes_the_configuration_is_not_judged(linted: Findings, key: str) -> None:
+    assert linted("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B", rest=f"engine: {{{key}}}\n") == []
+
+
+def test_a_directory_of_that_name_is_not_the_model_of_the_hub(
+    linted: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert linted("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B") == []
+
+
+def test_a_command_is_judged_like_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    for speculation in (
+        '{"method": "draft_model", "model": "Qwen/Qwen2-7B-Instruct", "num_speculative_tokens": 5}',
+        '{"model": "Qwen/Qwen2-7B-Instruct", "num_speculative_tokens": 5}',
+    ):
+        words = ["vllm", "serve", "meta-llama/Meta-Llama-3-70B-Instruct", "--speculative-config", speculation]
+        assert _run(["lint", "--", *words]) == 1
+        assert "different tokenizers: Qwen 1.5 to 3 and Llama 3" in capsys.readouterr().out
+
+
+def test_a_comment_silences_it_and_is_not_called_unused_where_no_name_decides(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = "{method: draft_model, num_speculative_tokens: 5, model: %s}  # specserve: ignore[SD201] measured"
+    text = f"target: {{model: %s}}\nspeculation: {draft}\n"
+    for pair in (("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-0.6B"), ("./a", "./b"), ("org/a", "org/b")):
+        assert _run(["lint", str(write(text % pair)), "--strict"]) == 0
+        assert "SD201" not in capsys.readouterr().out
+
+
+def test_one_fact_is_one_finding_where_check_knows_the_configurations(linted: Findings) -> None:
+    """Both are published whole: without the table there were SD201 by their sizes, and SD209."""
+    found = linted("Qwen/Qwen3-32B", "meta-llama/Llama-3.1-8B-Instruct", command="check --offline")
+    assert said(found) == [("SD201", "error")] and "Qwen 1.5 to 3" in found[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "meant", "severity"),
+    [
+        ("meta-llama/Llama-3-70B-Instruct", "meta-llama/Meta-Llama-3-70B-Instruct", "warning"),
+        ("meta-llama/Llama3-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct", "warning"),
+        ("meta-llama/Meta-Llama-3.3-70B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "warning"),
+        ("HuggingFaceTB/SmolLM-2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "warning"),
+        ("Qwen/Qwen-3-8B", "Qwen/Qwen3-8B", "warning"),
+        ("Qwen/Qwen25-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "warning"),
+        ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "warning"),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "info"),
+        ("CohereForAI/c4ai-command-r-v01", "CohereLabs/c4ai-command-r-v01", "info"),
+        ("Llama-3-70B-Instruct", "meta-llama/Meta-Llama-3-70B-Instruct", "info"),
+    ],
+)
+def test_a_name_that_no_publisher_uses_is_corrected(
+    write: Write, capsys: pytest.CaptureFixture[str], model: str, meant: str, severity: str
+) -> None:
+    assert _run(["lint", str(write(f"target: {{model: {model}}}")), "--format", "json"]) == 0
+    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD171"]
+    assert [(item["severity"], item["help"]) for item in found] == [(severity, f"did you mean `{meant}`?")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen/Qwen3-80B",
+        "Qwen/Qwen-14B",
+        "Qwen/Qwen4-8B",
+        "google/gemma-1.1-7b-it",
+        "acme/Qwen3-8B",
+        "gpt2",
+        "org/target",
+        "mine",
+        "deepseek-community/DeepSeek-V3",
+        "a" * 5000,
+        "-".join("a" * 3000),
+    ],
+)
+def test_a_name_that_may_be_new_or_of_somebody_else_is_left_alone(model: str) -> None:
+    assert published_name(model) is None and tokenizer_family(model) is None
+
+
+def test_check_says_once_that_a_misspelt_model_does_not_exist(
+    empty_hub: object, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("target: {model: meta-llama/Llama-3-70B-Instruct}")
+    _run(["check", str(file), "--format", "json"])
+    found = [
+        item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] in ("SD171", "SD290")
+    ]
+    assert [(item["code"], item["help"]) for item in found] == [
+        ("SD290", "did you mean `meta-llama/Meta-Llama-3-70B-Instruct`?")
+    ]
+
+
+def test_every_entry_has_a_source_and_stands_at_its_publisher() -> None:
+    starts = [start.lower() for *_, names in ENTRIES for start in names] + [
+        name.lower() for name in DATA["undecided"]
+    ]
+    assert len(starts) == len(set(starts)) >= 150
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", start) for start in starts)
+    assert {source for _, _, source, _ in ENTRIES} == DATA["sources"].keys()
+    assert all(type(size) is int and size > 1000 for _, size, *_ in ENTRIES)
+    for where, day in DATA["sources"].values():
+        assert re.search(r"[\w.-]+/[\w.-]+(#\d+|@\w{7,}| \S+)|transformers \d", where)
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", day)
+    assert _FILE.stat().st_size <= 30_000
+
+
+def test_one_name_without_its_publisher_means_one_family() -> None:
+    families: dict[str, set[str]] = {}
+    for family, _, _, names in ENTRIES:
+        for name in names:
+            families.setdefault(name.lower().partition("/")[2], set()).add(family)
+    assert [name for name, found in families.items() if len(found) > 1] == []
+
+
+def test_a_correction_leads_to_a_known_model() -> None:
+    for right in (*DATA["renamed"].values(), *DATA["misspelt"].values()):
+        known = [name for *_, names in ENTRIES for name in names]
+        assert published_name(right) is None
+        assert any(name.startswith(right) or right.startswith(f"{name}-") for name in known)
+
+
+def known_models() -> Iterator[str]:
+    """Every target and draft model of the catalogue, every published model that is no head, and those of configs."""
+    for entry in catalogue():
+        yield entry.target
+        if entry.method == "draft_model" and entry.model:
+            yield entry.model
+    for name in json.loads(PUBLISHED.read_text(encoding="utf-8"))["models"]:
+        if not re.search("(?i)eagle|dflash|assistant", name):
+            yield name
+    for file in (ROOT / "configs").glob("*.yaml"):
+        text = file.read_text(encoding="utf-8")
+        yield from re.findall(r"method: draft_model.*?model: (\S+/[^\s,}]+)", text, flags=re.DOTALL)
+
+
+def test_the_models_that_ship_are_decided_or_named_here() -> None:
+    models = {name for name in known_models() if not name.startswith(".")}
+    assert {name for name in models if tokenizer_family(name) is None} == UNDECIDED
+
+
+def test_the_sizes_are_those_of_the_configurations_that_ship() -> None:
+    for name, entry in json.loads(PUBLISHED.read_text(encoding="utf-8"))["models"].items():
+        config = entry["config"]
+        size = config.get("text_config", {}).get("vocab_size") or config.get("vocab_size")
+        family = tokenizer_family(name)
+        if family and size:
+            assert family.vocab_size == size, name
