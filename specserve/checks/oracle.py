@@ -7,6 +7,7 @@ configuration, version and GPU.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -15,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ def _unpacked(wheel: Path) -> Path:
                 try:
                     archive.extractall(part, items)  # checks every CRC, and writes nothing outside of it
                     part.rename(folder)
+                except OSError:
+                    if not folder.is_dir():  # another check was faster
+                        raise
                 finally:
                     shutil.rmtree(part, ignore_errors=True)
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
@@ -163,11 +167,11 @@ def ask(
 ) -> tuple[VllmAnswer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
 
-    With `kept_only` no child is started: empty if an answer is not in the cache.
+    Whole answers are kept. With `kept_only` no child is started: empty if an answer is not in the cache.
     """
     setting, found = _setting(machine, vllm), []
     for request in map(_request, questions):
-        key = [request, setting, vllm.version, __version__, _child_digest()]
+        key = [request, setting, vllm.version, libraries(), __version__, _child_digest()]
         name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
         answer = kept_answer(file := _folder() / f"{name}.json")
         if answer is None and kept_only:
@@ -175,8 +179,8 @@ def ask(
         if answer is None:
             tell("asking vLLM, about 10 s")
             answer = child_of((*(command or CHILD), *setting)).ask(request, limit_s=limit_s)
-            if "not_judged" not in answer:  # a library that is not here today may be here tomorrow
-                keep_answer(file, answer)
+            if "not_judged" not in answer and not answer.get("skipped"):
+                keep_answer(file, answer)  # what is not here today, such as a library, may be here tomorrow
         found.append(answer)
     try:
         return tuple(map(_read, found))
@@ -239,6 +243,16 @@ def _setting(machine: Machine, vllm: VllmJudge) -> list[str]:
         gpu = {"name": f"NVIDIA {kind.name}", "capability": capability, "total_bytes": size}
         words += ["--gpu", json.dumps(gpu)]
     return words + (["--source", str(vllm.source)] if vllm.source else [])
+
+
+@lru_cache
+def libraries() -> dict[str, str]:
+    """The versions of what decides beside vLLM: it reads configurations by the one, and builds models of the other."""
+    found = {}
+    for name in ("transformers", "torch"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @lru_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__
+from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError
 from specserve.models.hub import fact_cache
 from specserve.vllm import versions
@@ -84,7 +85,7 @@ class Judged:
 
 
 class OracleChild:
-    """A running `engine/oracle.py`; its process group does not outlive this process."""
+    """A running `engine/oracle.py`; its process group outlives neither this object nor this process."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="specserve-oracle-")
@@ -100,7 +101,8 @@ class OracleChild:
                 start_new_session=True,
                 env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
             )
-        atexit.register(self.close)
+        self.pid = self._process.pid
+        self._end = weakref.finalize(self, _end, self._process, self._folder)
 
     def ask(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         """The answer to one request; `models` are laid out as folders that hold a config.json. Raises FactError."""
@@ -110,9 +112,7 @@ class OracleChild:
                 (Path(folder) / role / "config.json").write_text(json.dumps(config), encoding="utf-8")
             sent = {"id": 0, "folder": folder, **{key: request[key] for key in request if key != "models"}}
             try:
-                answer = self._answer(json.dumps(sent).encode() + b"\n", limit_s=limit_s)
-                # the folder is another one each time
-                return dict(json.loads(answer.replace(f"{folder}/".encode(), b"")))
+                return self._answer(sent, limit_s=limit_s)
             except FactError:
                 self.close()
                 raise
@@ -120,21 +120,24 @@ class OracleChild:
                 self.close()
                 raise FactError(f"asking vLLM failed: {error}") from error
 
-    def _answer(self, line: bytes, *, limit_s: float) -> bytes:
+    def _answer(self, request: Mapping[str, Any], *, limit_s: float) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line)
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         deadline, stream = time.monotonic() + limit_s, self._process.stdout.fileno()
-        while b"\n" not in self._rest:
+        while True:
+            *lines, self._rest = self._rest.split(b"\n")
+            # the folder is another one each time
+            said = (message_in(line.replace(f"{request['folder']}/".encode(), b"")) for line in lines)
+            if (answer := next(filter(None, said), None)) is not None:
+                return answer
             if not select.select([stream], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise FactError(f"vLLM did not answer within {limit_s:g} s")
             more = os.read(stream, 1 << 20)
             if not more:
                 raise FactError(f"asking vLLM failed: {self._last_words()}")
             self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -147,20 +150,24 @@ class OracleChild:
 
     def close(self) -> None:
         """End the child and all that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if stream is not None:
-                    stream.close()
-        self._folder.cleanup()
+        self._end()
         child_of.cache_clear()
 
 
-@lru_cache(maxsize=4)
+def _end(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if stream is not None:
+                stream.close()
+    folder.cleanup()
+
+
+@lru_cache(maxsize=1)
 def child_of(command: tuple[str, ...]) -> OracleChild:
-    """The child of this command line, which is started by the first question."""
+    """The child of this command line, which the first question starts; the one of another ends: each takes 0.7 GB."""
     return OracleChild(command)
 
 

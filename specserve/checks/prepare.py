@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Finding, NoNotices, Notices, Related, Severity, Span
+from specserve.engine.jsonlines import JsonLines, message_in
 from specserve.errors import CheckFailed, SpecserveError, quoted
 from specserve.plan.launch import LaunchOptions, plan_launch
 from specserve.profile.load import load_profile
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
 
 _UNHEARD = NoNotices()
 _AS_WRITTEN = LaunchOptions()
-_CHILD = "from specserve.checks.prepare import child; child()"
+_CHILD = """
+from specserve.engine.jsonlines import JsonLines
+lines = JsonLines()  # before any library, which may print
+from specserve.checks.prepare import child
+child(lines)
+"""
 _FOR_CHILD = ("settings", "alternative", "baseline", "devices", "use_lock")
 
 
@@ -108,16 +115,15 @@ def preflight(
         "offline": offline,
     }
     answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
-    command, pipe = [sys.executable, "-c", _CHILD], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8") as process:
+    command, pipe = [sys.executable, "-P", "-c", _CHILD], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-        for line in process.stdout:
-            content = json.loads(line)
+        with suppress(BrokenPipeError), process.stdin as stream:
+            stream.write(json.dumps(request).encode() + b"\n")
+        for content in filter(None, map(message_in, process.stdout)):
             if "tell" in content:
                 notices.progress(content["tell"])
-            else:
+            elif "findings" in content:
                 answer = content
     notices.progress("")
     for reason in answer["missing"]:
@@ -141,19 +147,19 @@ def _finding(content: dict[str, Any]) -> Finding:
     return Finding(**{**content, **typed, "notes": tuple(content["notes"])})
 
 
-def child() -> None:
-    """The child: one JSON document on stdin; lines of JSON on stdout, the last one with the findings."""
-    request = json.load(sys.stdin)
+def child(lines: JsonLines) -> None:
+    """The child: one request; what it tells, and at last the findings."""
+    request = next(lines.read())
     try:
-        findings, missing = _checked(request)
+        findings, missing = _checked(request, tell=lambda text: lines.write({"tell": text}))
     except SpecserveError as error:
         findings, missing = [], [error.message]
     except Exception as error:  # a bug in a rule must not keep a server from starting
         findings, missing = [], [f"the check itself failed: {type(error).__name__}: {error}"]
-    _write({"findings": [asdict(finding) for finding in findings], "missing": missing})
+    lines.write({"findings": [asdict(finding) for finding in findings], "missing": missing})
 
 
-def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
+def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.gather import CheckOptions, gather
     from specserve.checks.run import examined_in
     from specserve.profile.source import keep
@@ -171,18 +177,13 @@ def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
         launch=True,
         offline=request["offline"],
         no_lock=not options.use_lock,
-        tell=lambda text: _write({"tell": text}),
+        tell=tell,
     )
     known = gather(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))
     return found.findings, missing
-
-
-def _write(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
 
 
 def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:

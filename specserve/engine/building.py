@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-_GROUPS = ("_WORLD", "_TP", "_ETP", "_PP", "_DP", "_EP", "_EPLB", "_DCP", "_PCP")
 _SMALL, _SHORT = 1 << 20, 1 << 18
 """Elements of a tensor, and of a range such as the positions of a rotary embedding."""
 
@@ -52,9 +51,8 @@ def _group(world_size: int, rank: int = 0) -> _Group:
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def as_rank(config: Any, *, stage: int) -> Iterator[None]:
-    """Be the first GPU of a pipeline stage. Source: vllm/distributed/parallel_state.py."""
+def as_rank(config: Any, *, stage: int) -> contextlib.AbstractContextManager[Any]:
+    """Be the first GPU of a pipeline stage from here on. Source: vllm/distributed/parallel_state.py."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import parallel_state
 
@@ -66,15 +64,10 @@ def as_rank(config: Any, *, stage: int) -> Iterator[None]:
         "_DP": _group(dp), "_EP": _group(tp * dp), "_EPLB": _group(tp * dp), "_DCP": _group(dcp),
         "_PCP": _group(pcp),
     }  # fmt: skip
-    before = {name: getattr(parallel_state, name) for name in _GROUPS if hasattr(parallel_state, name)}
-    for name in before:
-        setattr(parallel_state, name, groups[name])
-    try:
-        with set_current_vllm_config(config):
-            yield
-    finally:
-        for name, group in before.items():
+    for name, group in groups.items():
+        if hasattr(parallel_state, name):
             setattr(parallel_state, name, group)
+    return set_current_vllm_config(config)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -125,31 +118,20 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
 
 
-@contextlib.contextmanager
-def _any_kernel() -> Iterator[None]:
-    """Let a CPU without the instructions for a quantized format build it: no kernel runs here."""
-    from vllm.model_executor.kernels import linear
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        yield
-        return
-    before = linear.is_supported_and_can_implement_kernel
-    linear.is_supported_and_can_implement_kernel = lambda *_: (True, "")
-    try:
-        yield
-    finally:
-        linear.is_supported_and_can_implement_kernel = before
-
-
 def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
     """One model of the configuration, without memory."""
     from vllm.config import set_current_vllm_config
+    from vllm.model_executor.kernels import linear
     from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
 
+    if (
+        current_platform.is_cpu()
+    ):  # it may lack the instructions for a quantized format, and no kernel runs here
+        linear.is_supported_and_can_implement_kernel = lambda *_: (True, "")
     dtype = (model_config or config.model_config).dtype
-    with set_current_vllm_config(config), weightless(), _any_kernel(), set_default_torch_dtype(dtype):
+    with set_current_vllm_config(config), weightless(), set_default_torch_dtype(dtype):
         return initialize_model(config, model_config=model_config, prefix=prefix)
 
 

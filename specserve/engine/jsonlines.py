@@ -41,6 +41,14 @@ class JsonLines:
         self.write({"event": event, **fields})
 
 
+def message_in(line: bytes) -> dict[str, Any] | None:
+    """The message on a line of a child; None for what a library printed before `JsonLines` was made."""
+    with contextlib.suppress(ValueError):
+        message: dict[str, Any] = json.loads(line[line.index(b"{") :])
+        return message
+    return None
+
+
 def error_text(error: BaseException | str) -> str:
     """What an error says, on one line that is not too long; its class if it says nothing."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,8 @@
 """What vLLM's own code says of a command line: what it refuses, changes and warns about. Part of the oracle.
 
-The process must pretend to have the GPU that the launch is for (`pretend`), or have it. Written against vLLM 0.26 to
-0.33: engine/arg_utils.py (`create_engine_config`) and config/vllm.py (`VllmConfig.__post_init__`).
+The process must pretend to have the GPU that the launch is for (`pretend`), or have it. It is good for one launch: what
+vLLM keeps, and changes in itself, is not put back. Written against vLLM 0.26 to 0.33: engine/arg_utils.py
+(`create_engine_config`) and config/vllm.py (`VllmConfig.__post_init__`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import enum
-import functools
 import logging
 import os
 import re
@@ -74,9 +74,6 @@ class _Tap:
         return list(found.values())
 
 
-_the_tap = functools.cache(_Tap)
-
-
 def judge(
     arguments: argparse.Namespace,
     parser: Any,
@@ -91,10 +88,10 @@ def judge(
     run with another value), `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It
     always has `warnings`.
     """
-    _forget()
-    with _environment(env):
-        answer = _judged(arguments, parser, argv=argv, build=build)
-    return {**answer, "warnings": _the_tap().said("WARNING", "ERROR"), "infos": _the_tap().said("INFO")}
+    os.environ.update(env)
+    tap = _Tap()
+    answer = _judged(arguments, parser, argv=argv, build=build)
+    return {**answer, "warnings": tap.said("WARNING", "ERROR"), "infos": tap.said("INFO")}
 
 
 def _judged(
@@ -124,30 +121,6 @@ def _judged(
         values["attention_backends"] = launch.answer["backends"]
     asked = list(_asked(parser, argv, values))
     return {"effective": values, "asked": asked, "build": launch.answer, "skipped": skipped}
-
-
-def _forget() -> None:
-    """Nothing of an earlier question is left."""
-    import vllm.logger
-    from vllm import envs
-
-    for name in ("_print_debug_once", "_print_info_once", "_print_warning_once"):
-        with contextlib.suppress(AttributeError):
-            getattr(vllm.logger, name).cache_clear()
-    with contextlib.suppress(AttributeError):
-        envs.disable_envs_cache()
-    _the_tap().lines.clear()
-
-
-@contextlib.contextmanager
-def _environment(env: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _create(arguments: argparse.Namespace) -> Any:
@@ -207,7 +180,7 @@ def _asked(parser: Any, argv: Sequence[str], values: Mapping[str, Any]) -> Itera
             wanted = _simple(value)
             if place in values and wanted is not None and not isinstance(wanted, dict):
                 effective = values[place]
-                is_changed = wanted != "auto" and not _is_same(wanted, effective)
+                is_changed = wanted != "auto" and not is_same(wanted, effective)
                 yield {
                     "argument": argument,
                     "value": wanted,
@@ -223,18 +196,17 @@ def _place_of(key: str) -> str:
     return f"draft.{draft[key]}" if key in draft else f"speculative_config.{key}"
 
 
-def _is_same(asked: Any, effective: Any) -> bool:
+def is_same(asked: Any, effective: Any) -> bool:
     """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0, `[demo]` and `demo`."""
     if asked in (effective, [effective]):
         return True
-    return str(effective).rpartition(".")[2].lower() == str(asked).lower()
+    return str(effective).removeprefix("torch.").lower() == str(asked).lower()
 
 
 def _given(parser: Any, argv: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """The arguments that stand on the command line: name, part of the configuration, value."""
     serve = parser._subparsers._group_actions[0].choices["serve"]
     sections = {title: section for section, title in _SECTIONS.items()}
-    defaults = {action.dest: action.default for action in serve._actions}
     where = {
         action.dest: sections[group.title]
         for group in serve._action_groups
@@ -243,11 +215,7 @@ def _given(parser: Any, argv: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     }
     for action in serve._actions:
         action.default = argparse.SUPPRESS
-    try:
-        said = vars(parser.parse_args(["serve", *argv]))
-    finally:
-        for action in serve._actions:
-            action.default = defaults[action.dest]
+    said = vars(parser.parse_args(["serve", *argv]))
     where.setdefault("speculative_config", "speculative_config")
     for name, value in said.items():
         if name in where:

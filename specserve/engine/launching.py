@@ -199,16 +199,22 @@ class Launch:
             )
 
     def _load(self, role: str, tensors: list[tuple[str, str, list[int]]]) -> None:
-        """Names, types and shapes of a checkpoint through vLLM's own loader; no byte of it is read."""
+        """Names, types and shapes of a checkpoint through vLLM's default loader; no byte of it is read."""
         import torch
+        from vllm.model_executor.model_loader import get_model_loader
         from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
         config = self.config
-        model_config = config.model_config
+        model_config, load_config = config.model_config, config.load_config
         if role == "draft":
             if not has_draft(config):
                 return
-            model_config = config.speculative_config.draft_model_config
+            speculative = config.speculative_config
+            model_config = speculative.draft_model_config
+            load_config = getattr(speculative, "draft_load_config", None) or load_config
+        loader = get_model_loader(load_config)  # refuses what its format does not have
+        if not isinstance(loader, DefaultModelLoader):
+            return  # it reads other files, or takes a part of them for the whole
 
         class Headers(DefaultModelLoader):  # type: ignore[misc]
             """Gives tensors that are as the headers say, on the meta device."""
@@ -223,7 +229,7 @@ class Launch:
         with as_rank(config, stage=0), weightless():
             model = build(config)
             model = build_draft(config) if role == "draft" else model
-            Headers(config.load_config).load_weights(model, model_config)
+            Headers(load_config).load_weights(model, model_config)
 
 
 def _group_figures(config: Any, group: Any) -> dict[str, Any]:

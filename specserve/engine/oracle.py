@@ -1,7 +1,9 @@
 """Answers from vLLM's own code about a command line, in a child process.
 
 Requests are JSON objects on stdin, one a line, answers are JSON objects on what was stdout, one a line with the same
-`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; a question takes milliseconds.
+`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; each question has a fork of its own, which
+takes milliseconds: vLLM changes its own defaults and keeps what it finds out. A fork that takes longer than `"limit_s"`
+is killed: `{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
 
 `{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words that follow
 `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
@@ -22,17 +24,25 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import gc
+import importlib
 import json
 import os
+import select
+import signal
 import sys
 import tempfile
+import time
+import traceback
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specserve.engine.jsonlines import JsonLines
+from specserve.engine.jsonlines import JsonLines, error_text
+
+_LIMIT_S = 120.0
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""A fork has the thread that made it and no other, and waits for ever for a pool that it lacks."""
 
 _PLAIN = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": 512,
@@ -113,23 +123,68 @@ def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _judged(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
     from specserve.engine.judging import judge
 
-    usual = _usual_warnings(parser)  # first: of a model's class vLLM warns once
     os.chdir(request["folder"])
     argv = request["argv"]
     options = {"env": request.get("env", {}), "build": request.get("build", {})}
     answer = judge(parse(parser, argv), parser, argv=argv, **options)
-    gc.collect()  # models refer to themselves
+    usual = _usual_warnings(parser)
     answer["warnings"] = [item for item in answer["warnings"] if item["at"] not in usual]
     return answer
 
 
+def in_fork(answer: Callable[[], dict[str, Any]], *, limit_s: float) -> dict[str, Any]:
+    """What a fork of this process answers; nothing that it does to vLLM is left. It must be the only thread."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            found = answer()
+        except Exception as error:
+            traceback.print_exc()  # stderr is for who maintains this
+            found = {"not_judged": error_text(error)}
+        with os.fdopen(theirs, "wb") as pipe:
+            pipe.write(json.dumps(found, default=_plain).encode())
+        os._exit(0)
+    os.close(theirs)
+    said, deadline = b"", time.monotonic() + limit_s
+    try:
+        while select.select([ours], [], [], max(deadline - time.monotonic(), 0))[0]:
+            more = os.read(ours, 1 << 20)
+            if not more:
+                return dict(json.loads(said))
+            said += more
+    except ValueError:
+        return {"not_judged": "vLLM ended without an answer"}
+    finally:
+        os.close(ours)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return {"not_judged": f"vLLM did not answer within {limit_s:g} s"}
+
+
 @functools.cache
 def _usual_warnings(parser: Any) -> frozenset[str]:
-    """The lines of vLLM that warn about the plainest launches: they are about this machine, or about vLLM itself."""
+    """The lines of vLLM that warn about the plainest launches: they are about this machine, or about vLLM itself.
+
+    What a fork imports for these launches is imported here then, so that no other fork has to.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()  # a fork is a child already
+    found = in_fork(lambda: _plain_launches(parser), limit_s=_LIMIT_S)
+    for name in found.get("modules", ()):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    return frozenset(found.get("warnings", ()))
+
+
+def _plain_launches(parser: Any) -> dict[str, Any]:
+    """The lines that warn, and the modules that were imported."""
+    before = set(sys.modules)
     from specserve.engine.judging import judge
 
     block = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
-    found: set[str] = set()
+    warnings = set[str]()
     with tempfile.TemporaryDirectory() as folder:
         for name, config in (("target", _PLAIN), ("head", _PLAIN_HEAD)):
             (Path(folder) / name).mkdir()
@@ -139,9 +194,9 @@ def _usual_warnings(parser: Any) -> frozenset[str]:
             arguments = parse(parser, ["target"])
             arguments.speculative_config, arguments.max_num_seqs = speculation, 1
             answer = judge(arguments, parser, argv=["target"], env={}, build={})
-            found |= {item["at"] for item in answer["warnings"]}
-        os.chdir("/")
-    return frozenset(found)
+            warnings |= {item["at"] for item in answer["warnings"]}
+        os.chdir("/")  # the folder goes
+    return {"warnings": warnings, "modules": [name for name in sys.modules if name not in before]}
 
 
 _INTERNAL = {"ModelConfig", "ParallelConfig"}  # vLLM fills these keys of `speculative_config` itself
@@ -262,6 +317,7 @@ def main() -> None:
     options.add_argument("--cache", default="vllm-cache", help="vLLM's own cache folder")
     given = options.parse_args()
     lines = JsonLines()  # before anything of vLLM, which prints to stdout
+    os.environ.update(_ONE_THREAD)
     if given.source:
         sys.path.insert(0, given.source)
     if given.gpu:
@@ -272,7 +328,12 @@ def main() -> None:
         pretend(gpu, count=given.count, cache=Path(given.cache))
     parser = serve_parser()
     for request in lines.read():
-        lines.write({"id": request["id"], **_answer(parser, request)}, default=_plain)
+        if "folder" in request:
+            _usual_warnings(parser)
+        answer = in_fork(
+            functools.partial(_answer, parser, request), limit_s=request.get("limit_s", _LIMIT_S)
+        )
+        lines.write({"id": request["id"], **answer})
 
 
 if __name__ == "__main__":

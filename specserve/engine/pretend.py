@@ -86,9 +86,7 @@ def pretend(gpu: PretendedGpu, *, count: int, cache: Path) -> None:
     _pretend_platform(gpu, count=count)
     _pretend_triton()
     from vllm.distributed import parallel_state
-    from vllm.model_executor.models import registry
 
-    registry._run_in_subprocess = lambda function: function()  # a child process would not pretend
     parallel_state.in_the_same_node_as = lambda *_, **__: [False]  # asks the other ranks
 
 

@@ -18,7 +18,7 @@ MOST_CPU_S = 30
 
 
 def main(tokenizer: str, texts: list[str]) -> None:
-    """Prints `{id: count}`."""
+    """Prints `{id: count}`, as the last line."""
     for kind, most in ((resource.RLIMIT_CPU, MOST_CPU_S), (resource.RLIMIT_AS, LARGEST_MEMORY_BYTES)):
         with suppress(ValueError, OSError):  # a tighter limit is in force, or the system knows none
             resource.setrlimit(kind, (most, most))
@@ -30,7 +30,7 @@ def main(tokenizer: str, texts: list[str]) -> None:
     counts: Counter[int] = Counter()
     for text in texts:
         counts.update(loaded.encode(Path(text).read_bytes().decode(), add_special_tokens=False).ids)
-    json.dump(counts, sys.stdout)
+    sys.stdout.write(f"\n{json.dumps(counts)}")  # on a line of its own, whatever was printed
 
 
 if __name__ == "__main__":

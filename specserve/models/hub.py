@@ -256,7 +256,8 @@ def _answer_of_child(
                 elif child.poll() is None and time.monotonic() - moved > patience_s:
                     return {}
             said = child.stdout.read()
-            answer: dict[str, Any] = json.loads(said or '{"message": "the process that asks the Hub died"}')
+            last = said.rstrip().rpartition(b"\n")[2]  # a library may have printed before it
+            answer: dict[str, Any] = json.loads(last or '{"message": "the process that asks the Hub died"}')
             return answer
         except (OSError, ValueError) as error:
             return {"message": str(error)}

@@ -2,7 +2,7 @@
 
     python -P -m specserve.models.hubchild
 
-One JSON line in; one out: the commit that it is about, or models, or what went wrong. It ends with its parent.
+One JSON line in; the last one out: the commit that it is about, or models, or what went wrong. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     except Exception as error:
         problem = _problem(error)
         answer = {"cause": problem.cause, "message": problem.message, "hint": problem.hint}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")  # on a line of its own, whatever was printed
     sys.stdout.flush()
     os._exit(0)
 

@@ -85,7 +85,9 @@ def counted(child: Encoding) -> Counter[int] | None:
     """How often each id came up; None if the tokenizer failed, or took too long."""
     try:
         output, _ = child.communicate(timeout=MOST_S)
-        counts = Counter({int(index): int(count) for index, count in json.loads(output).items()})
+        counts = Counter(
+            {int(index): int(count) for index, count in json.loads(output.rpartition(b"\n")[2]).items()}
+        )
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
     return counts if counts and child.returncode == 0 else None

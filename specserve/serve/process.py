@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import events, files
@@ -136,6 +137,8 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     """Our environment with the plan's on top. Raises UsageError for a variable that is unset."""
     resolved = dict(os.environ)
     resolved.pop("NOTIFY_SOCKET", None)  # the service manager's messages are ours to send
+    # vLLM starts `python -m vllm…` of its own: a folder of that name in the working directory is not it
+    resolved["PYTHONSAFEPATH"] = "1"
     for name, value in env.items():
         if isinstance(value, FromEnv):
             if not os.environ.get(value.name):
@@ -246,8 +249,8 @@ class JsonChild(Child):
         assert self._popen.stdout is not None
         with self._popen.stdout as stream:
             for line in stream:
-                with contextlib.suppress(ValueError):  # a line cut off by the child's death
-                    self._inbox.put(json.loads(line))
+                if (message := message_in(line)) is not None:  # None: cut off by the child's death
+                    self._inbox.put(message)
         self._inbox.put(None)
 
     def _write(self) -> None:

@@ -9,11 +9,19 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from specserve.checks.oracle import VllmJudge, VllmQuestion, as_far_as_known, ask, vllm_to_ask
+from specserve.checks.oracle import (
+    VllmJudge,
+    VllmQuestion,
+    as_far_as_known,
+    ask,
+    libraries,
+    vllm_to_ask,
+)
 from specserve.checks.oraclechild import VllmAnswer, child_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
@@ -123,6 +131,37 @@ def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged
     assert len((tmp_path / "asked").read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_an_answer_is_asked_for_again_with_another_library(
+    library: str, question: VllmQuestion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (sys.executable, "-c", ECHO)
+    for number, known in enumerate(("4.57.1", "5.0.0", "5.0.0")):
+        place = tmp_path / f"{number}" / f"{library}-{known}.dist-info"
+        place.mkdir(parents=True)
+        (place / "METADATA").write_text(f"Name: {library}\nVersion: {known}\n")
+        monkeypatch.syspath_prepend(place.parent)
+        libraries.cache_clear()
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    libraries.cache_clear()
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [{"skipped": {"models": "no torch"}}, {"not_judged": "vLLM did not answer within 120 s"}]
+)
+def test_what_could_not_be_answered_is_asked_again(
+    answer: dict[str, object], question: VllmQuestion, tmp_path: Path
+) -> None:
+    text = json.dumps({"id": 0, "effective": {}, "warnings": [], **answer})
+    note = f"open({str(tmp_path / 'n')!r}, 'a').write('x')"
+    child = f"import sys\nfor line in sys.stdin: print({text!r}, flush=True); {note}"
+    for _ in range(2):
+        (found,) = ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", child))
+        assert found.refused is None and (found.skipped or found.not_judged)
+    assert (tmp_path / "n").read_text() == "xx"
+
+
 def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
     question: VllmQuestion, tmp_path: Path
 ) -> None:
@@ -181,6 +220,24 @@ def test_a_wheel_is_unpacked_once_without_its_kernels(
     assert files == {"METADATA", "__init__.py"}
     other = vllm_to_ask(wheel(tmp_path / "a.whl", version="0.35.0"))
     assert (other.version, other.source) != (first.version, first.source)
+
+
+def test_two_checks_that_unpack_one_wheel_at_once_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    file, extractall, found = wheel(tmp_path / "a.whl"), zipfile.ZipFile.extractall, list[VllmJudge]()
+
+    def slow(self: zipfile.ZipFile, *given: Any) -> None:
+        extractall(self, *given)
+        monkeypatch.setattr(zipfile.ZipFile, "extractall", extractall)
+        if not found:
+            found.append(vllm_to_ask(file))  # the other check is done first
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", slow)
+    found.append(vllm_to_ask(file))
+    assert found[0] == found[1]
+    assert len(list((tmp_path / "cache" / "wheels").iterdir())) == 1
 
 
 def test_a_wheel_that_cannot_be_read_is_one_error_and_leaves_nothing(

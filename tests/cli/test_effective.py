@@ -34,8 +34,13 @@ def profile(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def test_plan_shows_what_is_asked_for_and_what_vllm_runs(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+    profile: str,
+    vllm_that_answers: Path,
+    capsys: pytest.CaptureFixture[str],
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SKIPS", "1")
     assert _run(["plan", profile, "--effective"]) == 0
     golden("report/effective.txt", capsys.readouterr().out)
     assert _run(["plan", profile, "--effective", "--format", "json"]) == 0
@@ -68,6 +73,16 @@ def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
     assert "SD502" in asked and "Effective configuration by vLLM 0.32.0" in asked
     assert _run(["check", profile, "--offline"]) == 0
     assert capsys.readouterr().out == asked
+
+
+def test_an_answer_that_lacks_a_step_is_not_kept(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKIPS", "1")
+    assert _run(["check", profile, "--offline", "--ask-vllm"]) == 0
+    assert "Effective configuration" in capsys.readouterr().out
+    assert _run(["check", profile, "--offline"]) == 0
+    assert "Effective configuration" not in capsys.readouterr().out
 
 
 def test_each_way_to_speculate_gets_its_own_answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.engine.judging import failure
+from specserve.engine.judging import failure, is_same
 from specserve.engine.pretend import StandInCalled
 
 
@@ -54,3 +54,19 @@ def test_what_happens_for_want_of_a_gpu_is_not_judged(error: Exception) -> None:
 def test_a_validation_error_says_which_field_is_wrong() -> None:
     answer = failure(raised(ValidationError("2 validation errors for Config"), by="pydantic/main.py"))
     assert answer["refused"] == "max_num_seqs must be above 0" and answer["loc"] == ["max_num_seqs"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "effective", "same"),
+    [
+        ("bfloat16", "torch.bfloat16", True),
+        (["demo"], "demo", True),
+        (4, 4.0, True),
+        ("flash_attn", "FLASH_ATTN", True),
+        (9, 0.9, False),
+        (5, 2.5, False),
+        ("b", "a.b", False),
+    ],
+)
+def test_values_are_the_same_if_they_mean_the_same(asked: object, effective: object, same: bool) -> None:
+    assert is_same(asked, effective) is same

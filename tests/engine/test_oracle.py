@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from specserve.checks.oraclechild import OracleChild
@@ -193,3 +194,66 @@ def test_what_needs_the_gpu_is_skipped_with_its_reason(judge: Judge) -> None:
     block = {"method": "suffix", "num_speculative_tokens": 4}
     found = judge("--speculative-config", json.dumps(block))
     assert "refused" not in found and ("Arctic" in found.get("not_judged", "") or found["effective"])
+
+
+EXTRA = "--model-loader-extra-config"
+OWN_KEYS = {
+    "runai_streamer": {"concurrency": 16, "memory_limit": 1 << 30},
+    "sharded_state": {"pattern": "model-{rank}-{part}.safetensors"},
+    "runai_streamer_sharded": {"pattern": "model-{rank}-{part}.safetensors"},
+    "tensorizer": {"tensorizer_config": {"tensorizer_uri": "s3://bucket/model.tensors"}},
+    "dummy": {},
+    "fastsafetensors": {},
+    "auto": {"enable_multithread_load": True, "num_threads": 2},
+}
+
+
+@pytest.mark.parametrize("name", OWN_KEYS)
+def test_every_load_format_takes_its_own_keys_and_no_others(name: str, judge: Judge) -> None:
+    tensors = {role: headers(DEMO / role) for role in (TARGET, DRAFT)}
+    found = judge("--load-format", name, EXTRA, json.dumps(OWN_KEYS[name]), *SPECULATION, tensors=tensors)
+    assert "refused" not in found, found
+    wrong = judge("--load-format", name, EXTRA, '{"no_such_key": 1}', tensors=tensors)
+    assert (
+        "refused" in wrong or name == "tensorizer"
+    )  # its constructor hands them to a library that is not here
+
+
+def test_a_draft_that_is_loaded_in_another_way_is_judged_by_that_one(judge: Judge) -> None:
+    tensors = {role: headers(DEMO / role) for role in (TARGET, DRAFT)}
+    tensors[DRAFT][0] = ("nonsense.weight", *tensors[DRAFT][0][1:])
+    words = ["--load-format", "dummy", "--speculative-config"]
+    assert "refused" not in judge(*words, json.dumps(BLOCK), tensors=tensors)
+    block = json.dumps({**BLOCK, "draft_load_config": {"load_format": "safetensors"}})
+    assert "nonsense" in judge(*words, block, tensors=tensors)["refused"]
+
+
+def test_no_answer_depends_on_what_was_asked_before(judge: Judge) -> None:
+    """vLLM fills the default of an argument, which every later launch gets, and warns of some things once."""
+    launches: list[tuple[list[str], dict[str, str]]] = [
+        (["--max-model-len", "512"], {}),
+        (["--load-format", "tensorizer"], {}),
+        (["--max-model-len", "9999"], {}),
+        (["--compilation-config", '{"cudagraph_mode": "PIECEWISE"}', *SPECULATION], {}),
+        (["--kv-cache-dtype", "fp8"], {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+    ]
+    first = [judge(*argv, env=env) for argv, env in launches]
+    for _ in range(9):
+        again = [judge(*argv, env=env) for argv, env in launches]
+        assert again == first
+    assert "refused" not in first[0] and "refused" in first[2]
+
+
+def test_a_question_leaves_no_process_and_no_thread(judge: Judge, child: OracleChild) -> None:
+    judge()
+    process = psutil.Process(child.pid)
+    assert (process.num_threads(), process.children(recursive=True)) == (1, [])
+
+
+def test_a_question_that_takes_too_long_is_not_judged_and_the_next_one_is(
+    judge: Judge, child: OracleChild
+) -> None:
+    config = read_model(str(DEMO / TARGET), offline=True).config
+    request = {"argv": [TARGET], "models": {TARGET: config}, "limit_s": 0}
+    assert child.ask(request, limit_s=300) == {"id": 0, "not_judged": "vLLM did not answer within 0 s"}
+    assert "effective" in judge()

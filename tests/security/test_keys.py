@@ -302,7 +302,6 @@ PASS_IT_ON = {
     "models/hub.py": "to the child that asks the Hub",
     "models/sample.py": "to the child that compares",
     "checks/oraclechild.py": "to the child that asks vLLM",
-    "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
     "profile/find.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
     "measure/bench/traffic.py": "to the child that sends the load, without keys that no arm needs",

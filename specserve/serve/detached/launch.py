@@ -178,7 +178,7 @@ def _spawn(
         "env": env,
         "log": record.log_path,
         "exit": str(exit_file(record.name)),
-        "then": [sys.executable, "-m", processes.__name__, record.name, record.run],
+        "then": [sys.executable, "-P", "-m", processes.__name__, record.name, record.run],
     }
     try:
         private(Path(record.log_path).parent)

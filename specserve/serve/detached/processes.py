@@ -1,6 +1,6 @@
 """The processes of a detached server: found again by another command, stopped, or tidied up after they ended.
 
-The watcher becomes this program (`python -m specserve.serve.detached.processes NAME RUN`) when vLLM has ended.
+The watcher becomes this program (`python -P -m specserve.serve.detached.processes NAME RUN`) when vLLM has ended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,206 @@
+"""Each Python that specserve starts: it runs nothing of the working directory, and may print what it likes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.checks.oracle import VllmJudge, VllmQuestion, ask
+from specserve.checks.oraclechild import child_of
+from specserve.checks.prepare import preflight
+from specserve.engine.jsonlines import message_in
+from specserve.errors import CheckFailed
+from specserve.hardware.accelerators import assume
+from specserve.models.read import read_model
+from specserve.models.sample import counted, encoding
+from specserve.plan.launch import LaunchOptions, launch
+from specserve.profile.schema import Profile
+from specserve.report.findings import StderrNotices
+from specserve.serve.process import JsonChild, resolve_env
+from specserve.vllm.versions import known_versions, table
+from tests.checks.checkpoints import beside
+from tests.models.tiny import write_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
+ROOT = Path(__file__).parents[2]
+PAIR = """\
+    target: {model: ./llama, max_model_len: 512}
+    speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
+    alternatives:
+      broken: {method: draft_model, model: ./nowhere, num_speculative_tokens: 3}
+"""
+STRANGERS = ("psutil.py", "yaml.py", "json.py", "torch.py", "sitecustomize.py", "usercustomize.py")
+PACKAGES = ("vllm", "specserve", "huggingface_hub", "tokenizers", "transformers")
+NOISY = """
+import atexit, os, sys
+os.write(1, b"a library starts\\n\\n[1]\\n7\\nnull\\n\\xff\\n")
+print("half a line", end="")
+atexit.register(print, "a library ends")
+"""
+UNENDED = NOISY.replace("null", "loading ").replace("\\n\\xff\\n", "")
+SPEAKER = """
+from specserve.engine.jsonlines import JsonLines
+lines = JsonLines()
+print("a library works")
+for message in lines.read():
+    lines.write({"effective": {"model_runner": "V2"}, "event": message.get("event")})
+"""
+
+
+@pytest.fixture
+def pair(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A pair, with an alternative whose draft is not there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(PAIR)
+    beside(path.parent, PAIR)
+    return str(path)
+
+
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory has modules of the names of libraries; each that is executed is noted here."""
+    here, noted = tmp_path / "here", tmp_path / "executed"
+    for name in (*STRANGERS, *(f"{package}/__init__.py" for package in PACKAGES)):
+        file = here / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"open({str(noted)!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return noted
+
+
+@pytest.fixture(params=[NOISY, UNENDED], ids=["lines", "no end of line"])
+def noise(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is imported when a Python starts prints to stdout, at once and later."""
+    folder = tmp_path / "noisy"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(request.param)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{ROOT}")
+
+
+def test_the_check_before_a_launch_executes_nothing_of_the_working_directory(pair: str, marks: Path) -> None:
+    preflight(pair, notices=StderrNotices())
+    with pytest.raises(CheckFailed):
+        preflight(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
+    assert not marks.exists()
+
+
+def test_what_a_server_starts_executes_nothing_of_the_working_directory(marks: Path) -> None:
+    """vllm/model_executor/models/registry.py starts `python -m vllm…`."""
+    command = [sys.executable, "-c", "import psutil, yaml"]
+    subprocess.run(command, check=True, env=resolve_env({}), stdin=subprocess.DEVNULL)
+    module = [sys.executable, "-m", "vllm.model_executor.models.registry", "--help"]
+    subprocess.run(module, check=False, env=resolve_env({}), stdin=subprocess.DEVNULL, capture_output=True)
+    assert not marks.exists()
+    unsafe = resolve_env({"PYTHONSAFEPATH": ""})  # for who wants it, in `env` of the profile
+    subprocess.run(command, check=True, env=unsafe, stdin=subprocess.DEVNULL)
+    assert "psutil.py" in marks.read_text()
+
+
+def test_what_pythonpath_names_is_found_by_a_server(
+    marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_processors.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
+    command = [sys.executable, "-c", "import my_processors"]
+    subprocess.run(command, check=True, env=resolve_env({}), stdin=subprocess.DEVNULL)
+    assert not marks.exists()
+
+
+def test_every_python_that_is_started_has_a_safe_path() -> None:
+    started = [
+        (path.name, match[1])
+        for path in sorted((ROOT / "specserve").rglob("*.py"))
+        for match in re.finditer(r'[\[(](?:sys\.executable|python), "(-\w)"', path.read_text("utf-8"))
+    ]
+    assert len(started) >= 9 and {option for _, option in started} == {"-P", "-I"}, started
+
+
+@pytest.mark.usefixtures("noise")
+def test_what_is_printed_is_no_answer_of_the_check_before_a_launch(pair: str) -> None:
+    preflight(pair, notices=StderrNotices())
+    with pytest.raises(CheckFailed) as caught:
+        preflight(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
+    assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
+
+
+def test_a_check_that_ends_at_once_stops_nothing(
+    pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setattr("specserve.checks.prepare._command", lambda _: ["x" * 1_000_000])
+    preflight(pair, notices=StderrNotices())
+    assert "not checked: the check ended without an answer" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("noise")
+def test_what_is_printed_is_no_answer_of_vllm(
+    profile: Callable[[str], Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    plan = launch(profile(""), table=table(known_versions()[-1]), platform="cuda")
+    question = VllmQuestion(plan, read_model(str(ROOT / "demo" / "target"), offline=True))
+    command = (sys.executable, "-P", "-c", SPEAKER)
+    (answer,) = ask(
+        [question], machine=assume("1xH100-80GB"), vllm=VllmJudge("0.33.0"), command=command, limit_s=60
+    )
+    child_of.cache_clear()
+    assert answer.effective == {"model_runner": "V2"}
+
+
+@pytest.mark.usefixtures("noise")
+def test_what_is_printed_is_no_message_of_an_engine(tmp_path: Path) -> None:
+    child = JsonChild((sys.executable, "-P", "-c", SPEAKER), env=resolve_env({}), log_path=tmp_path / "log")
+    try:
+        child.tell({"event": "heard"})
+        answer = child.receive(60)
+    finally:
+        child.close()
+    assert answer is not None and answer["event"] == "heard"
+
+
+@pytest.mark.usefixtures("noise")
+def test_what_is_printed_is_no_answer_about_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    with HubServer() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add("org/m", write_model(tmp_path / "served"))
+        facts = read_model("org/m")
+    assert facts.origin == "hub" and facts.tensors
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"event": "ready"}\n', {"event": "ready"}),
+        (b'loading {"event": "ready"}\n', {"event": "ready"}),
+        (b'{"event": "rea', None),
+        (b"null\n", None),
+        (b"[1]\n", None),
+        (b"\xff\xfe\n", None),
+        (b"\n", None),
+    ],
+)
+def test_a_message_is_an_object(line: bytes, message: Any) -> None:
+    assert message_in(line) == message
+
+
+def test_the_counts_of_a_tokenizer_are_the_last_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('a library'); print('{\"3\": 2}', end='')"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert counted(child) == {3: 2}
+    with encoding(tmp_path / "nothing.json") as broken:
+        assert counted(broken) is None
