@@ -13,6 +13,11 @@ _NO_MODEL = re.compile(
     "[-_.](?:eagle[-.]?[0-9]?|dflash[0-9]?|medusa|speculator|draft|drafter|mtp|embedding|reranker)(?![a-z])"
 )
 """A word of a head, or of a model that generates nothing."""
+_COPY = re.compile(
+    "(?:[-_.:](?:[0-9]+[bmke]?|a[0-9]+b?|v[0-9]+|instruct|chat|it|hf|base|thinking|fp[48]|bf16|nvfp4|mxfp4|int[48]|awq|gptq"
+    "|gguf|w[48]a(?:4|8|16)|g128|dynamic|static|block|quantized|kv|bnb|[48]bit|unsloth|autoround|preview))*"
+)
+"""What may follow the model's name in that of a copy: a fine-tune may have tokens of its own."""
 _NEAR = 0.85
 _LONGEST = 120
 """The Hub allows 96 characters in a name."""
@@ -72,7 +77,8 @@ def tokenizer_family(model: str) -> TokenizerFamily | None:
     owner, _, name = model.partition("/")
     if owner.lower() in table.copies and not _start(model, table.families):
         start = _start(name, table.names)
-        model = table.names[start] if start else model
+        is_copy = start and _COPY.fullmatch(name.lower(), len(start))
+        model = table.names[start] + name[len(start) :] if start and is_copy else model
     start = None if _NO_MODEL.search(name.lower()) else _start(model, table.families)
     return table.families[start] if start else None
 

@@ -252,6 +252,27 @@ def test_check_says_once_that_a_misspelt_model_does_not_exist(
     ]
 
 
+@pytest.mark.parametrize(
+    ("copy", "size"),
+    [
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", 128256),
+        ("nvidia/Llama-4-Scout-17B-16E-Instruct-FP8", 202048),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", 129280),
+        ("amd/Llama-3.3-70B-Instruct-MXFP4-Preview", 128256),
+        ("unsloth/Qwen3-30B-A3B-Thinking-2507-GGUF", 151936),
+        ("unsloth/llama-3-8b-Instruct-bnb-4bit", 128256),
+        ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", 32000),
+        ("RedHatAI/Llama-3.1-8B-tldr", None),
+        ("TheBloke/Llama-2-7b-chat-hf-function-calling-v2-AWQ", None),
+        ("nvidia/Llama-3.3-70B-Instruct-Eagle3", None),
+        ("nvidia/Llama-3.1-8B-" + "1." * 40 + "x", None),
+    ],
+)
+def test_a_copy_counts_as_its_model_and_a_fine_tune_as_nothing(copy: str, size: int | None) -> None:
+    found = tokenizer_family(copy)
+    assert (found and found.vocab_size) == size
+
+
 def test_every_entry_has_a_source_and_stands_at_its_publisher() -> None:
     starts = [start.lower() for *_, names in ENTRIES for start in names] + [
         name.lower() for name in DATA["undecided"]
