@@ -193,11 +193,14 @@ def _peak(point: Mapping[str, Any], rules: Regime) -> Iterable[Sample]:
         return
     footprint = Footprint(sizes, settings, rules, s.speculative)
     experts, layers = footprint.experts_bytes, footprint.layers_bytes
+    if footprint.verifies_in_profile.low:
+        return  # one constant in specserve/memory/breakdown.py, not fitted
+    sampler = _READ[rules.runner, rules.since, "sampler_bytes"][1] * footprint.rows * sizes.vocab
     if rules.runner == "v2" and s.speculative.method:
         kept = footprint.kept_for_draft
         tokens = footprint.draft_rows * sizes.vocab
         yield Sample("draft_bytes", rules.runner, rules.since, (peak - (kept.low + kept.high) / 2) / tokens)
-    elif layers > 0.9 * (peak - experts):
+    elif layers > 0.9 * (peak - experts) or layers > sampler + rules.hidden_copies * footprint.hidden_bytes:
         yield Sample("layers", rules.runner, rules.since, (peak - experts) / layers)
     else:
         hidden, rows = rules.hidden_copies * footprint.hidden_bytes, footprint.rows * sizes.vocab

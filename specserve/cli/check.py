@@ -90,7 +90,8 @@ def check(
     ] = False,
     locked: Annotated[bool, flag("--locked", "Judge from the profile and its lock alone.")] = False,
     no_lock: NoLock = False,
-    strict: Annotated[bool, flag("--strict", "Also fail for warnings and skipped checks.")] = False,
+    strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
+    complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     vllm: Annotated[
         str | None, text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.")
     ] = None,
@@ -123,15 +124,16 @@ def check(
     files and tensor headers from directories, the Hub cache or the Hub, but no weights. What it could not check is
     listed as skipped and never counts as ok.
 
-    Exit codes: 1 if errors were found (with --strict also for warnings and skipped checks); 2 if a model does not
-    exist, if it is gated, or if the Hub does not answer. If specserve ships a copy of the model's configuration, the
-    Hub need not answer: check uses the copy, and what it cannot check counts as skipped. With --offline, a model that
-    is not on this machine also counts as skipped.
+    Exit codes: 1 if errors were found (with --strict also for warnings, with --complete also for skipped checks); 2 if
+    a model does not exist, if it is gated, or if the Hub does not answer. If specserve ships a copy of the model's
+    configuration, the Hub need not answer: check uses the copy, and what it cannot check counts as skipped. With
+    --offline, a model that is not on this machine also counts as skipped.
 
     \b
     specserve check configs/demo.yaml
     specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
     specserve check my.yaml --offline --strict --format json
+    specserve check my.yaml --complete
     specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
     from specserve.checks.check import check as check_profiles
@@ -163,10 +165,7 @@ def check(
         _show(report, format or judge.default_format())
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
-    code = _exit_code(report, strict=strict)
-    if code == 1 and not report.count(Severity.ERROR):
-        say("exit code 1: with `--strict`, warnings and skipped rules count")
-    raise typer.Exit(code)
+    raise typer.Exit(_exit_code(report, strict=strict, complete=complete))
 
 
 def _examined(
@@ -194,7 +193,7 @@ def _show(report: Report, format: Format) -> None:
     if undone := _undone(report):
         say(f"exit code 2: `{clean(undone)}` was not checked, and nothing is published about it")
     elif any(item.cause == "unreachable" for item in report.skipped):
-        say("the Hub did not answer; `--strict` makes this an error")
+        say("the Hub did not answer; with `--complete` this is exit code 1")
 
 
 def _undone(report: Report) -> str | None:
@@ -205,14 +204,19 @@ def _undone(report: Report) -> str | None:
     return next((item.path for item in found if item), None)
 
 
-def _exit_code(report: Report, *, strict: bool) -> int:
-    """2 if a model of the Hub could not be read, 1 for errors (and warnings and skips, if strict), else 0."""
+def _exit_code(report: Report, *, strict: bool, complete: bool) -> int:
+    """2 if a model of the Hub could not be read, 1 for errors (strict: warnings; complete: skipped rules), else 0."""
     if _undone(report):
         return 2
-    bad = report.count(Severity.ERROR)
-    if strict:
-        bad += report.count(Severity.WARNING) + len(report.skipped)
-    return 1 if bad else 0
+    if report.count(Severity.ERROR):
+        return 1
+    if strict and report.count(Severity.WARNING):
+        say("exit code 1: warnings count with `--strict`")
+        return 1
+    if complete and report.skipped:
+        say("exit code 1: skipped rules count with `--complete`")
+        return 1
+    return 0
 
 
 def _minor(version: str) -> str:

@@ -18,7 +18,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
     "check": {
         "What to judge by": "assume vllm ask_vllm vllm_source settings",
         "Where models come from": "offline locked no_lock",
-        "Output": "strict format",
+        "Output": "strict complete format",
     },
     "plan": {
         "What to plan": "alternative baseline settings port devices node_rank master_addr no_lock",

@@ -39,6 +39,10 @@ _ENCODER = 1.2 * GIB
 """The most that profiling an image encoder took on top."""
 _KEPT_FOR_DRAFT = Bounds(2, 12)
 """Hidden states of the whole batch that the draft's pass keeps: those of several layers, and its own."""
+_VERIFICATION = Bounds(32, 36, 2)
+"""Bytes per row and vocabulary entry while the profile run verifies one draft token of each request: eight copies in
+fp32, nine with the drafts' probabilities (35.5 logged): logits, their raw and processed copies, probabilities, random
+numbers. Source: v1/worker/gpu_model_runner.py, `_dummy_sampler_run`, and v1/sample/rejection_sampler.py, 0.32."""
 _CONTEXT = 0.6 * GIB
 """The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
 _CONTEXT_OVER_NVLINK = 1.6 * GIB
@@ -160,6 +164,14 @@ class Footprint:
         return min(settings.max_num_seqs, max(1, fitting)) * speculative.tokens
 
     @property
+    def verifies_in_profile(self) -> Bounds:
+        """1 if the profile run verifies drafts, and vLLM estimates graphs at twice their size: V1, unlogged V2."""
+        method, rules = self.speculative.method, self.regime
+        if rules.runner == "v2" and method == "draft_model" and not rules.draft_bytes.logs:
+            return Bounds(0, 1, 0)
+        return NOTHING + (rules.runner == "v1" and method is not None)
+
+    @property
     def kept_for_draft(self) -> Bounds:
         """Hidden states that lie beside the draft's logits."""
         return _KEPT_FOR_DRAFT * self.hidden_bytes
@@ -167,13 +179,14 @@ class Footprint:
     def activation(self, *, samples: bool = True) -> Bounds:
         """The transient peak of the profile run. `samples`: whether this pipeline stage has the sampler.
 
-        The largest of the layers' peak, the sampler's and the draft's, and the experts' workspace.
+        The largest of the peaks of layers, sampler, verification and draft, and the experts' workspace.
         """
         sizes, rules = self.sizes, self.regime
         peaks = [rules.layers * self.layers_bytes]
         if samples:
             beside = rules.hidden_copies * self.hidden_bytes
             peaks.append(rules.sampler_bytes * (self.rows * sizes.vocab) + beside)
+            peaks.append(self.verifies_in_profile * _VERIFICATION * (self.rows * sizes.vocab))
             if self.draft:
                 own = rules.layers * self._layers_bytes(self.draft)
                 peaks.append(Bounds(0, own.high + 4 * self.hidden_bytes, own.logs))
@@ -210,7 +223,7 @@ class Footprint:
         return held
 
     def graphs(self, captured: Captured) -> Bounds:
-        """CUDA graphs: each of them, and one pool as large as the largest captured batch needs.
+        """CUDA graphs as vLLM estimates them: each, and one pool as large as the largest captured batch needs.
 
         With recurrent layers vLLM counts a transient of the whole batch as graphs (vllm-project/vllm#50780).
         """
@@ -221,7 +234,7 @@ class Footprint:
         if self.is_hybrid:
             batch = self.hidden_bytes / self.settings.tensor_parallel_size
             shared += _RECURRENT_IN_GRAPHS * min(self.rows, 1024) * batch
-        return each + Bounds(0, shared)
+        return (self.verifies_in_profile + 1) * (each + Bounds(0, shared))
 
     def graph_pool_bytes(self, captured: Captured) -> float:
         """The most that the graphs share: activations of the largest captured batch, and the kernels' workspaces."""

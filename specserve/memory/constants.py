@@ -26,11 +26,9 @@ class Bounds:
 
     @property
     def support(self) -> str:
-        """What the bounds rest on, in words: `from 23 logs`; empty if no fitted constant is in them."""
-        if self.logs is None:
-            return ""
+        """What the bounds rest on, in words: `from 23 logs`, `assumed`; empty if no fitted constant is in them."""
         if not self.logs:
-            return "assumed, as no public vLLM log shows it"
+            return "" if self.logs is None else "assumed"
         return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
     def __add__(self, other: Bounds | float) -> Bounds:
@@ -39,8 +37,10 @@ class Bounds:
         logs = fewest_logs(self, other)
         return Bounds(self.low + other.low, self.high + other.high, logs)
 
-    def __mul__(self, factor: float) -> Bounds:
-        return Bounds(self.low * factor, self.high * factor, self.logs)
+    def __mul__(self, factor: Bounds | float) -> Bounds:
+        if not isinstance(factor, Bounds):
+            return Bounds(self.low * factor, self.high * factor, self.logs)
+        return Bounds(self.low * factor.low, self.high * factor.high, fewest_logs(self, factor))
 
     def left_of(self, total: float) -> Bounds:
         """What these leave of a total: least if they are at their highest."""

@@ -14,7 +14,7 @@ from specserve.memory.verdict import (
     Knob,
     MemoryVerdict,
     StateBlocks,
-    is_certain,
+    doubt,
     is_only_in_doubt,
     knobs,
     reason,
@@ -63,7 +63,7 @@ class MemoryEstimate:
     calibration: str
     """The same in one sentence, with the logs behind each bound."""
     certain: bool = False
-    """Whether `does_not_fit` rests on exact figures alone, no fitted constant."""
+    """Whether nothing that is not modelled can make room for a launch that does not fit."""
     knobs: tuple[Knob, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str = ""
@@ -85,6 +85,12 @@ class MemoryEstimate:
     is_kv_known: bool = True
     """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""
 
+    @property
+    def speculation_cost(self) -> float:
+        """The share of the KV cache's tokens that speculation costs, at the upper bounds; 0 if it is not known."""
+        alone = self.without_speculation_kv_cache_tokens
+        return max(0.0, 1 - self.kv_cache_tokens.high / alone.high) if alone and alone.high else 0.0
+
 
 def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
     """What a launch needs of every GPU, and whether it fits.
@@ -98,6 +104,9 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
     is_in_doubt = is_only_in_doubt(r, found)
     if unknown:
         notes.append(f"`{unknown}` is not known: its weights and KV cache are not counted")
+    why = doubt(r) if found == "does_not_fit" else ""
+    if why:
+        notes.append(f"a warning and no error, because {why}")
     if s.not_modelled:
         notes.append(f"not modelled, and not counted: {', '.join(f'`{name}`' for name in s.not_modelled)}")
     limit = max(s.longest, s.settings.max_model_len) if demand.is_kv_known else 0
@@ -120,7 +129,7 @@ def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | No
         regime=regime,
         source=source,
         calibration=f"{regime}; {_support(r, at)}; the bounds come from {source}",
-        certain=found == "does_not_fit" and is_certain(r),
+        certain=found == "does_not_fit" and not why,
         knobs=() if found == "fit" or is_in_doubt else knobs(r, verdict=found, path=path),
         notes=(*demand.notes, *notes),
         reason=reason(r) if found == "tight" else "",

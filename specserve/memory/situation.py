@@ -38,7 +38,7 @@ NOT_MODELLED = (
     "prefill_context_parallel_size", "enable_eplb", "enable_dbo", "kv_sharing_fast_prefill", "hf_overrides",
     "kv_transfer_config", "offload_config", "performance_mode",
 )  # fmt: skip
-"""Engine arguments that change the memory in ways that are not modelled: nothing is certain with them."""
+"""Engine arguments that change the memory in ways that are not modelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache; and which knob to turn."""
+"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache; and what would help."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from specserve.errors import FactError
 from specserve.memory.breakdown import FRAGMENTATION, Breakdown, break_down, without_speculation
 from specserve.memory.constants import GIB, Bounds
 from specserve.memory.situation import MemorySituation, PromisedLoad
+from specserve.models.config import quantization_of
 
 MemoryVerdict = Literal["fit", "tight", "does_not_fit"]
 VERDICTS: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
@@ -18,8 +19,12 @@ _BLACKWELL = (10, 0)
 _SAFE = 1.10
 """A promised concurrency fits if this much more would."""
 _FREE_MARGIN = 0.5 * GIB
-_DOUBT = 0.02
-"""Share of the memory by which the upper bound must fall short before nothing is left to doubt."""
+_MAKES_ROOM = frozenset({
+    "cpu_offload_gb", "offload_config", "num_gpu_blocks_override", "hf_overrides",
+    "decode_context_parallel_size", "prefill_context_parallel_size", "enable_dbo", "kv_sharing_fast_prefill",
+})  # fmt: skip
+"""Arguments that are not modelled and may make a launch fit: the others only take more. `num_gpu_blocks_override` takes
+the place of the memory that vLLM compares: v1/core/kv_cache_utils.py 0.32, `get_kv_cache_configs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +134,26 @@ def _shortage(r: Breakdown) -> str:
     return ""
 
 
-def is_certain(r: Breakdown) -> bool:
-    """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
-    s = r.situation
-    is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
-    if s.not_modelled or (is_divided and not r.demand.is_kv_known):  # how, only vLLM knows
-        return False
-    if s.speculative.unknown and s.speculative.method == "draft_model":  # its context may lower max_model_len
-        return False
-    more = [high + int(_DOUBT * r.budget) for high in r.high]
-    most = r.high if s.kv_cache_memory_bytes is not None else more
-    # With drafts, Blackwell's default attention backend may rule out the graphs that need a block for each state.
-    is_doubtful = s.speculative.tokens > 0 and s.capability >= _BLACKWELL
-    lacks_blocks = _asks_for_blocks(r) and not is_doubtful and not _has_blocks(r, most)
-    return not _starts(r, most) or lacks_blocks or _is_overfull(r)
+def doubt(r: Breakdown) -> str:
+    """Why a launch that does not fit may start all the same; empty if nothing speaks for it.
+
+    Engine arguments that are not modelled count if they can make room: the others only take more.
+    """
+    s, unknown = r.situation, r.situation.speculative.unknown
+    if freeing := [f"`{name}`" for name in s.not_modelled if name in _MAKES_ROOM]:
+        return f"the estimate leaves out {', '.join(freeing)}, which may make room"
+    if s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1 and not r.demand.is_kv_known:
+        return "only vLLM knows how it divides the weights of this architecture"
+    if unknown and s.speculative.method == "draft_model" and _starts_at_any_length(r):
+        return f"the context of `{unknown}` may lower `max_model_len`"
+    is_short_of_states = verdict_without_states(r) != "does_not_fit"
+    if is_short_of_states and s.speculative.tokens and s.capability >= _BLACKWELL:
+        return "Blackwell's attention backend may rule out the graphs that need a block for each state"
+    return ""
+
+
+def _starts_at_any_length(r: Breakdown) -> bool:
+    return not _is_overfull(r) and r.demand.largest_max_model_len(r.high, limit=r.demand.max_model_len) > 0
 
 
 def _keeps(r: Breakdown, promise: PromisedLoad) -> bool:
@@ -182,10 +193,10 @@ def _is_free(r: Breakdown) -> bool:
 
 
 _LITTLE = 0.005
-"""Share of the memory below which a knob that changes no verdict is not worth a line."""
-_FP8 = (8, 9)
+"""Share of the memory below which a remedy that changes no verdict is not worth a line."""
+_MARLIN, _FP8 = (8, 0), (8, 9)
+"""The first capabilities that take FP8 weights, and an FP8 KV cache."""
 _STEP = 2**28
-_MOST = 5
 _ALONE = 3
 """How many are shown if none is enough alone."""
 
@@ -201,36 +212,26 @@ class Knob:
     verdict: MemoryVerdict
 
 
-Positions = tuple[str, Sequence[Any], Callable[[Any], MemorySituation]]
-"""A knob's path, its values from the least change on, and the situation that each gives."""
-
-
 def knobs(r: Breakdown, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
-    """What would help, best first: by the verdict it gives, then by how little it costs the server's users.
+    """What would help, in the order in which a person tries it, each proven by an estimate of its own.
 
-    Of each knob the first position that fits; else the one that frees the most.
+    `path`: where the block that speculates stands in the profile. If nothing changes the verdict, what frees memory.
     """
-    found = [best for positions in _positions(r, path) if (best := _best(positions, r, verdict))]
-    better = [knob for knob in found if VERDICTS.index(knob.verdict) < VERDICTS.index(verdict)]
-    chosen = better or sorted(found, key=lambda knob: -knob.frees_bytes)[:_ALONE]
-    return tuple(sorted(chosen, key=lambda knob: VERDICTS.index(knob.verdict))[:_MOST])
-
-
-def _best(positions: Positions, before: Breakdown, verdict: MemoryVerdict) -> Knob | None:
-    path, values, turned = positions
-    helpful = []
-    for value in values:
+    better: dict[str, Knob] = {}
+    freeing: dict[str, Knob] = {}
+    for place, value, turned in _remedies(r, path):
+        if place in better:
+            continue
         try:
-            after = break_down(turned(value))
+            after = break_down(turned)
         except FactError:
             continue
-        knob = Knob(path, value, _freed(before, after), verdict_of(after))
-        if knob.verdict == "fit":
-            return knob
-        gain = VERDICTS.index(verdict) - VERDICTS.index(knob.verdict)
-        if gain > 0 or (gain == 0 and knob.frees_bytes > _LITTLE * before.budget):
-            helpful.append(knob)
-    return min(helpful, key=lambda knob: (VERDICTS.index(knob.verdict), -knob.frees_bytes), default=None)
+        knob = Knob(place, value, _freed(r, after), verdict_of(after))
+        if VERDICTS.index(knob.verdict) < VERDICTS.index(verdict):
+            better[place] = knob
+        elif knob.verdict == verdict and knob.frees_bytes > _LITTLE * r.budget:
+            freeing[place] = knob
+    return tuple(better.values()) or tuple(freeing.values())[:_ALONE]
 
 
 def _freed(before: Breakdown, after: Breakdown) -> int:
@@ -244,89 +245,59 @@ def _with(s: MemorySituation, **settings: Any) -> MemorySituation:
     return replace(s, settings=replace(s.settings, **settings))
 
 
-def _smaller(value: int, *steps: int) -> list[int]:
-    return [step for step in steps if step < value]
+def _remedies(r: Breakdown, path: str) -> Iterator[tuple[str, int | float | str, MemorySituation]]:
+    """A shorter context, fewer requests, another precision or more GPUs, the draft last: path, value and the launch.
 
-
-def _positions(r: Breakdown, path: str) -> tuple[Positions, ...]:
-    """Every knob. `path`: where the block that speculates stands in the profile."""
-    s, settings, speculative = r.situation, r.situation.settings, r.situation.speculative
+    Of several values of one path, the first that changes the verdict counts.
+    """
+    s, settings, config = r.situation, r.situation.settings, r.situation.target.config
+    for length in _lengths(r):
+        yield "target.max_model_len", length, _with(s, max_model_len=length)
     promised = max((promise.concurrency for promise in s.promises), default=1)
-    drafted = settings.max_num_seqs * speculative.decode_tokens
-    states = [largest_max_num_seqs(r)] if judge_states(r) != "fit" else []
-    seqs = [*states, *_smaller(settings.max_num_seqs, 512, 256, 128, 64, 32, 16)]
-    tokens = _smaller(settings.max_num_batched_tokens, 8192, 4096, 2048)
-    takes_fp8 = s.capability >= _FP8 and settings.kv_cache_dtype in ("auto", "bfloat16", "float16")
-    has_graphs = not s.enforce_eager and s.runner != "cpu"
-    has_block = speculative.method is not None and path == "speculation"
-
-    def setting(name: str) -> Callable[[Any], MemorySituation]:
-        return lambda value: _with(s, **{name: value})
-
-    def own(name: str) -> Callable[[Any], MemorySituation]:
-        return lambda value: replace(s, **{name: value})
-
-    def drafts(**changes: Any) -> MemorySituation:
-        return replace(s, speculative=replace(speculative, **changes))
-
-    return (
-        ("engine.max_num_seqs", [n for n in seqs if n >= promised], setting("max_num_seqs")),
-        (
-            "engine.max_num_batched_tokens",
-            [n for n in tokens if n >= drafted],
-            setting("max_num_batched_tokens"),
-        ),
-        ("target.max_model_len", _lengths(r), setting("max_model_len")),
-        ("engine.gpu_memory_utilization", _shares(s), own("gpu_memory_utilization")),
-        ("engine.kv_cache_memory_bytes", _pools(r), own("kv_cache_memory_bytes")),
-        (
-            f"{path}.draft_sample_method",
-            ["greedy"] * speculative.is_probabilistic,
-            lambda _: drafts(is_probabilistic=False),
-        ),
-        (
-            f"{path}.num_speculative_tokens",
-            _smaller(speculative.tokens, 5, 3, 2, 1),
-            lambda k: drafts(tokens=k),
-        ),
-        ("engine.kv_cache_dtype", ["fp8"] * takes_fp8, setting("kv_cache_dtype")),
-        ("engine.enforce_eager", [True] * has_graphs, own("enforce_eager")),
-        ("target.tensor_parallel_size", _parallel_sizes(s), setting("tensor_parallel_size")),
-        ("speculation", ["null"] * has_block, lambda _: without_speculation(s)),
-    )
+    for seqs in ([largest_max_num_seqs(r)] if judge_states(r) != "fit" else []) + [64, 16]:
+        if promised <= seqs < settings.max_num_seqs:
+            yield "engine.max_num_seqs", seqs, _with(s, max_num_seqs=seqs)
+    fixed, share = s.kv_cache_memory_bytes, _free_share(s)
+    if fixed is not None and r.slack < r.excess:
+        pool = int((fixed + r.slack - r.excess) // _STEP * _STEP)
+        if 0 < pool < fixed:
+            yield "engine.kv_cache_memory_bytes", pool, replace(s, kv_cache_memory_bytes=pool)
+    if fixed is None and 0.1 < share < s.gpu_memory_utilization:
+        yield "engine.gpu_memory_utilization", share, replace(s, gpu_memory_utilization=share)
+    if s.capability >= _FP8 and settings.kv_cache_dtype in ("auto", "bfloat16", "float16"):
+        yield "engine.kv_cache_dtype", "fp8", _with(s, kv_cache_dtype="fp8")
+    if s.capability >= _MARLIN and not settings.quantization and not quantization_of(config):
+        yield "target.quantization", "fp8", _with(s, quantization="fp8")
+    for size in _parallel_sizes(s):
+        yield "target.tensor_parallel_size", size, _with(s, tensor_parallel_size=size)
+    if s.speculative.method is not None and path == "speculation":
+        yield "speculation", "null", without_speculation(s)
 
 
 def _lengths(r: Breakdown) -> list[int]:
-    """The largest length that surely fits, rounded down; a promise must still have room in it."""
+    """The largest length that surely fits, and a power of two that may fit: first the latter if it is much longer.
+
+    A promise must still have room in it.
+    """
     s, now = r.situation, r.situation.settings.max_model_len
     limit = min(now, s.longest or now)  # vLLM refuses more
-    largest = r.demand.largest_max_model_len(r.low, limit=limit)
-    step = 1024 if largest >= 4096 else 256
-    value, promised = largest // step * step, max((promise.tokens for promise in s.promises), default=0)
-    return [value] if 0 < value < now and value >= promised else []
+    low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
+    step = 1024 if low >= 4096 else 256
+    sure, may = low // step * step, 1 << high.bit_length() - 1 if high else 0
+    promised = max((promise.tokens for promise in s.promises), default=0)
+    order = (sure, may) if 4 * sure >= may else (may, sure)
+    return [value for value in order if 0 < value < now and value >= promised]
 
 
-def _shares(s: MemorySituation) -> list[float]:
-    """A larger share of the memory, as far as it is free and leaves room for the CUDA context."""
-    if s.kv_cache_memory_bytes is not None or (s.runner == "cpu" and s.machine.memory_nodes > 1):
-        return []
-    total, now = s.machine.accelerator.total_bytes, s.gpu_memory_utilization
+def _free_share(s: MemorySituation) -> float:
+    """The share of the memory that is free and leaves room for the CUDA context, rounded down."""
+    total = s.machine.accelerator.total_bytes
     free = total if s.least_free_bytes is None or s.runner == "cpu" else s.least_free_bytes
-    most = int(min(0.97, (free - 0.5 * GIB) / total) * 100) / 100
-    return [value for value in (0.94, 0.95, 0.96, 0.97) if now < value <= most] + [most] * (0.1 < most < now)
-
-
-def _pools(r: Breakdown) -> list[int]:
-    """A smaller KV cache if it is set explicitly and there is too little memory for it; one that is enough."""
-    fixed = r.situation.kv_cache_memory_bytes
-    if fixed is None or r.slack >= r.excess:
-        return []
-    value = int((fixed + r.slack - r.excess) // _STEP * _STEP)
-    return [value] if 0 < value < fixed else []
+    return int(min(0.97, (free - 0.5 * GIB) / total) * 100) / 100
 
 
 def _parallel_sizes(s: MemorySituation) -> list[int]:
-    """More GPUs of this machine; what vLLM cannot divide is no position."""
+    """More GPUs of this machine; what vLLM cannot divide is left out."""
     found, size = [], 2 * s.settings.tensor_parallel_size
     heads = []
     for facts in filter(None, (s.target, s.speculative.draft)):

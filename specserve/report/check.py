@@ -10,7 +10,7 @@ from specserve.checks.check import Checked, RuleGroup
 from specserve.checks.oraclechild import Judged, VllmAnswer, VllmArgument
 from specserve.checks.rules.memory import is_fixed
 from specserve.checks.rules.site import reasons
-from specserve.diagnostics import Report, Severity
+from specserve.diagnostics import ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue, kind
 from specserve.memory.constants import Bounds as Interval
 from specserve.memory.estimate import MemoryEstimate
@@ -47,7 +47,17 @@ def check_text(report: Report) -> str:
         if isinstance(verdict, Checked):
             blocks += _facts(verdict)
         parts.append("\n\n".join(filter(None, blocks)))
+    if any(_is_assumed(verdict) for verdict in report.verdicts):
+        parts.append(_filled("no public vLLM log shows it, so its bounds are wide", "assumed: "))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _is_assumed(verdict: ProfileVerdict) -> bool:
+    """Whether a table of memory has a part that is only assumed."""
+    if not isinstance(verdict, Checked) or not verdict.memory:
+        return False
+    sizes = verdict.memory.per_gpu_bytes
+    return sizes.activation.logs == 0 or sizes.other.logs == 0
 
 
 def _filled(text: str, lead: str, shown: str | None = None) -> str:
@@ -125,6 +135,8 @@ def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
     yield from (_filled(reason, "  ") for reason in comparison.reasons)
 
 
+_SMALL = 0.005
+"""A share of the KV cache that rounds to nothing."""
 _COMPUTED_BY = {
     "vllm": "computed by vLLM's own planner",
     "formula": "computed by formula",
@@ -144,14 +156,9 @@ def _memory(
         yield f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip()
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
-        lost = 1 - estimate.kv_cache_tokens.high / alone.high
-        is_sure = alone.low > estimate.kv_cache_tokens.low and lost > 0
-        tokens = "about the same"
-        if estimate.verdict == "does_not_fit":
-            tokens = f"{_tokens(alone)} tokens"
-        elif is_sure:
-            tokens = f"{_tokens(alone)} tokens; speculation costs {lost:.1%}"
-        yield f"  KV cache without speculation: {tokens}"
+        cost = f"; speculation costs {estimate.speculation_cost:.0%}"
+        same = "about the same" if estimate.speculation_cost < _SMALL else f"{_tokens(alone)} tokens{cost}"
+        yield f"  KV cache without speculation: {same}"
     yield from _alternatives(alternatives)
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)
@@ -159,7 +166,7 @@ def _memory(
         largest = estimate.largest_max_model_len
         why = ", the models' own limit" if estimate.kv_cache_tokens.low >= 2 * largest.high else ""
         yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
-    for knob in helpful[:4]:
+    for knob in helpful:
         value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
         yield f"  {_MEMORY[knob.verdict][0]} with `{knob.path}: {value}`, all else unchanged"
     if is_fixed(estimate):
@@ -196,9 +203,9 @@ def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:
     if estimate.unknown_draft:
         yield "draft", "not known", "", "not counted"
     for name, term in (("activations", sizes.activation), ("other", sizes.other)):
-        estimated = term.support  # what no log supports is assumed
-        if term.logs != 0:
-            estimated = f"estimated, {term.support}" if term.support else "estimated"
+        estimated = (
+            f"estimated, {term.support}" if term.logs else "assumed" if term.logs == 0 else "estimated"
+        )
         yield name, low_to_high(gib(term.low), gib(term.high)), "", estimated
     held = "tokens not computed"
     if estimate.is_kv_known:

@@ -81,27 +81,27 @@ def test_where_the_cpu_serves_the_memory_is_the_hosts_and_no_share_is_told_besid
         assert shown and all(note.startswith(head) and ", estimated: weights" in note for note in shown)
 
 
-def test_a_draft_that_does_not_fit_is_told_at_the_draft_with_what_helps(profile: Load) -> None:
+def test_a_draft_that_does_not_fit_is_told_at_the_largest_part_with_what_helps(profile: Load) -> None:
     (finding,) = found(profile_of(profile, f"speculation: {DRAFT}", length=32768))
-    assert (finding.code, finding.severity, finding.span.path) == (
-        "SD301",
-        Severity.ERROR,
-        "speculation.model",
-    )
+    assert (finding.code, finding.severity, finding.span.path) == ("SD301", Severity.ERROR, "target.model")
     assert "+ 2.3 GiB of the draft" in finding.notes[0]
     assert finding.help is not None and "would make it " in finding.help
 
 
 @pytest.mark.parametrize(
-    "setting",
+    ("setting", "severity"),
     [
-        "cpu_offload_gb: 8", "cpu_offload_gb: 1", "enable_lora: true", "enable_eplb: true", "enable_dbo: true",
-        "kv_sharing_fast_prefill: true", "num_gpu_blocks_override: 1", "decode_context_parallel_size: 2",
+        ("cpu_offload_gb: 8", Severity.WARNING), ("cpu_offload_gb: 1", Severity.WARNING),
+        ("num_gpu_blocks_override: 1", Severity.WARNING), ("decode_context_parallel_size: 2", Severity.WARNING),
+        ("enable_dbo: true", Severity.WARNING), ("kv_sharing_fast_prefill: true", Severity.WARNING),
+        ("enable_lora: true", Severity.ERROR), ("enable_eplb: true", Severity.ERROR),
     ],
 )  # fmt: skip
-def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load, setting: str) -> None:
+def test_what_is_not_modelled_is_named_and_no_error_if_it_may_make_room(
+    profile: Load, setting: str, severity: Severity
+) -> None:
     (finding,) = found(profile_of(profile, f"engine: {{{setting}}}"), "1xT4-16GB")
-    assert (finding.code, finding.severity) == ("SD301", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("SD301", severity)
     assert any(setting.partition(":")[0] in note for note in finding.notes)
 
 
@@ -143,9 +143,9 @@ alternatives:
   small: {DRAFT}
 """
     findings = found(profile_of(profile, lines))
-    assert {(item.code, item.span.path) for item in findings if item.code != "SD304"} == {
-        ("SD302", "alternatives.small.model")
-    }
+    (finding,) = [item for item in findings if item.code != "SD304"]
+    assert (finding.code, finding.span.path) == ("SD302", "target.model")
+    assert "too large for 1 x L4-24GB (with `alternatives.small`): " in finding.message
 
 
 def test_concurrency_is_told_only_where_the_profile_asks_for_it(profile: Load) -> None:

@@ -45,7 +45,38 @@ def test_a_draft_that_drafts_all_tokens_at_once_has_logits_for_each(logged_gib: 
     assert found.low <= logged_gib * GIB <= found.high
     assert found.logs == 1
     alone = Footprint(QWEN_8B, H100, rules).activation()
-    assert alone.high < 1.5 * GIB and alone.support == "assumed, as no public vLLM log shows it"
+    assert alone.high < 1.5 * GIB and alone.support == "assumed"
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "ngram"])
+@pytest.mark.parametrize(("seqs", "logged_gib"), [(256, 1.10), (1024, 4.34)])
+def test_on_v1_the_profile_run_verifies_a_draft_of_each_request(
+    method: str, seqs: int, logged_gib: float
+) -> None:
+    """Llama 8B with a draft model on an H100, vLLM 0.26; the source says the same of every method."""
+    settings, rules = replace(H100, max_num_seqs=seqs), regime("0.26", runner="v1")
+    captured = captured_graphs(max_num_seqs=seqs, max_num_batched_tokens=8192)
+    plain = Footprint(LLAMA_8B, settings, rules)
+    drafting = replace(plain, speculative=Speculative(method, 3))
+    alone, found = plain.activation(), drafting.activation()
+    assert found.low <= logged_gib * GIB <= found.high
+    assert found.high == max(alone.high, 9 * 4 * seqs * LLAMA_8B.vocab)
+    assert drafting.graphs(captured).high == 2 * plain.graphs(captured).high
+    halves = replace(settings, tensor_parallel_size=2)  # logits are gathered
+    assert replace(drafting, settings=halves).activation().high >= 9 * 4 * seqs * LLAMA_8B.vocab
+
+
+def test_on_v2_the_bounds_contain_the_verification_as_long_as_no_log_shows_a_draft_model() -> None:
+    captured = captured_graphs(max_num_seqs=1024, max_num_batched_tokens=8192)
+    for version, many in (("0.26", 1), ("0.31", 2), ("0.32", 2), ("0.33", 2)):
+        plain = Footprint(LLAMA_8B, H100, regime(version, runner="v2"))
+        drafting = replace(plain, speculative=Speculative("draft_model", 3))
+        assert drafting.activation().low <= 1.2 * GIB
+        assert (drafting.activation().high >= 9 * 4 * 1024 * LLAMA_8B.vocab) is (many == 2)
+        assert drafting.graphs(captured).low == plain.graphs(captured).low
+        assert drafting.graphs(captured).high == many * plain.graphs(captured).high
+        head = replace(plain, speculative=Speculative("eagle3", 3))
+        assert head.graphs(captured) == plain.graphs(captured)
 
 
 @pytest.mark.parametrize(

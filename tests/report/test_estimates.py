@@ -156,7 +156,7 @@ def test_a_best_k_at_the_end_of_what_was_looked_at_says_how_to_look_further(
 
 
 def test_json_has_what_the_text_says(tmp_path: Path) -> None:
-    found = told(tmp_path, name="L4-24GB")
+    found = told(tmp_path, name="RTX-4090-24GB")
     content = json.loads(estimate_json(found))
     assert (content["version"], content["kind"], content["basis"]) == (1, "estimate", "estimated")
     assert content["assumed"]["acceptance"] == pytest.approx(SHOWN.acceptance)

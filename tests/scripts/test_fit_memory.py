@@ -91,6 +91,16 @@ def test_no_launch_that_ran_out_of_memory_is_said_to_fit(point: dict[str, Any], 
     assert scored.verdict in ("tight", "does_not_fit")
 
 
+@pytest.mark.parametrize("left_out", [False, True], ids=["in-sample", "source left out"])
+@pytest.mark.parametrize("name", ["g001", "g002", "g003", "g004"])
+def test_what_an_h100_had_left_with_and_without_a_draft_model_lies_inside(name: str, left_out: bool) -> None:
+    (point,) = [point for point in KNOWN if point["id"] == name]
+    source = fit_memory.source_of(point)
+    seen = [other for other in KNOWN if not left_out or fit_memory.source_of(other) != source]
+    (scored,) = fit_memory.scores([point], fit_memory.fitted(seen))
+    assert scored.is_inside and scored.verdict == "fit"
+
+
 def _score(file: Path) -> str:
     command = [sys.executable, str(ROOT / "scripts" / "fit_memory.py"), "--score", str(file)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

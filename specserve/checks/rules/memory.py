@@ -68,13 +68,9 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
         if is_fixed(memory)
         else f": vLLM may use {gib(per_gpu.budget)} of {total}; estimated: "
     )
-    parts = {"activations": per_gpu.activation, "other": per_gpu.other}
-    shown = [
-        f"{name} {_span(part)}" + (f" ({part.support})" if part.support else "")
-        for name, part in parts.items()
-    ]
+    shown = f"activations {_span(per_gpu.activation)}, other {_span(per_gpu.other)}"
     rest = "" if is_fixed(memory) else " (the rest)"
-    return f"{where}{head}weights {weights}, {', '.join(shown)}, KV cache {_span(per_gpu.kv_cache)}{rest}"
+    return f"{where}{head}weights {weights}, {shown}, KV cache {_span(per_gpu.kv_cache)}{rest}"
 
 
 def _span(bounds: Bounds) -> str:
@@ -96,11 +92,11 @@ def capacity(memory: MemoryEstimate) -> str:
 
 
 def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None:
-    """The knobs that change the verdict, or the best of those that do not. `without`: an argument that is left out."""
-    better = [knob for knob in memory.knobs if knob.verdict != memory.verdict]
-    shown = [knob for knob in (better or memory.knobs)[:3] if without is None or without not in knob.path]
-    ways = [_way(knob, is_better=bool(better)) for knob in shown]
-    return "; ".join(ways) + ("" if better else ", but no single setting frees enough") if ways else None
+    """The knobs that change the verdict, or those that free memory. `without`: an argument that is left out."""
+    shown = [knob for knob in memory.knobs if without is None or without not in knob.path]
+    is_better = any(knob.verdict != memory.verdict for knob in memory.knobs)
+    ways = "; ".join(_way(knob, is_better=is_better) for knob in shown)
+    return ways + ("" if is_better else ", but no single setting frees enough") if ways else None
 
 
 def _way(knob: Knob, *, is_better: bool) -> str:
@@ -121,6 +117,26 @@ def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
     for arm in ctx.arms:
         if arm.memory:
             yield arm.at("model") if arm.model else arm.path, arm.memory
+
+
+def _largest_part(path: str, memory: MemoryEstimate) -> str:
+    """Where the profile says what takes the most of the fullest GPU. `path`: the place of an arm's estimate."""
+    per_gpu, tokens = memory.per_gpu_bytes, memory.kv_cache_tokens.high
+    per_token = per_gpu.kv_cache.high / tokens if tokens else memory.target_kv_bytes_per_token
+    parts = {"target.model": per_gpu.target_weights, "target.max_model_len": memory.max_model_len * per_token}
+    if is_fixed(memory):
+        parts = {
+            "target.model": per_gpu.target_weights,
+            "engine.kv_cache_memory_bytes": per_gpu.kv_cache.high,
+        }
+    if path.endswith(".model"):
+        parts.setdefault(path, per_gpu.draft_weights)
+    return max(parts, key=lambda place: parts[place])
+
+
+def _of_alternative(path: str) -> str:
+    arm = path.removesuffix(".model")
+    return f" (with `{arm}`)" if arm.startswith("alternatives.") else ""
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
@@ -149,8 +165,8 @@ def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
-    says by how much the KV cache is too small for one request. This finding is a warning if the verdict is not certain:
-    if it depends on estimated bounds, or on a vLLM argument that the estimate does not cover.
+    says by how much the KV cache is too small for one request. Not even the optimistic end of the estimate holds one.
+    This is a warning if the profile sets what the estimate leaves out and what may make room, such as `cpu_offload_gb`.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
@@ -163,12 +179,11 @@ def insufficient_memory(ctx: Context) -> Hits:
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
         if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
-            is_occupied = lacking_free_bytes(ctx, memory) is not None  # a larger share would not start
             yield Hit(
-                path,
-                f"{_misfit(ctx, 'is')}: {_reason(memory, ctx.machine)}",
+                _largest_part(path, memory),
+                f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {_reason(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
-                help=_advice(memory, without=_SHARE if is_occupied else None),
+                help=_advice(memory),
                 severity=None if memory.certain else WARNING,
             )
 
@@ -206,11 +221,11 @@ def tight_memory(ctx: Context) -> Hits:
         is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
         if memory.verdict == "tight" and not is_told:
             unknown = "`--ask-vllm` lets the installed vLLM compute it"
-            text = f"{_misfit(ctx, 'may be')}: {memory.reason or capacity(memory)}"
+            text = f"{_misfit(ctx, 'may be')}{_of_alternative(path)}: {memory.reason or capacity(memory)}"
             if memory.is_only_in_doubt and memory.unknown_draft:
                 text = f"it is not known whether the launch fits: the size of `{memory.unknown_draft}` is unknown"
             yield Hit(
-                path,
+                path if memory.is_only_in_doubt else _largest_part(path, memory),
                 text,
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory) if memory.is_kv_known else unknown,
@@ -232,11 +247,11 @@ def unreachable_concurrency(ctx: Context) -> Hits:
     """
     wanted = ctx.engine.get("max_num_seqs")
     for place, memory in estimates(ctx):
-        most, arm = memory.max_concurrency.high, place.removesuffix(".model")
+        most = memory.max_concurrency.high
         is_known = memory.is_kv_known and memory.verdict != "does_not_fit"
         if is_known and type(wanted) is int and most < wanted:
-            its = f" (with `{arm}`)" if arm.startswith("alternatives.") else ""
-            text = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run in parallel{its}; "
+            many = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens"
+            text = f"{many} run in parallel{_of_alternative(place)}; "
             help_ = "this is fine if most requests are shorter; if all are, lower `max_model_len`"
             yield Hit("engine.max_num_seqs", f"{text}`max_num_seqs` is {wanted}", help=help_)
             return
@@ -260,11 +275,8 @@ def costly_draft(ctx: Context) -> Hits:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        alone = memory.without_speculation_kv_cache_tokens
-        if alone is None or not alone.high or memory.verdict == "does_not_fit":
-            continue
-        lost = 1 - memory.kv_cache_tokens.high / alone.high
-        if lost > _COSTLY:
+        alone, lost = memory.without_speculation_kv_cache_tokens, memory.speculation_cost
+        if alone and lost > _COSTLY and memory.verdict != "does_not_fit":
             most = "" if memory.kv_cache_tokens.low == memory.kv_cache_tokens.high else "at most "
             tokens = f"{most}{memory.kv_cache_tokens.high:,.0f} tokens instead of {alone.high:,.0f}"
             text = f"speculation costs {lost:.0%} of the KV cache: {tokens}"
