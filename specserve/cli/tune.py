@@ -142,20 +142,15 @@ def _estimate(
     context: typer.Context, request: TuneRequest, *, accelerator: str, acceptance: str | None, as_json: bool
 ) -> None:
     from specserve.errors import UsageError
-    from specserve.measure.tune.estimate import estimate_request
-    from specserve.report.estimates import estimate_document, estimate_json
+    from specserve.measure.tune.estimate import estimate_tune
+    from specserve.report.estimates import estimate_text
+    from specserve.report.text import json_document, json_values
 
-    useless = given_besides(
-        context, "profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format"
-    )
-    if useless:
-        named = ", ".join(f"`{each}`" for each in useless)
-        raise UsageError(
-            f"`--estimate` measures nothing, so it cannot be combined with {named}",
-            hint=f"leave {'them' if len(useless) > 1 else 'it'} out, or measure without `--estimate`",
-        )
-    found = estimate_request(request, accelerator=accelerator, acceptance=acceptance)
-    out(estimate_json(found) if as_json else estimate_document(found, file=request.profile).text(sys.stdout))
+    taken = ("profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format")
+    if useless := given_besides(context, *taken):
+        raise UsageError("`--estimate` measures nothing", hint=f"leave `{useless[0]}` out")
+    found = estimate_tune(request, accelerator=accelerator, acceptance=acceptance)
+    out(json_document(json_values(found, digits=6)) if as_json else estimate_text(found))
 
 
 def run(request: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:

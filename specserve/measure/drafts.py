@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from specserve.checks.gather import CheckOptions, Gathered, Read, gather
@@ -15,12 +14,10 @@ from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.measure.bench.result import Interval
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
-from specserve.measure.tune.estimate import DEFAULT_CONTEXT, DEFAULT_TOKENS
-from specserve.measure.tune.roofline import geometric_rate, rates_of, roofline_of
+from specserve.measure.tune.estimate import DEFAULT_TOKENS
 from specserve.memory.estimate import assess
-from specserve.memory.situation import MemorySituation, situation
+from specserve.memory.situation import situation
 from specserve.models.config import prediction_layers
 from specserve.models.drafts import Draft, Source, as_of, assumed_head, drafts_for
 from specserve.models.facts import ModelFacts, published
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
 
-LOADS = (1, 16, 64)
-"""Requests at once of which a speedup is estimated."""
 _GUIDE = "https://docs.vllm.ai/en/latest/features/spec_decode/"
 _YAML = (".yaml", ".yml")
 
@@ -53,18 +48,11 @@ class JudgedDraft:
     """On the named machine; None without one, or if the target is not known."""
     is_assumed: bool = False
     """Whether the memory is that of a head as most are, because the head's configuration is not known."""
-    speedups: Mapping[int, Interval] = field(default_factory=dict)
-    """Estimated, by load; empty if nobody reports the acceptance. The bounds are no interval of a measurement."""
 
     @property
     def is_refused(self) -> bool:
         """Whether a rule says that vLLM refuses it, or serves wrong output."""
         return any(found.severity is Severity.ERROR for found in self.findings)
-
-    @property
-    def gain(self) -> float:
-        """The largest estimated speedup; 0 without an estimate."""
-        return max((gain.value for gain in self.speedups.values()), default=0.0)
 
     @property
     def overflows(self) -> bool:
@@ -103,7 +91,7 @@ def is_profile(target_or_profile: str) -> bool:
 def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -> FoundDrafts:
     """Return what the profile asks for, the published drafts, the target's own layers, and what needs no draft.
 
-    With a machine, those that do not fit stand behind those that do, and the largest estimated speedup first.
+    Those with the largest reported acceptance length come first; with a machine, those that do not fit come last.
     Raises ProfileError for a bad file, FactError if the Hub was asked and does not answer.
     """
     base, read = _profile(target_or_profile, machine=wanted.machine), _reader(wanted)
@@ -113,12 +101,7 @@ def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -
     except FactError as error:
         facts = published(target)
         if machine is not None and facts is None:
-            notes.append(f"memory and speedup are not estimated: {error.message}")
-    if machine is not None:
-        try:
-            rates_of(machine)
-        except UsageError as error:
-            notes.append(error.message)
+            notes.append(f"memory is not estimated: {error.message}")
     ways = {_key(block): (_asked_for(block, base, path), block) for path, block in blocks(base)}
     own = len(ways)
     for draft in _ways(base, facts, read, wanted):
@@ -126,7 +109,7 @@ def find_drafts(target_or_profile: str, *, wanted: DraftOptions = _AS_SHIPPED) -
     judged = [
         _judge(draft, base, block, facts=facts, read=read, wanted=wanted) for draft, block in ways.values()
     ]
-    ranked = [*judged[:own], *sorted(judged[own:], key=lambda each: -each.gain)]
+    ranked = [*judged[:own], *sorted(judged[own:], key=lambda each: -(each.draft.length or 0.0))]
     ranked.sort(key=lambda each: (each.is_refused, each.overflows))
     return FoundDrafts(target, tuple(ranked), machine, tuple(notes))
 
@@ -277,7 +260,7 @@ def _judge(
 def _weighed(
     judged: JudgedDraft, known: Gathered, block: Speculation, *, facts: ModelFacts, machine: Machine
 ) -> JudgedDraft:
-    """The same with the memory and the speedups; without those that the facts do not suffice for."""
+    """The same with its memory if the facts suffice for it."""
     arm = known.context.arms[0]
     draft = arm.draft or (published(block.model) if block.model else None)
     is_assumed = False
@@ -295,38 +278,9 @@ def _weighed(
             unknown_draft=block.model if draft is None else None,
         )
         memory = assess(s)
-        if s.speculative.unknown:
-            return replace(judged, memory=memory)
-        speedups = _speedups(judged.draft, s)
-    except (FactError, UsageError):
+    except FactError:
         return judged
-    return replace(judged, memory=memory, is_assumed=is_assumed, speedups=speedups)
-
-
-def _speedups(draft: Draft, s: MemorySituation) -> dict[int, Interval]:
-    """By load: from the lowest to the highest reported acceptance, over the range of what engines reach."""
-    roofline = roofline_of(s, context_tokens=min(DEFAULT_CONTEXT, s.settings.max_model_len))
-    chances = [(geometric_rate(length, tokens=k), k) for length, k in reported_lengths(draft)]
-    found = {}
-    for load in LOADS if chances else ():
-        gains = [roofline.speedup(chance, load, k) for chance, k in chances]
-        found[load] = Interval(
-            geometric_mean(gain.value for gain in gains),
-            min(gain.low for gain in gains),
-            max(gain.high for gain in gains),
-        )
-    return found
-
-
-def reported_lengths(draft: Draft) -> Sequence[tuple[float, int]]:
-    """Reported mean acceptance lengths, each with its K; those without a K are left out."""
-    found = []
-    for said in draft.reported:
-        k = said.k or draft.num_speculative_tokens
-        length = said.length or (1 + said.rate * k if said.rate and k else None)
-        if length and k and length <= k + 1:
-            found.append((length, k))
-    return found
+    return replace(judged, memory=memory, is_assumed=is_assumed and not s.speculative.unknown)
 
 
 def add_alternatives(path: str, names: Iterable[str], *, wanted: DraftOptions) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from specserve.measure.bench.result import Result
 from specserve.measure.distill.plan import SPECULATORS, DistillPlan
 from specserve.measure.distill.run import Distilled, DistillViews
 from specserve.measure.distill.traffic import Split
-from specserve.measure.drafts import LOADS, FoundDrafts, JudgedDraft
+from specserve.measure.drafts import FoundDrafts, JudgedDraft
 from specserve.measure.servers import Outlet
 from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
@@ -49,17 +49,11 @@ _COLUMNS = (
     Column("rules", "text"),
     Column("memory", "text"),
     Column("draft GiB"),
-    *(Column(f"c={load}") for load in LOADS),
 )
 _TELLS = (
     "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures yours. "
     "`ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what they bring depends on how "
     "often your texts repeat."
-)
-_ESTIMATED = (
-    "c=N: estimated speedup of decoding with N concurrent requests, with the K that the authors report. The low end "
-    "assumes the lowest acceptance that they report and a slower engine, the high end the highest and a faster one. "
-    "`-`: they report no acceptance."
 )
 _ASSUMED = "*: this head's configuration is unknown; assumed: one layer as wide as the target, a vocabulary of 32,000."
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
@@ -78,8 +72,6 @@ def drafts_text(found: FoundDrafts) -> str:
         if each.draft.method not in WITHOUT_DRAFT or each.findings:
             lines += ["", f"  {clean(_name(each.draft))}", *_about(each)]
     notes = [_TELLS]
-    if any(each.speedups for each in found.drafts):
-        notes.append(_ESTIMATED)
     if any(each.is_assumed for each in found.drafts):
         notes.append(_ASSUMED)
     for note in (*notes, *found.notes):
@@ -101,11 +93,6 @@ def drafts_json(found: FoundDrafts) -> str:
             "refused": each.is_refused,
             "findings": [{"code": item.code, "message": item.message} for item in each.findings],
             "memory": _memory_json(each),
-            "estimated_speedup": [
-                {"concurrency": load, **{name: round(value, 4) for name, value in json_values(gain).items()}}
-                for load, gain in each.speedups.items()
-            ]
-            or None,
         }
         for each in found.drafts
     ]
@@ -157,9 +144,6 @@ def _on_machine(each: JudgedDraft) -> Iterator[str]:
     yield _MEMORY[memory.verdict] if memory else NONE
     is_weighed = memory is not None and memory.unknown_draft is None and each.draft.model is not None
     yield f"{memory.per_gpu_bytes.draft_weights / GIB:.1f}{mark}" if memory and is_weighed else NONE
-    for load in LOADS:
-        gain = each.speedups.get(load)
-        yield f"{gain.low:.1f}-{gain.high:.1f}x" if gain else NONE
 
 
 def _about(each: JudgedDraft) -> Iterator[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from specserve.errors import HubUnreachable
 from specserve.hardware.accelerators import assume
-from specserve.measure.drafts import LOADS, DraftOptions, JudgedDraft, find_drafts, reported_lengths
-from specserve.models.drafts import Draft, Reported, Source
+from specserve.measure.drafts import DraftOptions, JudgedDraft, find_drafts
+from specserve.models.drafts import Source
 from tests.models.tiny import CONFIG, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -27,22 +27,18 @@ def of(found: tuple[JudgedDraft, ...], model: str | None, method: str | None = N
     return one
 
 
-def test_on_a_machine_each_draft_is_weighed_and_those_with_a_reported_acceptance_estimated() -> None:
+def test_on_a_machine_each_draft_is_weighed_and_the_largest_reported_length_comes_first() -> None:
     found = find_drafts(LLAMA, wanted=FOUR)
     first = found.drafts[0]
     assert first.draft.model == "nebius/EAGLE3-Llama-3.3-70B-Instruct"
     assert first.memory and first.memory.verdict == "fit" and first.is_assumed
-    assert set(first.speedups) == set(LOADS)
-    one = first.speedups[1]
-    assert 1 < one.low < one.value < one.high < max(length for length, _ in reported_lengths(first.draft))
-    assert first.speedups[64].value < one.value
-    silent = of(found.drafts, "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B")
-    assert silent.memory and not silent.speedups
+    lengths = [each.draft.length or 0 for each in found.drafts if not each.findings]
+    assert lengths == sorted(lengths, reverse=True)
 
 
-def test_without_a_machine_nothing_is_weighed_or_estimated() -> None:
+def test_without_a_machine_nothing_is_weighed() -> None:
     found = find_drafts(LLAMA)
-    assert all(each.memory is None and not each.speedups for each in found.drafts)
+    assert all(each.memory is None for each in found.drafts)
     assert found.notes == ()
 
 
@@ -55,13 +51,7 @@ def test_what_needs_no_draft_stands_there_too_with_the_settings_that_tune_takes(
 def test_a_target_that_nobody_knows_is_judged_and_the_note_says_why_no_more() -> None:
     found = find_drafts("moonshotai/Kimi-K2.6", wanted=DraftOptions(machine=assume("8xH200-141GB")))
     assert found.drafts and all(each.memory is None for each in found.drafts)
-    assert "memory and speedup are not estimated: `moonshotai/Kimi-K2.6`" in found.notes[0]
-
-
-def test_an_accelerator_without_known_rates_gives_memory_and_a_note() -> None:
-    found = find_drafts(LLAMA, wanted=DraftOptions(machine=assume("cpu")))
-    assert not any(each.speedups for each in found.drafts)
-    assert "bandwidth and FLOP/s of `cpu` are not known" in found.notes[-1]
+    assert "memory is not estimated: `moonshotai/Kimi-K2.6`" in found.notes[0]
 
 
 def test_what_does_not_fit_stands_behind_what_does(write: Callable[..., Path]) -> None:
@@ -122,23 +112,6 @@ def test_a_hub_that_does_not_answer_is_an_error(tmp_path: Path, hub: HubServer) 
     assert "leave `--online` out" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("reported", "k", "expected"),
-    [
-        ((Reported("a", k=4, length=3.0), Reported("b", length=2.0)), None, [(3.0, 4)]),
-        ((Reported("a", length=3.0),), 5, [(3.0, 5)]),
-        ((Reported("a", k=4, rate=0.5),), None, [(3.0, 4)]),
-        ((Reported("a", length=7.0),), 3, []),
-        ((Reported("a", k=3, speedup=2.0),), 3, []),
-    ],
-)
-def test_an_acceptance_counts_only_with_its_k(
-    reported: tuple[Reported, ...], k: int | None, expected: list[tuple[float, int]]
-) -> None:
-    draft = Draft("org/t", "eagle3", (), model="org/d", num_speculative_tokens=k, reported=reported)
-    assert list(reported_lengths(draft)) == expected
-
-
 def test_the_json_says_what_is_assumed_and_what_nobody_reports(capsys: pytest.CaptureFixture[str]) -> None:
     from specserve.cli.app import _run
 
@@ -148,8 +121,6 @@ def test_the_json_says_what_is_assumed_and_what_nobody_reports(capsys: pytest.Ca
     rows = {row["model"] or row["method"]: row for row in shown["drafts"]}
     head = rows["nebius/EAGLE3-Llama-3.3-70B-Instruct"]
     assert head["memory"]["is_head_assumed"] and head["memory"]["verdict"] == "fit"
-    assert [point["concurrency"] for point in head["estimated_speedup"]] == [1, 16, 64]
-    assert rows["ngram"]["estimated_speedup"] is None
 
 
 def test_the_page_shows_the_table_of_a_machine(capsys: pytest.CaptureFixture[str]) -> None:

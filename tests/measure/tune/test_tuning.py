@@ -16,11 +16,11 @@ import pytest
 
 from specserve.measure.tune.candidates import ladder
 from specserve.measure.tune.choose import Choice, choose, speedups
+from specserve.measure.tune.estimate import acceptance_length
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import TuneLaunch, TunePlan
 from specserve.measure.tune.predict import Prediction, predict
 from specserve.measure.tune.result import better_rates, causes, drifted, why_none
-from specserve.measure.tune.roofline import geometric
 from specserve.metrics.counters import Acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -94,7 +94,7 @@ class Demo:
         }
         self._s = {
             (row["concurrency"], row["num_speculative_tokens"]): row["concurrency"]
-            * geometric(self.chance, tokens=row["num_speculative_tokens"])
+            * acceptance_length(self.chance, tokens=row["num_speculative_tokens"])
             / (plain[row["concurrency"]] * row["speedup"])
             for row in points
             if row["workload"] == "all"

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from specserve.measure.tune.observe import Steps, steps_of
 from specserve.measure.tune.predict import length_interval
-from specserve.measure.tune.roofline import geometric, geometric_rate
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
@@ -84,20 +83,6 @@ def test_the_stitched_walk_errs_by_less_than_its_published_error(rise: float) ->
         for tokens in range(1, most):
             found = stitched(walks, tokens=tokens)
             assert -0.029 <= found / true_length(texts, tokens=tokens) - 1 <= 0.027
-
-
-@pytest.mark.parametrize(("three", "seven"), [(2.65, 3.03), (2.24, 2.59), (2.70, 3.27)])
-def test_a_geometric_guess_errs_as_published_and_so_is_only_an_estimate(three: float, seven: float) -> None:
-    # gpt-oss-20b with EAGLE-3 on one B200, K = 3 and 7
-    upward = geometric(geometric_rate(three, tokens=3), tokens=7) / seven - 1
-    downward = geometric(geometric_rate(seven, tokens=7), tokens=3) / three - 1
-    assert -0.008 <= round(upward, 3) <= 0.166
-    assert -0.080 <= round(downward, 3) <= 0.005
-
-
-@given(st.floats(0.0, 0.999), st.integers(1, 15))
-def test_a_geometric_rate_and_its_length_are_inverse(alpha: float, tokens: int) -> None:
-    assert geometric_rate(geometric(alpha, tokens=tokens), tokens=tokens) == pytest.approx(alpha, abs=1e-6)
 
 
 def test_a_step_that_accepted_all_goes_on_in_the_next() -> None:

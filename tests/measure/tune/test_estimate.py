@@ -1,0 +1,119 @@
+"""Estimates from bytes and operations, against the one published fit of a running engine, and as they must behave."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import UsageError
+from specserve.hardware.accelerators import catalogue
+from specserve.measure.tune.estimate import (
+    StepTimes,
+    Work,
+    acceptance_length,
+    estimate,
+    read_acceptance,
+    step_times,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm
+
+LOADS = (1, 4, 16, 64, 128)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 128, 512])
+def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Path, tokens: int) -> None:
+    found = step_times(arm(tmp_path), context_tokens=0)
+    published_s = 5.886e-3 + 21.0e-6 * tokens
+    assert found.model_s(found.target, tokens=tokens, batch=1) == pytest.approx(published_s, rel=0.02)
+
+
+def test_every_accelerator_with_rates_names_where_they_were_read() -> None:
+    for known in catalogue():
+        has_rates = known.bandwidth_bytes_per_s is not None and known.flops is not None
+        assert has_rates == (known.rates is not None)
+
+
+works = st.builds(
+    Work,
+    dense_bytes=st.floats(1e8, 2e11),
+    layers=st.integers(1, 120),
+    kv_bytes_per_token=st.floats(0, 1e6),
+    expert_bytes=st.floats(0, 2e11),
+    expert_share=st.sampled_from([1.0, 1 / 16, 1 / 128]),
+)
+pairs = st.builds(StepTimes, works, st.none() | works, st.floats(0, 1e4), st.just(3.35e12), st.just(9.9e14))
+
+
+@given(pairs, st.integers(1, 256), st.integers(0, 15), st.floats(0.0, 1.0))
+def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
+    found: StepTimes, batch: int, tokens: int, acceptance: float
+) -> None:
+    here = found.step_s(batch, tokens)
+    assert here < found.step_s(batch + 1, tokens)
+    assert here < found.step_s(batch, tokens + 1)
+    gain = found.speedup(acceptance, batch, tokens)
+    assert gain.low <= gain.value <= gain.high <= tokens + 1 + 1e-9
+
+
+def test_the_best_k_falls_with_the_load_of_a_dense_model_and_no_other_brings_more(tmp_path: Path) -> None:
+    s = arm(tmp_path, name="H200-141GB")
+    found = estimate(s, name="p", acceptance=0.7, loads=LOADS, k_max=8)
+    best = [point.num_speculative_tokens for point in found.points]
+    assert best == sorted(best, reverse=True) and best[0] >= 2
+    times = step_times(s, context_tokens=found.context_tokens)
+    for point in found.points:
+        gains = [times.speedup(0.7, point.concurrency, tokens).value for tokens in range(9)]
+        assert point.speedup.value == max(gains)
+        length = acceptance_length(0.7, tokens=point.num_speculative_tokens)
+        assert length >= point.break_even_mean_acceptance_length
+
+
+def test_a_mixture_reads_experts_as_tokens_reach_them(tmp_path: Path) -> None:
+    work = step_times(arm(tmp_path, target=MIXTURE, speculation=NGRAM), context_tokens=0).target
+    assert work.expert_share == 8 / 128
+    assert work.expert_bytes > 20 * work.dense_bytes * work.expert_share
+
+
+def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Path) -> None:
+    target = {**LLAMA_8B, "num_nextn_predict_layers": 1}
+    head = "{method: mtp, num_speculative_tokens: 4}"
+    draft = step_times(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
+    assert draft is not None
+    assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]
+
+
+def test_loads_that_the_kv_cache_cannot_hold_are_left_out(tmp_path: Path) -> None:
+    small, large = (
+        estimate(arm(tmp_path, name=name), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+        for name in ("L4-24GB", "H200-141GB")
+    )
+    assert [point.concurrency for point in large.points] == list(LOADS)
+    loads = [point.concurrency for point in small.points]
+    assert loads and max(loads) <= small.most_requests < 128
+    with pytest.raises(UsageError, match="not even 1 requests of 1,024 tokens fit on 1x T4-16GB"):
+        estimate(arm(tmp_path, name="T4-16GB"), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+
+
+@given(st.floats(0.0, 1.0), st.integers(1, 64))
+def test_a_length_at_a_k_gives_its_probability(probability: float, tokens: int) -> None:
+    length = acceptance_length(probability, tokens=tokens)
+    found = read_acceptance(f"{length!r}@{tokens}")
+    assert acceptance_length(found, tokens=tokens) == pytest.approx(length)
+    assert read_acceptance(repr(probability)) == probability
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "high", "1.2", "-0.1", "nan", "3.6@", "3.6@x", "3.6@0", "3.6@65", "3.6@4.5", "nan@4", "5.01@4", "0.65@4",
+     "inf@4", f"3.6@{'9' * 5000}", "3.6@4@4"],
+)  # fmt: skip
+def test_what_is_neither_a_probability_nor_a_length_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_acceptance(text)
+    assert "3.6@4" in (error.value.hint or "")
