@@ -165,7 +165,9 @@ def check(
         _show(report, format or judge.default_format())
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
-    raise typer.Exit(_exit_code(report, strict=strict, complete=complete))
+    # with --assume, this host is none of the profile's business
+    skipped = [item for item in report.skipped if assume is None or item.group != "host"]
+    raise typer.Exit(_exit_code(report, strict=strict, is_incomplete=complete and bool(skipped)))
 
 
 def _examined(
@@ -204,8 +206,8 @@ def _undone(report: Report) -> str | None:
     return next((item.path for item in found if item), None)
 
 
-def _exit_code(report: Report, *, strict: bool, complete: bool) -> int:
-    """2 if a model of the Hub could not be read, 1 for errors (strict: warnings; complete: skipped rules), else 0."""
+def _exit_code(report: Report, *, strict: bool, is_incomplete: bool) -> int:
+    """2 if a model of the Hub could not be read, 1 for errors (strict: warnings), or if it is incomplete, else 0."""
     if _undone(report):
         return 2
     if report.count(Severity.ERROR):
@@ -213,7 +215,7 @@ def _exit_code(report: Report, *, strict: bool, complete: bool) -> int:
     if strict and report.count(Severity.WARNING):
         say("exit code 1: warnings count with `--strict`")
         return 1
-    if complete and report.skipped:
+    if is_incomplete:
         say("exit code 1: skipped rules count with `--complete`")
         return 1
     return 0

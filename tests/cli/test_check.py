@@ -86,6 +86,7 @@ def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
     assert content["profiles"][0]["verdict"] == "incomplete"
     assert answer(capsys, pair(), "--strict")[0] == 0
     assert answer(capsys, pair(), "--complete")[0] == 1
+    assert answer(capsys, pair(), "--complete", "--assume", "1xH100-80GB")[0] == 0
 
 
 def test_without_a_machine_memory_is_not_judged_and_the_way_out_is_said(
