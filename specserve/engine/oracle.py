@@ -1,9 +1,7 @@
 """Answers from vLLM's own code about a command line, in a child process.
 
 Requests are JSON objects on stdin, one a line, answers are JSON objects on what was stdout, one a line with the same
-`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; each question has a fork of its own, which
-takes milliseconds: vLLM changes its own defaults and keeps what it finds out. A fork that takes longer than `"limit_s"`
-is killed: `{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
+`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; a question takes milliseconds.
 
 `{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words that follow
 `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
@@ -13,6 +11,9 @@ is killed: `{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
 
 With `"folder": "DIR"` vLLM judges the launch as well, with the models in that folder, each a config.json alone: the
 answer is what `judging.judge` returns for `"env": {…}` and `"build": {…}`, without the warnings that every launch gets.
+As vLLM changes its own defaults and keeps what it finds out, it is a fork that judges, for at most `"limit_s"`:
+`{"id": 1, "not_judged": "vLLM did not answer within 120 s"}`.
+
 On the child's own command line `--gpu` describes a GPU that need not be there, and `--source` names a folder that
 holds another `vllm` package than the installed one.
 """
@@ -328,12 +329,13 @@ def main() -> None:
         pretend(gpu, count=given.count, cache=Path(given.cache))
     parser = serve_parser()
     for request in lines.read():
+        ask = functools.partial(_answer, parser, request)
         if "folder" in request:
             _usual_warnings(parser)
-        answer = in_fork(
-            functools.partial(_answer, parser, request), limit_s=request.get("limit_s", _LIMIT_S)
-        )
-        lines.write({"id": request["id"], **answer})
+            answer = in_fork(ask, limit_s=request.get("limit_s", _LIMIT_S))
+        else:  # parsing changes nothing
+            answer = ask()
+        lines.write({"id": request["id"], **answer}, default=_plain)
 
 
 if __name__ == "__main__":
