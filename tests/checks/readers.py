@@ -23,8 +23,8 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
     return {name.replace("__", "."): Tensor("BF16", shape) for name, shape in shapes.items()}
 
 
-def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]:
-    """What the rules about models say; a model that is not among these cannot be read."""
+def findings(loaded: Profile, models: Mapping[str, ModelFacts], *, first: str = "SD220") -> list[Finding]:
+    """What the rules about models say, from a code on; a model that is not among these cannot be read."""
 
     def read(model: str, revision: str | None) -> ModelFacts:
         del revision
@@ -34,7 +34,7 @@ def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]
         raise ModelNotFound(f"no `{model}`")
 
     context = gather(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
-    return [item for item in judged(context) if "SD220" <= item.code <= "SD269"]
+    return [item for item in judged(context) if first <= item.code <= "SD269"]
 
 
 def codes(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[str]:

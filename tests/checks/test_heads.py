@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.rules.drafts import _bare as bare
 from specserve.diagnostics import Severity
+from specserve.models.drafts import plain_name as bare
 from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
@@ -195,6 +195,31 @@ def test_a_directory_does_not_say_which_model_it_holds(profile: Load) -> None:
     assert codes(profile(text), {"/models/t": facts(LLAMA), "org/d": head}) == []
     named = facts({**LLAMA, "_name_or_path": "org/Small-Llama"})
     assert codes(profile(text), {"/models/t": named, "org/d": head}) == ["SD239"]
+
+
+def test_a_published_head_of_another_width_is_one_finding_that_names_its_target(profile: Load) -> None:
+    text = block("eagle3").replace("org/t", "Qwen/Qwen3-32B").replace("org/d", "AngelSlim/Qwen3-14B_eagle3")
+    models = {
+        "Qwen/Qwen3-32B": facts({**QWEN3, "hidden_size": 5120}),
+        "AngelSlim/Qwen3-14B_eagle3": facts({**EAGLE3, "hidden_size": 64}),
+    }
+    assert codes(profile(text), models) == ["SD239"]
+
+
+@pytest.mark.parametrize(("k", "hits"), [(6, 0), (7, 1), (12, 1)])
+def test_a_head_says_itself_for_how_many_tokens_it_was_trained(profile: Load, k: int, hits: int) -> None:
+    said = {**SPECULATOR["speculators_config"], "proposal_methods": [{"speculative_tokens": 3}]}
+    models = {"org/t": facts(LLAMA), "org/d": facts({**SPECULATOR, "speculators_config": said})}
+    found = findings(profile(block("eagle3", k=k)), models, first="SD109")
+    assert [item.severity for item in found if item.code == "SD109"] == [Severity.WARNING] * hits
+
+
+@pytest.mark.parametrize("methods", [None, [], [None], [{"speculative_tokens": "3"}], "x", {"a": 1}])
+def test_a_head_that_says_it_in_no_way_that_vllm_reads_is_told_above_8(profile: Load, methods: Any) -> None:
+    said = {"proposal_methods": methods}
+    models = {"org/t": facts(LLAMA), "org/d": facts({**SPECULATOR, "speculators_config": said})}
+    found = findings(profile(block("eagle3", k=9)), models, first="SD109")
+    assert [item.severity for item in found if item.code == "SD109"] == [Severity.INFO]
 
 
 @pytest.mark.parametrize(

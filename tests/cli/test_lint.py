@@ -84,6 +84,17 @@ def test_what_is_not_plain_is_left_to_the_long_way(arguments: list[str]) -> None
     assert plain_lint(arguments) is None
 
 
+@pytest.mark.parametrize("head", ["AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"])
+def test_a_head_of_another_model_fails_and_is_named_with_its_target(
+    write: Write, capsys: pytest.CaptureFixture[str], head: str
+) -> None:
+    text = "target: {{model: {}}}\nspeculation: {{method: eagle3, model: {}, num_speculative_tokens: 3}}"
+    assert _run(["lint", str(write(text.format("Qwen/Qwen3-32B", head)))]) == 1
+    assert "error[SD239]: the head was trained for `" in capsys.readouterr().out
+    assert _run(["lint", str(write(text.format("/models/foo", head)))]) == 0
+    assert "SD239" not in capsys.readouterr().out
+
+
 def test_of_a_folder_the_profiles_are_judged_and_nothing_else(write: Write, tmp_path: Path) -> None:
     write(GOOD, "f/a.yaml")
     write("extends: ./a.yaml", "f/deep/er/b.yml")

@@ -1,8 +1,7 @@
-"""SD237-SD241, SD245, SD246, SD249, SD258: whether a draft fits its target in size, layers and vocabulary."""
+"""SD237, SD238, SD240, SD241, SD245, SD246, SD249, SD258: whether a draft fits its target by their files."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from specserve.checks.config import (
@@ -16,17 +15,13 @@ from specserve.checks.config import (
 )
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
 from specserve.checks.rules.heads import head_arms
-from specserve.checks.rules.revisions import is_hub_id
+from specserve.checks.rules.pairing import trained_elsewhere
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.facts import DFLASH_COUNTS_OWN_LAYERS
 from specserve.vllm.limits import ropes
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
-_BUILD = re.compile(
-    r"(?i)[-_.](fp8|fp4|nvfp4|mxfp4|int4|int8|awq|gptq|autoround|quantized|dynamic|block|bnb|4bit|8bit|w\d+a\d+|"
-    r"bf16|fp16|hf|gguf|kv|marlin|sym|g\d+|q\d\w*)(?=[-_.]|$)"
-)
 _TARGET = {"target.model": "the target"}
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -126,6 +121,8 @@ def head_of_another_size(ctx: Context) -> Hits:
     width = whole(text_config(ctx.target_config or {}), "hidden_size")
     for arm, config in head_arms(ctx) if width else ():
         assert width is not None
+        if (elsewhere := trained_elsewhere(arm)) and elsewhere[1] is ERROR:
+            continue  # SD239 names the model that it was trained for
         expected = whole(config, "target_hidden_size", "hidden_size")
         is_laguna = architectures(config) == ("DFlashLagunaForCausalLM",)
         text = _wrong_input(arm, config, width=width) or _miscounted(arm, config)
@@ -218,37 +215,6 @@ def _layer_ids(method: str, config: Config) -> list[int]:
 def _numbers(value: Any) -> list[int]:
     items = value if isinstance(value, list) else []
     return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
-
-
-@arm_rule("SD239", WARNING, needs="models")
-def head_of_another_target(arm: Arm) -> Hits:
-    """The head's own config.json says that it was trained for another model.
-
-    The sizes fit, so vLLM serves the pair. But a head follows the hidden states of one model: with another of the same
-    family, its tokens are rejected more often. Quantized checkpoints of the same model count as the same.
-    Example:
-        target: {model: ./llama-base, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
-    Instead: target: {model: ./llama-instruct, max_model_len: 2048}
-    Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
-    """
-    own = arm.ctx.target.config.get("_name_or_path") if arm.ctx.target else None
-    names = (arm.ctx.profile.target.model, own)  # a directory's own name says nothing
-    known = {_bare(name) for name in names if isinstance(name, str) and is_hub_id(name)}
-    config = arm.draft.config if arm.draft else {}
-    named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-    if known and isinstance(named, str) and named and _bare(named) not in known:
-        text = f"the head was trained for `{named}`"
-        help_ = "use a head of this target; if both names mean the same model, silence this finding"
-        yield arm.hit("model", text, related=_TARGET, help=help_)
-
-
-def _bare(model: str) -> str:
-    """A model's name without organisation and build: `llama-3.1-8b-instruct`."""
-    name = model.rstrip("/").rpartition("/")[2]
-    while (shorter := _BUILD.sub("", name)) != name:
-        name = shorter
-    return name.lower().removeprefix("meta-")
 
 
 @rule("SD240", WARNING, needs="models")

@@ -7,6 +7,7 @@ import re
 from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.checks.rules.revisions import is_hub_id, models
+from specserve.diagnostics import Severity
 from specserve.errors import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
@@ -143,6 +144,72 @@ def misspelt_model(ctx: Context) -> Hits:
                 None if found.kind == "misspelt" else INFO,
             )
             yield Hit(f"{path}.model", text, help=f"did you mean `{found.model}`?", severity=severity)
+
+
+@arm_rule("SD239", ERROR)
+def head_of_another_target(arm: Arm) -> Hits:
+    """The head was trained for another model.
+
+    A head follows the hidden states of one model. With a model of another family or size, loading or the first request
+    fails, or nearly every draft token is rejected. With another fine-tune of the same base, vLLM serves the pair, but
+    rejects tokens more often: that is a warning, and for another release of the same size, such as 3.3 for 3.1, an
+    info. Quantized copies count as the model itself. What a head was trained for is known from its own config.json,
+    which `lint` does not read, and for published heads from the catalogue (`specserve drafts`).
+    Example:
+        target: {model: Qwen/Qwen3-32B, revision: 0123456789abcdef0123456789abcdef01234567}
+        speculation:
+          method: eagle3
+          model: AngelSlim/Qwen3-14B_eagle3
+          revision: 0123456789abcdef0123456789abcdef01234567
+          num_speculative_tokens: 3
+    Instead: target: {model: Qwen/Qwen3-14B, revision: 0123456789abcdef0123456789abcdef01234567}
+    Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
+    """
+    found = trained_elsewhere(arm)
+    if found is None:
+        return
+    model, severity, notes = found
+    text = f"the head was trained for `{model}`"
+    if severity is not ERROR:
+        help_ = "use a head of this target; if both names mean the same model, silence this finding"
+    else:
+        help_ = _heads_of(arm.ctx.profile.target.model)
+    related = {"target.model": "the target"}
+    yield arm.hit("model", text, related=related, notes=notes, help=help_, severity=severity)
+
+
+def trained_elsewhere(arm: Arm) -> tuple[str, Severity, tuple[str, ...]] | None:
+    """The model that a head was trained for, how bad that is, and the source; None if it may be the target."""
+    if arm.model is None or arm.method not in ("eagle", "eagle3", "dflash", "dspark", "mtp"):
+        return None
+    from specserve.models.drafts import heads_named, kinship
+
+    own = arm.ctx.target.config.get("_name_or_path") if arm.ctx.target else None
+    names = (arm.ctx.profile.target.model, own)  # a directory's own name says nothing
+    known = [name for name in names if isinstance(name, str) and is_hub_id(name)]
+    config, rows = arm.draft.config if arm.draft else {}, heads_named(arm.model)
+    named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
+    trained = [named] if isinstance(named, str) and named else []
+    notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
+    is_named = bool(trained)
+    trained += [row.target for row in rows]
+    found = {kinship(name, model) for name in known for model in trained}
+    if found == {"other"}:
+        return trained[0], ERROR, notes
+    if not found or "same" in found or not (is_named or found & {"fine-tune", "release"}):
+        return None
+    return trained[0], INFO if "release" in found and not is_named else WARNING, notes
+
+
+def _heads_of(target: str) -> str:
+    """What to use instead: a published head of this target, if the catalogue has one."""
+    from specserve.models.drafts import drafts_for
+
+    heads = (draft for draft in drafts_for(target) if draft.model and draft.method != "draft_model")
+    head = next(heads, None)
+    if head is None:
+        return "use a head that was trained for this target, or a method without one, such as `ngram`"
+    return f"use a head that was trained for this target, such as `{head.model}` (`method: {head.method}`)"
 
 
 @rule("SD156", WARNING)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from specserve.checks.config import section
+from collections.abc import Mapping
+
+from specserve.checks.config import section, whole
 from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY, V2_REFUSES_BLOCK_STAGES
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
 MAX_K = 128
+_FEW_TOKENS = 8
+"""The heads of the catalogue are used with 1 to 7."""
 _NGRAM = ("ngram", "ngram_gpu")
 _HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
@@ -72,22 +76,46 @@ def _runs_on_v2(arm: Arm) -> bool:
 
 @arm_rule("SD109", ERROR)
 def too_many_speculative_tokens(arm: Arm) -> Hits:
-    """More than 128 tokens are drafted per step.
+    """More tokens are drafted per step than the server or the head can use.
 
-    The server starts, but at the first request the V1 runner's rejection sampler asserts that K is at most 128, and the
-    server dies. The V2 runner has no such limit, so there it is a warning: that many draft tokens never pay off,
-    because all of them are verified in every step.
+    With more than 128 tokens, the server starts, but at the first request the V1 runner's rejection sampler asserts
+    that K is at most 128, and the server dies. The V2 runner has no such limit, so there it is a warning: that many
+    draft tokens never pay off, because all of them are verified in every step. The same holds for an `eagle` or
+    `eagle3` head that drafts more than twice as many tokens as it was published for (by its config.json, or by
+    `specserve drafts`): it is a warning, or above 8 tokens an info if nothing is known of the head.
     Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
-    if arm.k is None or arm.k <= MAX_K:
+    if arm.k is None:
         return
-    text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {arm.k}", None
-    if _runs_on_v2(arm):
-        text, severity = f"{arm.k} tokens are drafted and verified in every step", WARNING
-    help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
-    yield arm.hit("num_speculative_tokens", text, help=help_, severity=severity)
+    if arm.k > MAX_K:
+        text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {arm.k}", None
+        if _runs_on_v2(arm):
+            text, severity = f"{arm.k} tokens are drafted and verified in every step", WARNING
+        help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
+        yield arm.hit("num_speculative_tokens", text, help=help_, severity=severity)
+    elif arm.method in ("eagle", "eagle3"):
+        trained, help_ = _trained_tokens(arm), "measure several K (`specserve tune`), and use the fastest"
+        if trained is not None and arm.k > 2 * trained:
+            text = f"the head was published for {trained} draft token{'s' * (trained > 1)}; found {arm.k}"
+            yield arm.hit("num_speculative_tokens", text, help=help_, severity=WARNING)
+        elif trained is None and arm.k > _FEW_TOKENS:
+            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {arm.k}"
+            yield arm.hit("num_speculative_tokens", text, help=help_, severity=INFO)
+
+
+def _trained_tokens(arm: Arm) -> int | None:
+    """The most draft tokens that a source says of a head: the catalogue, or its config.json if it was read."""
+    from specserve.models.drafts import heads_named
+
+    rows, config = heads_named(arm.model or ""), arm.draft.config if arm.draft else {}
+    methods = section(config, "speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    own = whole(first, "speculative_tokens") if isinstance(first, Mapping) else None
+    said = [own, whole(config, "n_predict", "num_lookahead_tokens")]
+    said += [k for row in rows for k in (row.num_speculative_tokens, *(each.k for each in row.reported))]
+    return max((k for k in said if k), default=None)
 
 
 @arm_rule("SD115", ERROR)
