@@ -127,7 +127,26 @@ def _is_profile(file: str) -> bool:
 
 
 _TIMEOUT_S = 30
-_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY")
+_OF_A_HOOK = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+)  # fmt: skip
+_STARTS_NOTHING = tuple(
+    word
+    for setting in (
+        "core.sshCommand=false", "core.gitProxy=false", "core.fsmonitor=false", "core.hooksPath=/dev/null",
+        "core.pager=cat", "core.alternateRefsCommand=false", "credential.helper=", "diff.external=",
+        "protocol.allow=never",
+    )
+    for word in ("-c", setting)
+)  # fmt: skip
+"""A repository's own settings may name programs: it may come out of an archive of strangers."""
+_FETCHES_NOTHING = {
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "",  # stands above `protocol.…` of the repository; git before 2.45 may not know the first
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+}
 
 
 def at_revision(name: str) -> tuple[str, str] | None:
@@ -149,7 +168,9 @@ def load_at(file: str, revision: str, *, settings: Iterable[str] = ()) -> Profil
     if revision.startswith("-") or _run_git(root, "rev-parse", "--verify", "--quiet", commit).returncode:
         raise UsageError(f"there is no revision {quoted(revision)} in the repository of `{file}`")
     if not _is_in(root, revision, file):
-        raise UsageError(f"`{file}` is not in revision {quoted(revision)}")
+        is_partial = not _run_git(root, "config", "--get-regexp", r"^remote\..*\.promisor$").returncode
+        hint = "the clone is partial, and specserve fetches nothing: check the revision out once"
+        raise UsageError(f"`{file}` is not in revision {quoted(revision)}", hint=hint if is_partial else None)
     with read_by(lambda name: _read(root, revision, name)):
         profile = load_profile(file, settings=settings)
     return replace(
@@ -193,16 +214,22 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _run_git(folder: Path, *arguments: str) -> CompletedProcess[bytes]:
-    """Runs git. Raises FactError if there is none, UsageError for a folder that is not there."""
+    """Runs git, which starts no other program and asks no server, whatever the repository's settings say.
+
+    Raises FactError if there is none, UsageError for a folder that is not there.
+    """
     if not folder.is_dir():
         raise UsageError(f"there is no folder `{folder}`")
     import subprocess  # `lint` needs it only for a profile at a revision
 
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "--no-pager", *_STARTS_NOTHING, "-C", str(folder), *arguments]
     # inside of a hook git names its own folders, which are not to be taken for this one's
-    env = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    env = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK} | _FETCHES_NOTHING
+    nothing = subprocess.DEVNULL
     try:
-        return subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S, env=env)
+        return subprocess.run(
+            command, stdin=nothing, capture_output=True, check=False, timeout=_TIMEOUT_S, env=env
+        )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         hint = "`PROFILE@REVISION` needs git"
         raise FactError(f"cannot run git: {system_reason(error)}", hint=hint) from error
