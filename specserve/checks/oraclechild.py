@@ -21,6 +21,7 @@ from typing import Any
 from specserve import __version__
 from specserve.engine.jsonlines import message_in
 from specserve.errors import FactError
+from specserve.files import write_whole
 from specserve.models.hub import fact_cache
 from specserve.vllm import versions
 from specserve.vllm.arguments import VllmTable, loads
@@ -183,9 +184,7 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
     """Write the answer in one step; a cache that cannot be written is no reason to fail."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(answer), encoding="utf-8")
-        part.replace(file)
+        write_whole(file, json.dumps(answer))
 
 
 @lru_cache

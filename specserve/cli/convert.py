@@ -10,6 +10,7 @@ import typer
 
 from specserve.cli.options import flag, text_option
 from specserve.errors import FactError, UsageError, system_reason
+from specserve.files import write_whole
 
 
 def convert(
@@ -60,6 +61,6 @@ def convert(
 
 def _write(target: str, text: str) -> None:
     try:
-        Path(target).write_text(text, encoding="utf-8")
+        write_whole(Path(target), text)
     except (OSError, ValueError) as error:
         raise FactError(f"cannot write `{target}`: {system_reason(error)}") from error

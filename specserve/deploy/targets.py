@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 from specserve.deploy.compose import compose, sglang, sglang_image
@@ -15,6 +16,7 @@ from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
+from specserve.files import read_start, write_whole
 
 TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "compose": compose,
@@ -68,17 +70,16 @@ FileState = Literal["missing", "stale", "left over"]
 
 def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, FileState]]:
     """Returns files that are not as they would be rendered now, and those of an earlier rendering for `target`."""
-    wanted = {one.path: one.text for one in artifacts}
+    wanted = {one.path: one for one in artifacts}
     found: list[tuple[str, FileState]] = []
-    for path, text in wanted.items():
-        there = _read(folder / path)
-        if there != text:
-            found.append((path, "missing" if there is None else "stale"))
-    mark = f"Rendered by `specserve render --to {target}` from "
+    for path, one in wanted.items():
+        if not _is_written(one, folder):
+            found.append((path, "stale" if os.path.lexists(folder / path) else "missing"))
+    mark = f"Rendered by `specserve render --to {target}` from ".encode()
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         path = file.relative_to(folder).as_posix()
-        is_ours = file.suffix in ("", ".yaml", ".yml", ".service", ".sh") and mark in (_read(file) or "")
-        if path not in wanted and is_ours:
+        may_be_ours = path not in wanted and file.suffix in ("", ".yaml", ".yml", ".service", ".sh")
+        if may_be_ours and mark in read_start(file, _HEAD_BYTES):
             found.append((path, "left over"))
     return found
 
@@ -86,32 +87,36 @@ def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[t
 def put(artifacts: Sequence[Artifact], folder: Path, *, force: bool = False) -> int:
     """Writes the files that differ and returns how many. Raises FactError if that fails.
 
-    Raises UsageError, before it writes anything, if somebody else's file is in the way; not with `force`.
+    Raises UsageError, before it writes anything, if a link leads out of the folder, or if somebody else's file is in
+    the way; that one not with `force`.
     """
     for one in artifacts:
-        text = None if force else _read(folder / one.path)
-        if text is not None and "specserve" not in text:
+        file = folder / one.path
+        for above in [folder / part for part in PurePath(one.path).parents[:-1]]:
+            if above.is_symlink():
+                raise UsageError(f"`{above}` is a link to another folder", hint="remove the link")
+        if not force and os.path.lexists(file) and b"specserve" not in read_start(file, _HEAD_BYTES):
             hint = "name another folder, or overwrite it with `--force`"
-            raise UsageError(f"`{folder / one.path}` was not written by specserve", hint=hint)
-    changed = [one for one in artifacts if _read(folder / one.path) != one.text]
+            raise UsageError(f"`{file}` was not written by specserve", hint=hint)
+    changed = [one for one in artifacts if not _is_written(one, folder)]
     for one in changed:
         file = folder / one.path
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(one.text, encoding="utf-8", newline="\n")
+            write_whole(file, one.text)
         except OSError as error:
             raise FactError(f"cannot write `{file}`: {error.strerror}") from error
     return len(changed)
 
 
-def _read(file: Path) -> str | None:
-    """The text of a file; None without one, empty for what is not text."""
-    try:
-        return file.read_bytes().decode()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, UnicodeDecodeError):
-        return ""
+_HEAD_BYTES = 4096
+"""In which every file of ours says so."""
+
+
+def _is_written(one: Artifact, folder: Path) -> bool:
+    """Whether the file is there as it would be written."""
+    data = one.text.encode()
+    return read_start(folder / one.path, len(data) + 1) == data
 
 
 def caveats(made: Deployment, target: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, ModelNotFound, system_reason
+from specserve.files import open_regular
 from specserve.models.facts import BITS, ModelFile, Tensor, is_file_name
 
 MAX_DEPTH = 64
@@ -30,38 +30,13 @@ def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> b
     `where`: its name in messages, by default its path.
     """
     try:
-        with os.fdopen(open_regular(path), "rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(limit_bytes + 1)
     except OSError as error:
         raise FactError(f"cannot read `{where or path}`: {system_reason(error)}") from error
     if len(data) > limit_bytes:
         raise FactError(f"`{where or path}` is larger than {limit_bytes >> 20} MiB")
     return data
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Raises OSError; a pipe without a writer must not hang the program."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:  # a NUL in the name
-        raise OSError(0, "not a valid name of a file") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(0, "not a regular file")
-    return handle
-
-
-def write_whole(file: Path, text: str, *, mode: int = 0o600) -> None:
-    """Writes a file that others see as a whole or not at all. Raises OSError, and leaves nothing behind then."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(name).chmod(mode)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
@@ -240,7 +215,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of a local file. Raises FactError if it cannot be read or is not as it must be."""
     try:
-        with os.fdopen(open_regular(path), "rb") as stream:
+        with open_regular(path) as stream:
             size = os.fstat(stream.fileno()).st_size
             length = _header_length(stream.read(64), name=path.name, size_bytes=size)
             stream.seek(LENGTH_BYTES)

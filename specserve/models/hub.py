@@ -23,8 +23,9 @@ from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound
+from specserve.files import write_whole
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.files import MAX_SMALL_BYTES, parse_object, read_regular, write_whole
+from specserve.models.files import MAX_SMALL_BYTES, parse_object, read_regular
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DEFAULT_REVISION = "main"
@@ -117,7 +118,7 @@ def keep(facts: ModelFacts) -> None:
     repository = _repository(facts.model, cache=own_cache())
     record = {"format": _FORMAT, "facts": to_record(facts)}
     (repository / "facts").mkdir(parents=True, exist_ok=True)
-    write_whole(repository / "facts" / f"{facts.commit}.json", json.dumps(record, sort_keys=True))
+    write_whole(repository / "facts" / f"{facts.commit}.json", json.dumps(record, sort_keys=True), mode=0o600)
     if facts.revision != facts.commit:
         _write_ref(repository / "refs" / (facts.revision or DEFAULT_REVISION), commit=str(facts.commit))
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specserve.errors import FactError, system_reason
+from specserve.files import open_regular
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.files import is_small, open_regular, parse_object, read_regular
+from specserve.models.files import is_small, parse_object, read_regular
 from specserve.models.hub import COMMIT, current_commit
 from specserve.models.read import read_folder
 from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, TokenizerVerdict
@@ -218,7 +219,7 @@ def sha256(path: Path) -> str:
     """Of a file's content. Raises FactError."""
     digest = hashlib.sha256()
     try:
-        with open(open_regular(path), "rb") as stream:  # noqa: PTH123 - a descriptor
+        with open_regular(path) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError, system_reason
+from specserve.files import write_whole
 from specserve.models.facts import ModelFacts
-from specserve.models.files import write_whole
 from specserve.models.hub import find_snapshot, hub_cache, is_offline, missing_of_listing, read_from_hub
 from specserve.models.lock import (
     Drift,
@@ -284,7 +284,7 @@ def _write(
             return Locked(file, models, changed=False)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
-        write_whole(file, text(today, __version__), mode=0o644)
+        write_whole(file, text(today, __version__))
     except OSError as error:
         raise FactError(f"cannot write `{file}`: {system_reason(error)}") from error
     return Locked(file, models, changed=True)

@@ -308,7 +308,7 @@ def read(file: str) -> bytes:
             _KEPT[file] = data
     if file in _KEPT:
         return _KEPT[file]
-    return _READERS[-1](file) if _READERS else _opened(file)
+    return _READERS[-1](file) if _READERS else read_file(file)
 
 
 def keep(file: str, data: bytes) -> None:
@@ -320,10 +320,11 @@ def recall(file: str) -> bytes:
     """What was read under a name; of a file, what stands there now. Raises as `read` does."""
     if file == "-":
         return _KEPT.get(file, b"")
-    return _KEPT[file] if file in _KEPT else _opened(file)
+    return _KEPT[file] if file in _KEPT else read_file(file)
 
 
-def _opened(file: str) -> bytes:
+def read_file(file: str) -> bytes:
+    """A file on the disk; of a larger one than a profile may be, one byte more than that. Raises as `read` does."""
     with Path(file).open("rb") as stream:
         return stream.read(MAX_BYTES + 1)
 

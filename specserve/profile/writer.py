@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -15,9 +12,10 @@ from textwrap import wrap
 from typing import Any
 
 from specserve.errors import FactError, SpecserveError
+from specserve.files import write_whole
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from specserve.profile.source import is_plain_text
+from specserve.profile.source import is_plain_text, read_by, read_file
 from specserve.vllm.arguments import jsonable
 
 _WIDTH = 100
@@ -31,6 +29,12 @@ class Commented:
 
     comment: str
     value: Any
+
+
+class Reference(str):
+    """A text in which the reader of the document is to replace variables; in every other text it must not."""
+
+    __slots__ = ()
 
 
 def yaml_text(values: Mapping[str, Any], *, head: str = "", flow: bool = False) -> str:
@@ -186,23 +190,17 @@ def _unchangeable(file: Path) -> FactError:
 
 
 def _exchange(file: Path, text: str, *, is_right: Callable[[Profile], bool]) -> None:
-    """The new text in the place of the old, once it was read back and is right."""
+    """The new text in the place of the old, if a profile of this text is right."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.stem}-", suffix=".yaml", dir=file.parent)
-    except OSError as error:
-        raise FactError(f"cannot write next to `{file}`: {error.strerror}") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(text)
-        shutil.copymode(file, name)
-        if not is_right(load_profile(name)):
-            raise _unchangeable(file)
-        Path(name).replace(file.resolve())
+        with read_by(lambda name: text.encode() if name == str(file) else read_file(name)):
+            profile = load_profile(str(file))
     except SpecserveError as error:
-        Path(name).unlink(missing_ok=True)
         raise _unchangeable(file) from error
+    if not is_right(profile):
+        raise _unchangeable(file)
+    try:
+        write_whole(file.resolve(), text)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise FactError(f"cannot write `{file}`: {error.strerror}") from error
 
 

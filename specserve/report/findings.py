@@ -310,13 +310,14 @@ def _write(error: Exception) -> Path:
     import platform
 
     from specserve import __version__
-    from specserve.serve.files import private, state_folder, write_anew
+    from specserve.files import write_whole
+    from specserve.serve.files import private, state_folder
 
     folder = private(state_folder() / "crashes")
     path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.md"
     head = f"specserve {__version__}, Python {platform.python_version()}, {platform.platform()}"
     body = f"# {head}\n\n```\n{trace(error)}```\n"
-    write_anew(path, body.encode(errors="backslashreplace"))
+    write_whole(path, body.encode(errors="backslashreplace"), mode=0o600)
     return path
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve.errors import FactError, LaunchError, SpecserveError
+from specserve.files import open_regular
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, clean, in_one_line, out, say, styled
 from specserve.report.text import NONE, VERSION, duration, json_values, number, picked
 from specserve.serve import events
 from specserve.serve.events import GIB, MemoryFigures
-from specserve.serve.files import open_regular
 from specserve.serve.logs import LogTail
 
 if TYPE_CHECKING:

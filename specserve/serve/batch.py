@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from specserve.errors import FactError, Interrupted, LaunchError, UsageError, quoted
+from specserve.files import open_descriptor, write_whole
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.logs import default_log
@@ -123,6 +124,12 @@ def _check_messages(value: Any) -> None:
         raise ValueError("every message needs a `role`")
 
 
+def _opened(path: Path, flags: int, *, buffering: int = -1) -> IO[bytes]:
+    """A file to write, made if it is missing. Raises OSError, also for a link, a pipe or a device."""
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    return os.fdopen(open_descriptor(path, flags, mode=0o666), "wb", buffering=buffering)
+
+
 class Output:
     """OUT.jsonl while it is being made: until all lines are done, the journal `OUT.jsonl.partial`.
 
@@ -148,7 +155,7 @@ class Output:
             )
         with contextlib.ExitStack() as undo:
             try:
-                self._file = undo.enter_context(self.partial.open("ab", buffering=0))
+                self._file = undo.enter_context(_opened(self.partial, os.O_APPEND, buffering=0))
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._resume(data if resume else None)
             except BlockingIOError:
@@ -171,7 +178,7 @@ class Output:
         """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
         if data is None or not self.partial.stat().st_size:
             self._file.truncate(0)
-            self._note.write_text(json.dumps({"version": 2, **self._origin}) + "\n")
+            write_whole(self._note, json.dumps({"version": 2, **self._origin}) + "\n")
             return
         self._check_origin()
         lines = sum(1 for line in data.split(b"\n") if line.strip())
@@ -222,7 +229,7 @@ class Output:
         """Write OUT.jsonl in the order of the input, then remove the journal."""
         ordered = self._path.with_name(f"{self._path.name}.partial.ordered")
         try:
-            with self.partial.open("rb") as journal, ordered.open("wb") as file:
+            with self.partial.open("rb") as journal, _opened(ordered, os.O_TRUNC) as file:
                 for index in sorted(self._offsets):
                     journal.seek(self._offsets[index])
                     file.write(journal.readline())

@@ -12,9 +12,10 @@ import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import psutil
+
+from specserve.files import open_descriptor
 
 
 def _stat(pid: int) -> tuple[int, bool] | None:
@@ -189,26 +190,12 @@ def _keep_private(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _open(path: Path, flags: int) -> int:
-    """A descriptor of a plain file. Raises OSError, also for a pipe or a device, which might never answer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a plain file", str(path))
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """A plain file to read. Raises OSError."""
-    return os.fdopen(_open(path, os.O_RDONLY), "rb")
-
-
 def read_own(path: Path, *, most_bytes: int) -> bytes:
     """What stands in a plain file of this user; of a larger one a byte more than `most_bytes`.
 
     Raises OSError, also for a link and for a file of somebody else: it might name what is then signalled or removed.
     """
-    with os.fdopen(_open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
         return file.read(most_bytes + 1)
@@ -220,13 +207,4 @@ def append_own(path: Path) -> int:
     A link is not followed: it may lead to a file that must not be written.
     """
     # as serve/detached/watcher.py opens it, which imports nothing of ours
-    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
-
-
-def write_anew(path: Path, data: bytes) -> None:
-    """Make a file for its owner alone, in the place of whatever has the name, and see it on disk. Raises OSError."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    return open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specserve.serve.files import open_regular, state_folder
+from specserve.files import open_regular
+from specserve.serve.files import state_folder
 
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20

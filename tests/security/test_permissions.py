@@ -15,6 +15,7 @@ import pytest
 
 from specserve.checks.doctor.limits import folder_lines
 from specserve.errors import FactError, LaunchError
+from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.findings import crash_report
 from specserve.serve import files
@@ -24,11 +25,9 @@ from specserve.serve.detached.registry import Record
 from specserve.serve.files import (
     append_own,
     make_scratch,
-    open_regular,
     private,
     read_own,
     remove_scratch,
-    write_anew,
 )
 from specserve.serve.logs import default_log
 from specserve.serve.process import Child
@@ -220,7 +219,7 @@ def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_pa
 def test_a_file_made_anew_is_private_and_nobody_elses(tmp_path: Path, umask: int) -> None:
     (tmp_path / "other").write_text("x")
     (tmp_path / "new").symlink_to(tmp_path / "other")
-    write_anew(tmp_path / "new", b"y")
+    write_whole(tmp_path / "new", b"y", mode=0o600)
     assert (tmp_path / "other").read_text() == "x"
     assert stat.S_IMODE((tmp_path / "new").lstat().st_mode) == 0o600 & ~umask
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
+from specserve.files import write_whole
 from specserve.measure.bench.result import Point, from_json
 from specserve.metrics.counters import Acceptance
-from specserve.serve.files import append_own, private, read_own, state_folder, write_anew
+from specserve.serve.files import append_own, private, read_own, state_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class RunDirectory:
     def write(self, name: str, text: str) -> None:
         """Write a whole file. Raises FactError."""
         try:
-            write_anew(self.path / name, text.encode())
+            write_whole(self.path / name, text, mode=0o600)
         except OSError as error:
             raise _unwritable(self.path / name, error) from error
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
+from specserve.files import write_whole
 from specserve.measure.distill.traffic import Split, read_split
 from specserve.measure.workloads.workload import Prompt
 from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
-from specserve.serve.files import private, read_own, state_folder, write_anew
+from specserve.serve.files import private, read_own, state_folder
 
 RUN = "run.json"
 VERSION = 1
@@ -128,7 +129,7 @@ class DistillPlan:
     def write(self, name: str, text: str) -> Path:
         """Write a file into the folder, for its owner alone. Raises FactError."""
         try:
-            write_anew(self.place / name, text.encode())
+            write_whole(self.place / name, text, mode=0o600)
         except OSError as error:
             raise FactError(f"cannot write `{self.place / name}`: {error.strerror}") from error
         return self.place / name
@@ -234,7 +235,7 @@ def open_place(plan: DistillPlan) -> bool:
         private(place)
         place.chmod(0o700)  # it holds what users wrote
         (place / "logs").mkdir(mode=0o700)
-        write_anew(place / RUN, (json.dumps(wanted, indent=2) + "\n").encode())
+        write_whole(place / RUN, json.dumps(wanted, indent=2) + "\n", mode=0o600)
     except (OSError, ValueError) as error:
         raise FactError(f"cannot use `{place}`: {error}") from error
     return False

@@ -17,7 +17,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specserve.errors import FactError, UsageError
-from specserve.serve.files import private, read_own, state_folder, write_anew
+from specserve.files import write_whole
+from specserve.serve.files import private, read_own, state_folder
 
 VERSION = 1
 MOST_BYTES = 1 << 20
@@ -208,15 +209,9 @@ def read(name: str) -> Record | None:
 
 def write(record: Record) -> None:
     """Put it on disk, whole. Raises FactError if that fails."""
-    folder = folder_of(record.name)
-    temporary = folder / f".state-{os.getpid()}"
     with _writing(record.name):
-        private(folder)
-        try:
-            write_anew(temporary, to_json(record).encode())
-            temporary.replace(folder / "state.json")
-        finally:
-            temporary.unlink(missing_ok=True)
+        folder = private(folder_of(record.name))
+        write_whole(folder / "state.json", to_json(record), mode=0o600)
 
 
 @contextlib.contextmanager

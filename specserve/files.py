@@ -1,0 +1,68 @@
+"""Files of whoever shares the disk: only plain ones are read, and what is written is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_NO_FILE = "it is not a regular file"
+
+
+def open_descriptor(path: Path, flags: int, *, mode: int = 0o600) -> int:
+    """A descriptor of a regular file. Raises OSError, also for a pipe or a device, which might never answer."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except ValueError as error:  # a NUL in the name
+        raise OSError(errno.EINVAL, "it is not a valid name of a file", str(path)) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, _NO_FILE, str(path))
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file to read. Raises OSError."""
+    return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
+
+
+def read_start(path: Path, limit_bytes: int) -> bytes:
+    """The beginning of a regular file; nothing of what is none, such as a link, or cannot be read."""
+    try:
+        if stat.S_ISREG(path.lstat().st_mode):  # to open a pipe would wake who writes to it
+            with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                return file.read(limit_bytes)
+    except OSError:
+        pass
+    return b""
+
+
+def write_whole(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
+    """Write a file that others see as a whole or not at all. Raises OSError, and leaves all as it was then.
+
+    A link is replaced, and what it leads to stays. `mode`, less the umask: default that of the file in its place, or
+    what any program gives a new file.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    kept = None
+    if os.path.lexists(path):
+        found = path.lstat().st_mode
+        if not stat.S_ISREG(found) and not (stat.S_ISLNK(found) and (path.is_file() or not path.exists())):
+            raise OSError(errno.EINVAL, _NO_FILE, str(path))
+        kept = stat.S_IMODE(found) & 0o777 if mode is None and stat.S_ISREG(found) else None
+    new = path.parent / f".new-{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = open_descriptor(new, flags, mode=0o666 if mode is None else mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if kept is not None:
+                os.fchmod(descriptor, kept)
+            os.fsync(descriptor)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,209 @@
+"""What is written is there as a whole or not at all, and nothing else is touched, waited for or read without end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.files import read_start, write_whole
+from specserve.profile.load import load_profile
+from specserve.profile.writer import rewrite_section
+
+ROOT = Path(__file__).parents[2]
+LLAMA = str(ROOT / "configs" / "llama70b-8b.yaml")
+OLD = "target: {model: org/old}\nspeculation: {method: ngram, num_speculative_tokens: 1}\n"
+RENDER = ("render", LLAMA, "--to", "compose", "-o")
+
+
+def specserve(
+    *arguments: str, limit: tuple[int, int] | None = None, seconds: int = 60
+) -> subprocess.CompletedProcess[str]:
+    """The command in a child, which a limit of the system ends rather than the test."""
+
+    def limited() -> None:
+        if limit:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "specserve", *arguments], preexec_fn=limited, env=env, timeout=seconds,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+FULL = (resource.RLIMIT_FSIZE, 100)
+"""No file may be longer: as on a full disk, the write fails in its middle."""
+
+
+def listed(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_render_leaves_nothing_on_a_full_disk_and_the_next_run_writes_all(tmp_path: Path) -> None:
+    done = specserve(*RENDER, str(tmp_path), limit=FULL)
+    assert done.returncode == 2 and "cannot write" in done.stderr and listed(tmp_path) == {}
+    assert specserve(*RENDER, str(tmp_path)).returncode == 0
+    before = listed(tmp_path)
+    again = (*RENDER, str(tmp_path), "--set", "server.served_model_name=other")
+    assert specserve(*again, limit=FULL).returncode == 2
+    assert listed(tmp_path) == before
+    assert specserve(*again).returncode == 0
+
+
+@pytest.mark.parametrize("options", [("-o",), ("--force", "-o")])
+def test_convert_leaves_what_was_there_on_a_full_disk(options: tuple[str, ...], tmp_path: Path) -> None:
+    target = tmp_path / "p.yaml"
+    if "--force" in options:
+        target.write_text(OLD)
+    before = listed(tmp_path)
+    source = tmp_path.parent / f"{tmp_path.name}.sh"
+    source.write_text("vllm serve org/a-model-with-a-name --max-model-len 4096 --max-num-seqs 64\n")
+    done = specserve("convert", str(source), *options, str(target), limit=FULL)
+    assert done.returncode == 2 and "cannot write" in done.stderr
+    assert listed(tmp_path) == before
+    assert specserve("convert", str(source), *options, str(target)).returncode == 0
+
+
+def test_convert_overwrites_neither_a_pipe_nor_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        done = specserve(
+            "convert", "-o", str(tmp_path / name), "--force", "--", "vllm", "serve", "org/m", seconds=30
+        )
+        assert done.returncode == 2 and "it is not a regular file" in done.stderr
+    assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
+    assert str((tmp_path / "null").readlink()) == "/dev/null"
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "in_the_way"),
+    [("--check", 1, True), ("--force", 2, True), ("--force", 0, False)],
+)
+def test_render_waits_for_no_pipe(mode: str, code: int, in_the_way: bool, tmp_path: Path) -> None:
+    places = [
+        "notes",
+        "x/old.service",
+        *(["prometheus/prometheus.yml", "compose.yaml"] if in_the_way else []),
+    ]
+    for place in places:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / place)
+    if in_the_way:
+        done = specserve(*RENDER, str(tmp_path), seconds=30)
+        assert done.returncode == 2 and "was not written by specserve" in done.stderr
+    done = specserve(*RENDER, str(tmp_path), mode, seconds=30)
+    assert done.returncode == code, done.stderr
+    assert all(stat.S_ISFIFO((tmp_path / place).lstat().st_mode) for place in places)
+
+
+@pytest.mark.parametrize("place", ["compose.yaml", "data", "old.service"])
+def test_render_reads_no_more_of_a_large_file_than_it_needs(place: str, tmp_path: Path) -> None:
+    with (tmp_path / place).open("wb") as file:
+        file.truncate(3 << 29)
+    done = specserve(*RENDER, str(tmp_path), limit=(resource.RLIMIT_AS, 1 << 30))
+    assert done.returncode == (2 if place == "compose.yaml" else 0), done.stderr
+    assert (tmp_path / place).stat().st_size == 3 << 29
+
+
+def test_render_writes_through_no_link(tmp_path: Path) -> None:
+    folder, theirs = tmp_path / "d", tmp_path / "theirs"
+    theirs.mkdir()
+    folder.mkdir()
+    (theirs / "file").write_text("# specserve, and more\n")
+    (folder / "compose.yaml").symlink_to(theirs / "file")
+    done = specserve(*RENDER, str(folder))
+    assert done.returncode == 2 and "was not written by specserve" in done.stderr
+    assert specserve(*RENDER, str(folder), "--force").returncode == 0
+    assert not (folder / "compose.yaml").is_symlink()
+    for mode in ([], ["--force"]):
+        (folder / "prometheus").rename(folder / f"old{len(mode)}")
+        (folder / "prometheus").symlink_to(theirs)
+        done = specserve(*RENDER, str(folder), *mode)
+        assert done.returncode == 2 and "is a link to another folder" in done.stderr
+        (folder / "prometheus").unlink()
+        (folder / f"old{len(mode)}").rename(folder / "prometheus")
+    assert listed(theirs) == {"file": b"# specserve, and more\n"}
+
+
+def test_a_file_keeps_its_mode_and_a_new_one_has_that_of_any_program(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "new", "x")
+        write_whole(tmp_path / "private", "x", mode=0o600)
+    finally:
+        os.umask(before)
+    (tmp_path / "kept").write_text("x")
+    (tmp_path / "kept").chmod(0o604)
+    write_whole(tmp_path / "kept", "y")
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == {"new": 0o640, "private": 0o600, "kept": 0o604}
+
+
+@pytest.mark.parametrize("make", ["pipe", "folder", "device", "link to a device"])
+def test_what_is_no_file_is_neither_written_nor_read(make: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    if make == "pipe":
+        os.mkfifo(path)
+    elif make == "folder":
+        path.mkdir()
+    elif make == "device":
+        path = Path("/dev/full")
+    else:
+        path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="not a regular file"):
+        write_whole(path, "x")
+    assert read_start(path, 9) == b"" and os.path.lexists(path)
+
+
+def limited(action: Callable[[], object]) -> int:
+    """The exit code of a child that does it on a full disk: 2 where it raised as it must."""
+    child = os.fork()
+    if not child:
+        resource.setrlimit(FULL[0], (FULL[1], FULL[1]))
+        try:
+            action()
+        except Exception as error:
+            os._exit(2 if isinstance(error, OSError) or "cannot write" in str(error) else 3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_changed_profile_is_whole_or_as_it_was(linked: bool, tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text(OLD)
+    (tmp_path / "link.yaml").symlink_to("real.yaml")
+    path = str(tmp_path / ("link.yaml" if linked else "real.yaml"))
+
+    def change() -> bool:
+        wanted = {"method": "ngram", "num_speculative_tokens": 3}
+        remark = "specserve tune: as measured"
+        return rewrite_section(
+            path,
+            "speculation",
+            wanted,
+            said=lambda one: one.speculation and one.speculation.keys,
+            remark=remark,
+        )
+
+    before = listed(tmp_path)
+    assert limited(change) == 2 and listed(tmp_path) == before
+    assert change()
+    assert load_profile(path).speculation.num_speculative_tokens == 3  # type: ignore[union-attr]
+    assert (tmp_path / "link.yaml").is_symlink()  # the file that the user named is changed, where it is
+    assert sorted(listed(tmp_path)) == ["link.yaml", "real.yaml"]
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    place = tmp_path / "r.json"
+    assert limited(lambda: write_whole(place, "x" * 200)) == 2 and listed(tmp_path) == {}
+    write_whole(place, "x" * 200)
+    assert limited(lambda: write_whole(place, "y" * 200)) == 2
+    assert listed(tmp_path) == {"r.json": b"x" * 200}
