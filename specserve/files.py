@@ -1,4 +1,4 @@
-"""Files of whoever shares the disk: only plain ones are read, and what is written is there as a whole or not at all."""
+"""Files: only regular ones are read, and what is written is there as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_FILE = "it is not a regular file"
 
 
 def open_descriptor(path: Path, flags: int, *, mode: int = 0o600) -> int:
-    """A descriptor of a regular file. Raises OSError, also for a pipe or a device, which might never answer."""
+    """A descriptor of a regular file. Raises OSError, also for a pipe or a device: it may hang."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except ValueError as error:  # a NUL in the name
@@ -29,7 +29,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_start(path: Path, limit_bytes: int) -> bytes:
-    """The beginning of a regular file; nothing of what is none, such as a link, or cannot be read."""
+    """The beginning of a regular file; nothing of a link or a pipe, or if it cannot be read."""
     try:
         if stat.S_ISREG(path.lstat().st_mode):  # to open a pipe would wake who writes to it
             with os.fdopen(open_descriptor(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -40,16 +40,17 @@ def read_start(path: Path, limit_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
-    """Write a file that others see as a whole or not at all. Raises OSError, and leaves all as it was then.
+    """Write a file that others see whole or not at all. Raises OSError, and changes nothing then.
 
-    A link is replaced, and what it leads to stays. `mode`, less the umask: default that of the file in its place, or
-    what any program gives a new file.
+    A link is replaced, and what it leads to stays. `mode`, less the umask: default that of the file
+    in its place, or what any program gives a new file.
     """
     data = content.encode() if isinstance(content, str) else content
     kept = None
     if os.path.lexists(path):
         found = path.lstat().st_mode
-        if not stat.S_ISREG(found) and not (stat.S_ISLNK(found) and (path.is_file() or not path.exists())):
+        is_link = stat.S_ISLNK(found) and (path.is_file() or not path.exists())
+        if not stat.S_ISREG(found) and not is_link:
             raise OSError(errno.EINVAL, _NO_FILE, str(path))
         kept = stat.S_IMODE(found) & 0o777 if mode is None and stat.S_ISREG(found) else None
     new = path.parent / f".new-{os.urandom(8).hex()}"

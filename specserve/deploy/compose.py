@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from specserve.deploy.deployment import (
 from specserve.deploy.monitoring import monitoring_files
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv, shell
-from specserve.profile.writer import Commented, comment, yaml_text
+from specserve.profile.writer import Commented, Reference, comment, yaml_text
 from specserve.sglang.options import VERSION, launch_sglang
 
 PROMETHEUS = "prom/prometheus:v3.7.3"
@@ -37,6 +37,7 @@ GRAFANA = "grafana/grafana:12.3.0"
 PROXY = "caddy:2.11.7"
 Service = dict[str, Any]
 _UNPRIVILEGED: Service = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+_TOKEN = Reference("${HF_TOKEN:-}")
 _LOOPBACK = "this host only; a proxy with TLS in front of it may be reached by others"
 _START = "docker compose up --wait"
 _GATED = "          (first: export HF_TOKEN=… for gated models)"
@@ -67,7 +68,7 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     observing = monitoring_files(made, _pools(made), prometheus_url=PROMETHEUS_URL)
     proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.has_pools else []
     start = _START + (_GATED if any(one.downloads for one in staged.values()) else "")
-    text = yaml_text(content, head=f"{made.head}\n\n{start}\n{_START_ALL}")
+    text = yaml_text(_literal(content), head=f"{made.head}\n\n{start}\n{_START_ALL}")
     return (Artifact("compose.yaml", text), *proxy, *observing)
 
 
@@ -146,14 +147,14 @@ def _served(made: Deployment, argv: Sequence[str], image: Image, folder: str, *,
     labels = {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()}
     volumes: list[Any] = [home]
     for mount in made.mounts:
-        paths = {"source": literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
+        paths = {"source": seen_from(mount.path, folder), "target": f"{MODELS}/{mount.name}"}
         volumes.append({"type": "bind", **paths, "read_only": True, "bind": {"create_host_path": False}})
     where = {"working_dir": Commented("paths in the command are seen from here", MODELS)}
     return {
         "image": image.commented,
         "labels": labels,
         "entrypoint": list(argv[:2]),
-        "command": [literal(word) for word in argv[2:]],
+        "command": list(argv[2:]),
         **(where if made.mounts else {}),
         "environment": {},
         "ports": _ports(made),
@@ -185,13 +186,12 @@ def _gpus(made: Deployment, which: Service | None = None) -> Service:
 
 def _server(made: Deployment, folder: str, *, stage: str = "stage") -> Service:
     home: Any = Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")
-    variables = environment(made, cache=_cache(made))
-    values = {name: literal(value) for name, value in variables.items()}
+    values = environment(made, cache=_cache(made))
     for name, value in made.plan.env.items():  # by reference to variables of the shell that starts it
         if isinstance(value, FromEnv):
-            values[name] = f"${{{value.name}:?the server's API key}}"
+            values[name] = Reference(f"${{{value.name}:?the server's API key}}")
     if not made.may_be_offline:
-        values["HF_TOKEN"] = "${HF_TOKEN:-}"  # noqa: S105
+        values["HF_TOKEN"] = _TOKEN
     service = _served(made, made.plan.argv, made.image, folder, home=home)
     service |= {
         "environment": values,
@@ -209,8 +209,8 @@ def _stage(made: Deployment) -> Service:
     return {
         "image": made.image.reference,
         "entrypoint": ["sh", "-ec"],
-        "command": [literal(script)],
-        "environment": {"HOME": made.image.home, "HF_HOME": _cache(made), "HF_TOKEN": "${HF_TOKEN:-}"},
+        "command": [script],
+        "environment": {"HOME": made.image.home, "HF_HOME": _cache(made), "HF_TOKEN": _TOKEN},
         "volumes": [f"home:{made.image.home}"],
         **_confined(made),
         "restart": "on-failure:3",
@@ -255,7 +255,7 @@ def _monitoring() -> Service:
             "image": GRAFANA,
             **shared,
             "environment": {
-                "GF_SECURITY_ADMIN_PASSWORD": "${GRAFANA_PASSWORD:-admin}",
+                "GF_SECURITY_ADMIN_PASSWORD": Reference("${GRAFANA_PASSWORD:-admin}"),
                 "GF_ANALYTICS_REPORTING_ENABLED": "false",
             },
             "ports": ["127.0.0.1:3000:3000"],
@@ -269,9 +269,16 @@ def _monitoring() -> Service:
     }
 
 
-def literal(text: str) -> str:
-    """Return a text in which Compose replaces no `$NAME`."""
-    return text.replace("$", "$$")
+def _literal(value: Any) -> Any:
+    """The value with all texts in it such that Compose replaces no `$NAME` there, except in a `Reference`."""
+    if isinstance(value, Commented):
+        return Commented(value.comment, _literal(value.value))
+    if isinstance(value, Mapping):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(item) for item in value]
+    is_text = isinstance(value, str) and not isinstance(value, Reference)
+    return value.replace("$", "$$") if is_text else value
 
 
 _SGLANG_HOME = "/root"
@@ -304,9 +311,8 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     inside = launch_sglang(profile)
     home: Any = Commented("models of the Hub, and what SGLang compiles", f"home:{_SGLANG_HOME}/.cache")
     service = _served(made, inside.argv, sglang_image(made), folder, home=home)
-    variables = {name: literal(value) for name, value in inside.env.items()}
     service |= {
-        "environment": {**variables, "HF_TOKEN": "${HF_TOKEN:-}"},
+        "environment": {**inside.env, "HF_TOKEN": _TOKEN},
         "ipc": Commented("as SGLang's own compose file has it", "host"),
         "security_opt": ["no-new-privileges:true"],
         "init": True,
@@ -315,5 +321,5 @@ def sglang(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     start = f"{made.start_limit_from}{', plus the download at 100 MB/s' if made.downloads else ''}"
     service["healthcheck"]["start_period"] = Commented(start, f"{made.download_s + made.start_limit_s}s")
     content = {"name": made.name, "services": {"sglang": service}, "volumes": {"home": {}}}
-    text = yaml_text(content, head=f"{head}\n\n{_START}{_GATED if made.downloads else ''}")
+    text = yaml_text(_literal(content), head=f"{head}\n\n{_START}{_GATED if made.downloads else ''}")
     return (Artifact("launch.sh", script), Artifact("compose.yaml", text, alone=False))

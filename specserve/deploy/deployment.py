@@ -11,7 +11,7 @@ from specserve.deploy.weights import published_bytes
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import catalogue
 from specserve.plan.launch import launch
-from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.launchplan import FromEnv, LaunchPlan, host_in_url
 from specserve.plan.nodes import LaunchNode, node_count, on_node
 from specserve.plan.uses import Mount, contained, model_uses
 from specserve.profile.schema import Profile, Server, world_size
@@ -21,7 +21,7 @@ from specserve.vllm.versions import table
 
 MODELS = "/models"
 """Where a container finds the folders and files that the profile names by a path: its working folder."""
-LEADER = "{leader}"  # node 0's address, which a target knows
+_LEADER = "{leader}"  # stands for node 0's address, which a target knows
 HEADER, PLAIN = "x-specserve-pool", "plain"
 """A client that sends this header is answered without speculation."""
 HOME_NOTE = "vLLM, torch and Triton compile into it"
@@ -165,8 +165,8 @@ class Deployment:
 
     @property
     def reached_host(self) -> str:
-        """Where a client on the server's machine finds it."""
-        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
+        """Where a client on the server's machine finds it, as it stands in a URL."""
+        return host_in_url(self.host)
 
     @property
     def nodes(self) -> int:
@@ -317,7 +317,7 @@ def deployment(
     plan = launch(inside, table=known, platform=platform, version=version)
     plain = replace(inside, speculation=None) if inside.speculation else None
     nodes = node_count(inside)
-    leader = None if inside.engine.get("master_addr") else LEADER
+    leader = None if inside.engine.get("master_addr") else _LEADER
     ranks = [
         on_node(plan, LaunchNode(rank, leader), profile=inside, table=known)
         for rank in range(nodes if nodes > 1 else 0)

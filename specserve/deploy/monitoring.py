@@ -102,8 +102,9 @@ def _alert(
 
 
 def _of_model(profile: Profile) -> str:
-    """The label matcher of a profile's model."""
-    return f"model_name={json.dumps(profile.server.served_model_name or profile.target.model, ensure_ascii=False)}"
+    """The label matcher of a profile's model; Argo Rollouts would replace what stands in braces."""
+    text = json.dumps(profile.server.served_model_name or profile.target.model, ensure_ascii=False)
+    return f"model_name={text.replace('{', chr(92) + 'x7b')}"
 
 
 def _promised(profile: Profile) -> Iterator[Rule]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from specserve.deploy.deployment import (
     HOME_NOTE,
-    LEADER,
     MODELS,
     USER_NOTE,
     Deployment,
@@ -15,8 +14,8 @@ from specserve.deploy.deployment import (
     staging,
 )
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.plan.nodes import rank_at
-from specserve.profile.writer import Commented
+from specserve.plan.nodes import leader_at, value_at
+from specserve.profile.writer import Commented, Reference
 
 FINGERPRINT = "specserve/fingerprint"
 CACHE = "/cache"
@@ -28,14 +27,14 @@ Object = dict[str, Any]
 
 def server(made: Deployment, plan: LaunchPlan, *, leader: str | None, index: str | None) -> Object:
     """Return vLLM's container. `leader`, `index`: what stands for node 0's address and a node's number."""
-    arguments = [_literal(word) for word in plan.argv[2:]]
+    words = list(plan.argv)
     if index is not None:
-        arguments[rank_at(plan) - 2] = index
-    arguments = [leader if leader is not None and word == LEADER else word for word in arguments]
+        words[value_at(plan, "node_rank")] = Reference(index)
+    at = leader_at(plan, made.profile)
+    if leader is not None and at is not None:
+        words[at] = Reference(leader)
     container = {
-        **_container(
-            "vllm", made, plan.argv[:2], arguments, volumes=("cache", "home", "tmp", "shm", "models")
-        ),
+        **_container("vllm", made, words[:2], words[2:], volumes=("cache", "home", "tmp", "shm", "models")),
         "env": _environment(made, plan),
         "resources": _resources(made),
     }
@@ -72,8 +71,8 @@ def _container(
         "name": name,
         "image": made.image.commented,
         "imagePullPolicy": "IfNotPresent",
-        "command": list(command),
-        **({"args": list(arguments)} if arguments else {}),
+        "command": [_literal(word) for word in command],
+        **({"args": [_literal(word) for word in arguments]} if arguments else {}),
         "securityContext": confined,
         "volumeMounts": mounts,
     }
@@ -108,8 +107,11 @@ def pod(made: Deployment, container: Object) -> Object:
 
 
 def _literal(text: str) -> str:
-    """A text in which Kubernetes replaces nothing: it takes `$(NAME)` for a variable, in arguments and in values."""
-    return text.replace("$(", "$$(")
+    """A text in which Kubernetes replaces nothing: in words and values it takes `$(NAME)` for a variable, `$$` for `$`.
+
+    Source: third_party/forked/golang/expansion/expand.go of kubernetes.
+    """
+    return text if isinstance(text, Reference) else text.replace("$", "$$")
 
 
 def _stagers(made: Deployment) -> list[Object]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from specserve.deploy.deployment import MODELS, Artifact, Deployment
+from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.arguments import jsonable
@@ -22,7 +24,10 @@ _TYPES = {
 
 
 def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
-    """The configuration. Ray spreads the ranks over its nodes itself."""
+    """The configuration. Ray spreads the ranks over its nodes itself.
+
+    Raises UsageError for a variable that Ray would not pass on as it is.
+    """
     server = made.profile.server
     config: dict[str, Any] = {
         "model_loading_config": {
@@ -44,6 +49,12 @@ def ray(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
     elif made.is_cpu:
         config["accelerator_config"] = {"kind": "cpu"}
     variables = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
+    for name, value in variables.items():
+        if re.search(r"\$[\w{]", value):  # ray/_private/utils.py, `update_envs`
+            raise UsageError(
+                f"{made.profile.span(f'env.{name}')}: Ray would replace what follows `$` in `{name}`",
+                hint="leave the variable out, and set it on the nodes",
+            )
     if variables:
         config["runtime_env"] = {"env_vars": variables}
     content = {

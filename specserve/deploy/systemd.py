@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 
-from specserve.deploy.deployment import LEADER, Artifact, Deployment, in_one_line, staging
+from specserve.deploy.deployment import Artifact, Deployment, in_one_line, staging
+from specserve.errors import CONTROL
 from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.nodes import leader_at, value_at
 
 PROGRAM = "/opt/vllm/bin/vllm"
 _MODELS = "/srv/models"
@@ -42,10 +44,16 @@ def systemd(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
 
 def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
     node = f", node {plan.node_rank} of {made.nodes}" if made.nodes > 1 else ""
-    words = list(plan.argv[1:])
-    words[words.index("--host") + 1] = made.host
+    words = [_word(word) for word in plan.argv]
+    words[value_at(plan, "host")] = _word(made.host)
+    leader = leader_at(plan, made.profile)
+    if leader is not None:
+        words[leader] = "${MASTER_ADDR}"
     hf = PROGRAM.replace("/vllm/bin/vllm", "/vllm/bin/hf")
-    staged = [f"/usr/bin/env HF_HUB_OFFLINE=0 {hf} {_words(staging(one)[1:])}" for one in made.downloads]
+    staged = [
+        f"/usr/bin/env HF_HUB_OFFLINE=0 {hf} {' '.join(map(_word, staging(one)[1:]))}"
+        for one in made.downloads
+    ]
     lines = [
         _comment(made, plan, name=name),
         "[Unit]",
@@ -63,8 +71,8 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         f"WorkingDirectory={_MODELS if made.mounts else f'%C/{name}'}",
         *_environment(made, plan, name=name),
         *(f"ExecStartPre={command}" for command in staged),
-        f"ExecStart={PROGRAM} {_words(words)}",
-        *([f'ExecStartPost=/bin/sh -c "{_specifier(_wait(made))}"'] if plan.answers else []),
+        f"ExecStart={PROGRAM} {' '.join(words[1:])}",
+        *([f"ExecStartPost=/bin/sh -c {_word(_wait(made))}"] if plan.answers else []),
         f"# {made.start_limit_s // 60} minutes: {made.start_limit_from}",
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
@@ -97,13 +105,9 @@ def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
     ]
     if made.mounts:
         lines.append(f"{_MODELS} must hold {made.mounted}")
-    if _asks_leader(made, plan):
+    if leader_at(plan, made.profile) is not None:
         lines.append(f"/etc/specserve/{name}.env must hold MASTER_ADDR, the address of node 0")
     return "\n".join(f"# {in_one_line(line)}".rstrip() for line in lines) + "\n"
-
-
-def _asks_leader(made: Deployment, plan: LaunchPlan) -> bool:
-    return made.nodes > 1 and LEADER in plan.argv
 
 
 def _environment(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
@@ -118,7 +122,7 @@ def _environment(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
     secrets = {key: value.name for key, value in plan.env.items() if isinstance(value, FromEnv)}
     wanted = ["HF_TOKEN=… for gated models"] if made.downloads else []
     wanted += [f"{key}=… (the profile's {variable})" for key, variable in secrets.items()]
-    wanted += ["MASTER_ADDR=…"] if _asks_leader(made, plan) else []
+    wanted += ["MASTER_ADDR=…"] if leader_at(plan, made.profile) is not None else []
     if wanted:
         optional = "" if secrets or made.nodes > 1 else "-"
         lines += [f"# root's alone (chmod 600), one per line: {'; '.join(wanted)}"]
@@ -131,20 +135,16 @@ def _wait(made: Deployment) -> str:
     url = shlex.quote(f"{made.scheme}://{made.reached_host}:{made.plan.port}/health")
     insecure = " -k" if made.scheme == "https" else ""
     ask = f"curl -fsS{insecure} -m 5 -o /dev/null {url} 2>/dev/null"
-    return f"while kill -0 $$MAINPID; do {ask} && exit 0; sleep 2; done; exit 1"
-
-
-def _words(words: list[str]) -> str:
-    return " ".join("${MASTER_ADDR}" if word == LEADER else _word(word) for word in words)
+    return f"while kill -0 $MAINPID; do {ask} && exit 0; sleep 2; done; exit 1"
 
 
 def _word(text: str, *, dollar: bool = True) -> str:
-    """One word of a command: systemd knows quotes, `%` and `$` of its own."""
+    """One word of a unit, as it is written: systemd knows quotes, escapes, `%` and, in commands, `$` of its own."""
     escaped = _specifier(text).replace("$", "$$") if dollar else _specifier(text)
     if _SAFE.fullmatch(escaped):
         return escaped
-    inner = escaped.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{inner}"'
+    inner = escaped.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", inner) + '"'
 
 
 def _specifier(text: str) -> str:

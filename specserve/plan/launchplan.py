@@ -94,10 +94,14 @@ class LaunchPlan:
     @property
     def url(self) -> str:
         """Where a client on this machine reaches the server."""
-        reached_at = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "": "127.0.0.1"}  # noqa: S104
-        host = reached_at.get(self.host, self.host)
         scheme = "https" if "--ssl-certfile" in self.argv else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+        return f"{scheme}://{host_in_url(self.host)}:{self.port}"
+
+
+def host_in_url(host: str) -> str:
+    """Where a client on the server's machine reaches what listens on a host, as it stands in a URL."""
+    found = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{found.replace('%', '%25')}]" if ":" in found else found
 
 
 class Startable(Protocol):

@@ -88,9 +88,18 @@ def _place(profile: Profile, path: str = "hardware.nodes") -> Span:
     return profile.spans.get(path, Span(profile.file))
 
 
-def rank_at(plan: LaunchPlan) -> int:
-    """Where in the argv of one of several nodes its number stands, for whoever learns it later."""
-    return plan.argv.index("--node-rank") + 1
+def value_at(plan: LaunchPlan, name: str) -> int:
+    """Where in the argv the value of an argument stands, for whoever learns it later.
+
+    No value stands there as a word that begins with a dash, so no other word can be taken for the option.
+    """
+    return plan.argv.index(f"--{name.replace('_', '-')}") + 1
+
+
+def leader_at(plan: LaunchPlan, profile: Profile) -> int | None:
+    """Where the address of node 0 stands, if it is for whoever starts the nodes to write: the profile does not."""
+    is_asked = plan.node_rank is not None and not profile.engine.get("master_addr")
+    return value_at(plan, "master_addr") if is_asked else None
 
 
 def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:

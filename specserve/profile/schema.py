@@ -16,6 +16,15 @@ from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, OWN_LAYERS
 
 SCHEMA = 1
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IPV4 = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
+HOST = (
+    r"(?!-)(?=.{1,253}$)([A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+\.?"
+    r"|(?=[^%]*::|([^:]*:){7}|([^:]*:){6}[0-9.]+(%|$))(?!.*::.*::|.*:::)"
+    rf"([0-9A-Fa-f]{{0,4}}:){{2,7}}([0-9A-Fa-f]{{0,4}}|{_IPV4})(%[A-Za-z0-9_.-]+)?"
+)
+"""A host name or an IPv4 address, or an IPv6 address, with a zone if need be."""
+DEVICE = r"[A-Za-z0-9][A-Za-z0-9_:./-]*"
+"""The UUID of an accelerator, such as `GPU-…` or `MIG-…`."""
 ALTERNATIVE = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 """What the name of an alternative is made of."""
 
@@ -63,7 +72,15 @@ class Target:
 class Server:
     """Where and how the server answers."""
 
-    host: str = _key(Key("str", "Address to listen on.", default="127.0.0.1"))
+    host: str = _key(
+        Key(
+            "str",
+            "Address to listen on.",
+            default="127.0.0.1",
+            pattern=HOST,
+            form="a host name or an address, such as `0.0.0.0` or `::1`",
+        )
+    )
     port: int = _key(Key("int", "Port to listen on; 0: a free one.", default=8000, minimum=0, maximum=65535))
     served_model_name: str | None = _key(Key("str", "Name that clients send; default: the target itself."))
     api_key_env: str | None = _key(Key("str", "NAME of the environment variable that holds the API key."))
@@ -302,7 +319,7 @@ _TYPES: Mapping[Kind, dict[str, Any]] = {
         "properties": {name: {"type": "number", "minimum": 0} for name in PERCENTILES},
         "additionalProperties": False,
     },
-    "device": {"type": ["integer", "string"]},
+    "device": {"type": ["integer", "string"], "pattern": f"^{DEVICE}$"},
 }
 
 
@@ -356,6 +373,8 @@ def _property(key: Key) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": key.doc, **_TYPES[key.kind]}
     if key.items:
         schema["items"] = _TYPES[key.items]
+    if key.pattern:
+        schema["pattern"] = f"^({key.pattern})$"
     if key.choices:
         schema = {"description": key.doc, "enum": [*key.choices, *([None] if key.nullable else [])]}
     elif key.nullable:

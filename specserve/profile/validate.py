@@ -183,11 +183,7 @@ class _Reader:
                 hint = "write `target: {model: …}`"
                 self.wrong("SD007", "`target.model` is missing", first, "target", help=hint)
             return None
-        target = self.section(node, Target, "target")
-        if target and isinstance(target.model, str) and target.model.startswith("-"):
-            span = (node.mapping or {})["model"].span
-            self.wrong("SD006", "`target.model` must not start with `-`", span, "target.model")
-        return target
+        return self.section(node, Target, "target")
 
     def check_schema(self, node: Node | None) -> None:
         """Tells a number of the schema that is not this one."""

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.errors import quoted
+from specserve.errors import CONTROL, quoted
+from specserve.profile.schema import DEVICE
 from specserve.vllm.arguments import human_int
 from specserve.vllm.speculation import PERCENTILES, WORDS, Key, Kind
 
@@ -114,6 +115,7 @@ Wrong = Callable[[Node, str, Unfit], None]
 """Takes a value and its path."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What no text holds; tabs and line breaks may stand in templates, and in no name."""
 _PERCENTILE = Key("float", "", nullable=False, minimum=0)
 
 
@@ -153,6 +155,10 @@ def _converted(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
 
 
 def _check_range(value: Any, key: Key, node: Node) -> None:
+    if not key.numeric and value.startswith("-"):
+        raise Unfit("must not start with `-`")
+    if key.pattern and not re.fullmatch(key.pattern, value):
+        raise Unfit(f"must be {key.form}; found {shown(node)}")
     if key.choices and value not in key.choices:
         raise Unfit(f"must be {_either(key.choices)}; found {shown(node)}")
     if key.minimum is not None and value < key.minimum:
@@ -268,6 +274,8 @@ def _text(node: Node) -> str:
     text = as_written(node)
     if not text.strip():
         raise Unfit("must not be empty")
+    if CONTROL.search(text):
+        raise Unfit("must not hold line breaks or other control characters")
     return text
 
 
@@ -291,7 +299,9 @@ def _scalar(node: Node, kind: Kind) -> Any:
     if kind == "float":
         return _finite(node)
     if kind == "device" and is_text:
-        return _text(node)
+        if not re.fullmatch(DEVICE, str(value)):
+            raise _unfit(node, kind)
+        return str(value)
     if kind == "length" and is_text and str(value).lower() == "auto":
         return -1  # vLLM: fits the length to the memory
     number = value if is_int else human_int(str(value)) if is_text and kind != "device" else None

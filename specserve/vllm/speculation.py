@@ -42,6 +42,9 @@ class Key:
     items: Kind | None = None
     numeric: bool = True
     """Of a text: whether a number without quotes may be meant as one, such as `0123456` for a commit."""
+    pattern: str = ""
+    """Of a text: what all of it must match; `form` says that in words."""
+    form: str = ""
 
 
 _METHOD = {"method": Key("str", "The speculation method.", required=True, nullable=False)}

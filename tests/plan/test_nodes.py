@@ -9,7 +9,7 @@ import pytest
 from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, rank_at
+from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, value_at
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import known_versions, table
@@ -39,7 +39,7 @@ def test_each_node_has_its_number_and_only_the_first_answers(version: str) -> No
     )  # fmt: skip
     assert second.argv[-1] == "--headless"
     assert (first.answers, second.answers) == (True, False)
-    assert [plan.argv[rank_at(plan)] for plan in (first, second)] == ["0", "1"]
+    assert [plan.argv[value_at(plan, "node_rank")] for plan in (first, second)] == ["0", "1"]
     assert first.engine_kwargs["nnodes"] == 2
 
 

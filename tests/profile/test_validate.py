@@ -121,7 +121,7 @@ def test_a_name_can_be_given(write: Write, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "better"),
-    [("My_Model", "my-model"), ("a--b", "a-b"), ("-a", "a"), ("ä", "profile"), ("'a\n\n  b'", "a-b")],
+    [("My_Model", "my-model"), ("a--b", "a-b"), ("-a", "a"), ("ä", "profile"), ("a b", "a-b")],
 )
 def test_another_name_is_refused_with_a_better_one(problems: Problems, name: str, better: str) -> None:
     (told,) = problems(f"target: {{model: x}}\nname: {name}\n")

@@ -191,6 +191,59 @@ def test_what_is_no_name_of_a_variable_names_no_key(name: str, tmp_path: Path) -
     assert len(name) < 7 or name not in repr(raised.value.findings)
 
 
+HOSTS = [
+    "127.0.0.1",
+    "0.0.0.0",
+    "::",
+    "fe80::1%eth0",
+    "::ffff:10.0.0.1",
+    "gpu-3.example.org",
+    "my_host",
+    "localhost.",
+    "0",
+]
+NO_HOSTS = [
+    'h"\nExecStartPre=+/usr/bin/touch /x\nExecStartPost=/bin/echo "', "'x\\x27; cmd; \\x27'", "{leader}", "$HOME", "%h",
+    "a b", "a/b", "a:80", "[::1]", "fe80::1%$(id)", "1:2:3", "a..b", "-x", "a\n", "http://a", "a" * 254,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", [*HOSTS, *NO_HOSTS])
+def test_a_host_is_a_name_or_an_address_and_nothing_else(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    server = {"host": host, "api_key_env": "MY_KEY"}
+    file.write_text(json.dumps({"target": {"model": "org/m"}, "server": server}), encoding="utf-8")
+    is_taken = host in HOSTS
+    assert run(["lint", str(file)]) == (0 if is_taken else 1)
+    assert ("SD006" in capsys.readouterr().out) is not is_taken
+    assert run(["render", str(file), "--to", "systemd", "--no-check"]) == (0 if is_taken else 2)
+    assert ("ExecStart=" in capsys.readouterr().out) is is_taken
+
+
+@pytest.mark.parametrize("mark", ["\n", "\t", "\x1b", "\0", "\x85", "\u2028"])
+@pytest.mark.parametrize(
+    "place",
+    ["target.model", "target.tokenizer", "target.revision", "speculation.model", "server.host",
+     "server.served_model_name", "hardware.accelerator", "hardware.devices", "name"],
+)  # fmt: skip
+def test_no_name_holds_a_control_character(mark: str, place: str, tmp_path: Path) -> None:
+    made: dict[str, Callable[[str], dict[str, Any]]] = {
+        **PLACES,
+        "hardware.accelerator": lambda text: {"hardware": {"accelerator": text}},
+        "hardware.devices": lambda text: {"hardware": {"devices": [text]}},
+    }
+    with pytest.raises(ProfileError):
+        plan_of(made[place](f"a{mark}b"), tmp_path)
+
+
+@pytest.mark.parametrize("place", ["target.model", "target.tokenizer", "speculation.model"])
+def test_no_model_is_taken_for_an_option(place: str, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError):
+        plan_of(PLACES[place]("--local-dir=/etc"), tmp_path)
+
+
 @pytest.mark.parametrize("value", ["--port", "--port=1"])
 def test_the_port_is_changed_where_it_stands_and_not_in_a_value(value: str, tmp_path: Path) -> None:
     plan = with_port(plan_of({"frontend": {"chat_template": value}}, tmp_path), 9)

@@ -15,7 +15,7 @@ from specserve.profile.source import COMMAND
 from specserve.vllm.versions import table
 
 _EPSILON = 1e-5  # below it, vLLM takes a sampling parameter for zero (sampling_params.py)
-_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
+_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|::1", re.I)
 _CLIENT_CERTIFICATE = 2  # ssl.CERT_REQUIRED
 
 
