@@ -49,6 +49,15 @@ Blocks = Annotated[
         help="Measure each point (workload, load, temperature) this many times (default: 8).",
     ),
 ]
+Launches = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=20,
+        show_default=False,
+        help="Start each server this many times (default: 1; 2 if only one fits at a time).",
+    ),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -92,6 +101,7 @@ def bench(
         ),
     ] = None,
     blocks: Blocks = None,
+    launches: Launches = None,
     budget: Budget = None,
     max_tokens: MaxTokens = None,
     output: Output = None,
@@ -146,6 +156,7 @@ def bench(
         alternatives=None if alternative is None else tuple(alternative),
         others=tuple(with_ or ()),
         blocks=blocks,
+        launches=launches,
         budget=budget,
         max_tokens=max_tokens,
         settings=tuple(settings or ()),

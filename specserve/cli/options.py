@@ -61,7 +61,7 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "bench": {
         "What to measure": "workload concurrency request_rate temperature alternative with_ settings",
-        "How long": "quick blocks budget max_tokens",
+        "How long": "quick blocks launches budget max_tokens",
         "Run": "dry_run output resume no_check api_key_env",
         "Output": "show strict format",
     },

@@ -14,6 +14,13 @@ from specserve.errors import FactError
 from specserve.measure.bench.result import Interval, Verdict
 
 CONFIDENCE = 0.95
+LAUNCH_SPREAD = 0.01
+"""Standard deviation of log tokens/s from one launch of a server to the next, beyond its blocks'.
+
+Assumed until a quiet machine says better: tests/soak/test_series.py measures it on the demo.
+"""
+_KNOWN = 1e6
+"""Degrees of freedom of a variance that is known."""
 
 
 def library(module: str) -> Any:
@@ -66,6 +73,8 @@ class LogEstimate:
     prompts: int
     prompt_share: float = 0.0
     """Share of the variance that lies between prompts: more blocks of the same prompts do not lower it."""
+    launch_share: float = 0.0
+    """Share of the variance that lies between launches: more blocks in a launch do not lower it."""
 
     @property
     def value(self) -> float:
@@ -97,17 +106,18 @@ class LogEstimate:
         return quantile(0.5 + confidence / 2, freedom=self.freedom) * self.error
 
 
-def ratio(variant: Sequence[Share], *, against: Sequence[Share]) -> LogEstimate | None:
+def ratio(variant: Sequence[Share], *, against: Sequence[Share], launched: int = 2) -> LogEstimate | None:
     """Returns the rate of one variant over that of another, or None if a rate is not positive.
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
+    `launched`: how many of the two were started for this; another start of them is not as fast.
     """
-    return _estimate((variant, 1.0), (against, -1.0))
+    return _estimate((variant, 1.0), (against, -1.0), launched=launched)
 
 
 def rate(shares: Sequence[Share]) -> LogEstimate | None:
     """Returns one rate, all amounts over all costs, or None if it is not positive."""
-    return _estimate((shares, 1.0))
+    return _estimate((shares, 1.0), launched=0)
 
 
 class _Part(NamedTuple):
@@ -118,7 +128,7 @@ class _Part(NamedTuple):
     weight: float
 
 
-def _estimate(*sides: tuple[Sequence[Share], float]) -> LogEstimate | None:
+def _estimate(*sides: tuple[Sequence[Share], float], launched: int) -> LogEstimate | None:
     """Returns the sum of the logarithms of the sides' rates, each with its sign."""
     log, parts = 0.0, []
     for shares, sign in sides:
@@ -129,34 +139,39 @@ def _estimate(*sides: tuple[Sequence[Share], float]) -> LogEstimate | None:
         for each in shares:
             more, less = each.amount / amount, each.cost / cost
             parts.append(_Part(each, sign * (more - less), more + less))
-    return _clustered(log, parts)
+    return _clustered(log, parts, launched=launched)
 
 
-def _clustered(log: float, parts: Sequence[_Part]) -> LogEstimate:
-    """Returns the estimate if parts are alike within prompts and within times.
+def _clustered(log: float, parts: Sequence[_Part], *, launched: int) -> LogEstimate:
+    """Returns the estimate if parts are alike within prompts and within blocks.
 
-    Times are blocks, or launches if there are several.
+    A block is a pair: the same requests to both variants. What a launch adds is known, not
+    estimated: two launches would leave one degree of freedom.
     """
-    prompts, launches = [part.share.prompt for part in parts], [part.share.launch for part in parts]
+    prompts = [part.share.prompt for part in parts]
     blocks = [(part.share.launch, part.share.block) for part in parts]
-    times: Sequence[Hashable] = launches if len(set(launches)) > 1 else blocks
-    both = [*zip(prompts, times, strict=True)]
-    count = len(set(prompts))
-    counts = len(set(blocks)), len(set(launches)), count
-    if len(set(times)) < 2:
+    both = [*zip(prompts, blocks, strict=True)]
+    launches, count = len({launch for launch, _ in blocks}), len(set(prompts))
+    counts = len(set(blocks)), launches, count
+    if len(set(blocks)) < 2:
         return LogEstimate(log, math.inf, 1.0, *counts)
-    by_time, time_freedom = _spread(parts, times, power=1)
-    if count < 2 or len(set(both)) == count:  # each prompt has one time
-        return LogEstimate(log, math.sqrt(by_time), time_freedom, *counts)
-    by_prompt, prompt_freedom = _spread(parts, prompts, power=2)
-    between = max(by_prompt - _spread(parts, both, power=1)[0], 0.0)
-    variance, freedom = by_time + between, 1.0
-    if squares := by_time**2 / time_freedom + between**2 / prompt_freedom:
-        freedom = variance**2 / squares
-    if variance < by_prompt:
-        variance, freedom = by_prompt, prompt_freedom
-    share = min(between / variance, 1.0) if variance else 0.0
-    return LogEstimate(log, math.sqrt(variance), freedom, *counts, share)
+    variance, freedom = by_block, block_freedom = _spread(parts, blocks, power=1)
+    between = 0.0
+    if count > 1 and len(set(both)) > count:  # prompts recur
+        by_prompt, prompt_freedom = _spread(parts, prompts, power=2)
+        between = max(by_prompt - _spread(parts, both, power=1)[0], 0.0)
+        variance = by_block + between
+        if squares := by_block**2 / block_freedom + between**2 / prompt_freedom:
+            freedom = variance**2 / squares
+        if variance < by_prompt:
+            variance, freedom = by_prompt, prompt_freedom
+    by_launch = launched * LAUNCH_SPREAD**2 / launches
+    total = variance + by_launch
+    if not total:
+        return LogEstimate(log, 0.0, freedom, *counts)
+    freedom = min(freedom * (total / variance) ** 2, _KNOWN) if variance else _KNOWN
+    shares = min(between / total, 1.0), by_launch / total
+    return LogEstimate(log, math.sqrt(total), freedom, *counts, *shares)
 
 
 def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> tuple[float, float]:
@@ -210,6 +225,7 @@ PAYS_ABOVE = 1.03
 COSTS_BELOW = 0.97
 CERTAINTY = 0.995
 """PAYS and COSTS also need this interval to leave out 1, so that equal variants get one in 1 of 100 cells at most."""
+MOST_LAUNCHES = 20
 _MOST = 100
 """More than so many times the work is not advised."""
 
@@ -227,22 +243,39 @@ def verdict(estimate: LogEstimate) -> Verdict:
     return Verdict.INCONCLUSIVE
 
 
-def needed(estimate: LogEstimate) -> str:
-    """Returns what would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause."""
+def needed(estimate: LogEstimate, *, quick: bool = False) -> str:
+    """Returns what would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause.
+
+    `quick`: whether it was measured with few prompts on purpose.
+    """
     if not math.isfinite(estimate.error):
         return "more than one block"
     factor = _factor(estimate)
     if factor > _MOST:
         return "too many blocks to be worth it: the speedup is too close to a limit, or varies too much"
-    count, what, how = estimate.blocks, "block", ": run again with --blocks {}"
-    if estimate.launches > 1:
-        count, what, how = estimate.launches, "launch", ""
-    elif estimate.prompt_share > 0.5:
-        count, what = estimate.prompts, "prompt"
-        how = ": run again without --quick, or with a larger file (-w FILE)"
-    more = max(1, math.ceil(count * (factor - 1)))
-    plural = "" if more == 1 else "es" if what == "launch" else "s"
-    return f"about {more} more {what}{plural}{how.format(count + more)}"
+    # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches the last two
+    prompts, launches = estimate.prompt_share, estimate.launch_share
+    blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
+    if prompts > 0.5 or prompts >= rest:
+        less = "without --quick" if quick else "with a larger file (-w FILE)"
+        return f"{_more(estimate.prompts, factor, 'prompt')}: run again {less}"
+    if launches > blocks or prompts + launches >= rest:
+        times = (launches + blocks) / (rest - prompts)
+        count = math.ceil(estimate.launches * times)
+        if count > MOST_LAUNCHES:
+            return "too many launches to be worth it: the speedup is too close to a limit"
+        return f"{_more(estimate.launches, times, 'launch')}: run again with --launches {count}"
+    times = blocks / (rest - prompts - launches)
+    if times > _MOST:
+        return "too many blocks to be worth it: the speedup is too close to a limit, or varies too much"
+    in_launch = math.ceil(estimate.blocks * times / estimate.launches)
+    return f"{_more(estimate.blocks, times, 'block')}: run again with --blocks {in_launch}"
+
+
+def _more(count: int, times: float, what: str) -> str:
+    """Returns `about 3 more blocks`."""
+    more = max(1, math.ceil(count * times) - count)
+    return f"about {more} more {what}{'' if more == 1 else 'es' if what == 'launch' else 's'}"
 
 
 def _factor(estimate: LogEstimate) -> float:

@@ -22,7 +22,7 @@ from specserve.measure.bench.result import (
     Result,
     Verdict,
 )
-from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
+from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, LAUNCH_SPREAD, PAYS_ABOVE
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.page import (
     Block,
@@ -211,9 +211,10 @@ def _document(result: Result) -> Document:
         blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
     notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
     blocks.append(Items([("note", note) for note in (*notes, *result.notes)]))
-    basis = "measured within one launch: another start of the same servers may differ by a few %"
-    if result.launches > 1:
-        basis = f"measured over {result.launches} launches of each variant"
+    launches = "launch" if result.launches == 1 else "launches"
+    basis = f"measured over {result.launches} {launches} of each variant"
+    if any(arm.url is None for arm in result.arms):
+        basis += f"; the intervals allow for {LAUNCH_SPREAD:.0%} between two starts of one server"
     blocks += [Paragraph(basis), _method(result)]
     return Document("benchmark", result.name, blocks)
 

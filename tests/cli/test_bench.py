@@ -108,13 +108,21 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
     assert lengths == {"baseline": 256, "profile": 256, "other": 512}
 
 
-@pytest.mark.parametrize(("quick", "at_once", "launches"), [(False, 2, 1), (False, 1, 2), (True, 1, 1)])
-def test_arms_that_run_one_after_another_are_launched_twice(
-    profile: Path, quick: bool, at_once: int, launches: int
+@pytest.mark.parametrize(
+    ("quick", "at_once", "asked", "launches"),
+    [(False, 2, None, 1), (False, 1, None, 2), (True, 1, None, 1), (True, 1, 4, 4), (False, 2, 3, 3)],
+)
+def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_is_asked(
+    profile: Path, quick: bool, at_once: int, asked: int | None, launches: int
 ) -> None:
-    request = BenchRequest(str(profile), quick=quick, alternatives=("none",))
+    request = BenchRequest(str(profile), quick=quick, alternatives=("none",), launches=asked)
     plan = plan_bench(request, starts=False, at_once=at_once, notices=NoNotices())
-    assert plan.launches == launches and len(plan.sessions) == (1 if at_once == 2 else 2 * launches)
+    assert plan.launches == launches and len(plan.sessions) == (launches if at_once == 2 else 2 * launches)
+
+
+def test_running_servers_are_not_launched_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["127.0.0.1:9001", "--with", "again=127.0.0.1:9001", "--launches", "4", "--dry-run"]
+    assert "`--launches` cannot start servers again" in in_line(told(arguments, capsys, code=2))
 
 
 def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

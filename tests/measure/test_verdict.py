@@ -63,9 +63,20 @@ def test_as_much_more_as_is_said_would_decide_it(value: float, error: float) -> 
 
 def test_what_is_missing_is_what_the_variance_comes_from() -> None:
     assert needed(estimate(1.2, 0.1)) == "about 16 more blocks: run again with --blocks 24"
-    assert "more prompts: run again without --quick" in needed(estimate(1.2, 0.1, share=0.8))
-    launches = dataclasses.replace(estimate(1.2, 0.1), launches=3)
-    assert needed(launches).endswith("more launches")
+    assert "more prompts: run again with a larger file" in needed(estimate(1.2, 0.1, share=0.8))
+    assert needed(estimate(1.2, 0.1, share=0.8), quick=True).endswith("run again without --quick")
+    launches = dataclasses.replace(estimate(1.0, 0.02), launches=2, launch_share=0.7)
+    assert needed(launches) == "about 2 more launches: run again with --launches 4"
+    # blocks are those of a launch
+    both = dataclasses.replace(estimate(1.2, 0.1), launches=2)
+    assert needed(both) == "about 16 more blocks: run again with --blocks 12"
+
+
+def test_launches_are_advised_where_more_blocks_would_never_do() -> None:
+    close = dataclasses.replace(estimate(1.0, 0.022), launches=2, launch_share=0.45)
+    assert needed(close).endswith("run again with --launches 5")
+    hopeless = dataclasses.replace(estimate(1.031, 0.02), launches=1, launch_share=0.9)
+    assert "too many" in needed(hopeless)
 
 
 def test_the_wider_interval_is_known_only_if_it_alone_decides() -> None:

@@ -138,7 +138,7 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
     if form == "json":
         assert json.loads(plain(several, form))["launches"] == 3
     else:
-        assert "within one launch" in plain(example(), form)
+        assert "over 1 launch of each variant" in plain(example(), form)
         assert "within one launch" not in plain(several, form)
         assert "3 launches" in plain(several, form)
 

@@ -6,10 +6,12 @@ Each prints the figures that docs/measurements.md quotes; `pytest -s` shows them
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -23,15 +25,18 @@ import psutil
 import pytest
 import yaml
 
+from specserve.measure.statistics import LAUNCH_SPREAD
 from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
 from specserve.measure.verify.server import load_prompts
 from specserve.measure.verify.session import ScoredText, VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
+from tests.measure.simulated import SCENARIOS, Scenario, simulated
 from tests.soak.conftest import DEMO, ROOT, Server, Traffic
 
 RUNS = int(os.environ.get("SOAK", "5")) * 2
+LAUNCHES = 10
 MIB = 1 << 20
 
 
@@ -175,6 +180,40 @@ def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) 
     server.down("demo")
     print(dict(verdicts))
     assert verdicts["PAYS"] + verdicts["COSTS"] <= verdicts.total() / 10
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_an_interval_covers_the_truth_as_often_as_it_says(scenario: Scenario) -> None:
+    """The table of docs/bench.md."""
+    score = simulated(scenario, trials := 500 * RUNS)
+    apart = f"{score.told_apart:.2%}" if scenario.is_equal else ""
+    print(
+        f"| {scenario.name} | {score.covered:.1%} | {apart} | {score.inconclusive:.1%} | {score.half:.1%} |"
+    )
+    # three standard deviations of the simulation
+    slack = 3 * math.sqrt(0.05 * 0.95 / trials)
+    assert 0.93 - slack <= score.covered
+    assert not scenario.is_equal or score.told_apart <= 0.01 + 3 * math.sqrt(0.01 / trials)
+    assert scenario.speedup != 1.3 or score.inconclusive <= 0.1
+
+
+def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) -> None:
+    """LAUNCH_SPREAD, measured on a quiet machine: every launch answers the same prompts."""
+    bench(
+        *(DEMO, "-w", "code", "-c", "1", "-t", "0", "--max-tokens", "48", "--budget", "3h"),
+        *("--launches", str(LAUNCHES)),
+        folder=tmp_path,
+    )
+    lines = (tmp_path / "run-0" / "passes.jsonl").read_text().splitlines()
+    sums: dict[str, dict[int, list[float]]] = {}
+    for each in map(json.loads, lines):
+        tokens_and_seconds = sums.setdefault(each["arm"], {}).setdefault(each["launch"], [0.0, 0.0])
+        tokens_and_seconds[0] += sum(one["output_tokens"] for one in each["requests"])
+        tokens_and_seconds[1] += each["duration_s"]
+    for name, launches in sums.items():
+        spread = statistics.stdev(math.log(tokens / seconds) for tokens, seconds in launches.values())
+        print(f"{name}: {len(launches)} launches, log tokens/s differ by {spread:.2%}")
+        assert spread <= 2 * LAUNCH_SPREAD
 
 
 @pytest.mark.parametrize("number", range(RUNS))

@@ -162,12 +162,24 @@ def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: fl
 
 
 def compared(
-    cells: Mapping[tuple[str, Point], Cell], passes: Sequence[Pass], *, arm: str, against: str, at: Point
+    cells: Mapping[tuple[str, Point], Cell],
+    passes: Sequence[Pass],
+    *,
+    arm: str,
+    against: str,
+    at: Point,
+    launched: int = 2,
+    quick: bool = False,
 ) -> Comparison:
-    """Returns one variant compared with another at one point, by the blocks that both have."""
+    """Returns one variant compared with another at one point, by the blocks that both have.
+
+    `launched`: of the two, those that were started for this. `quick`: with few prompts on purpose.
+    """
     mine, theirs = cells[arm, at], cells[against, at]
     is_invalid = bool(mine.invalid or theirs.invalid)
-    found = None if is_invalid else speedup(passes, arm=arm, against=against, at=at)
+    found = None
+    if not is_invalid:
+        found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
     if found is None or mine.figures is None or theirs.figures is None:
         missing = "a valid cell" if is_invalid else "more blocks"
         return Comparison(arm, against, at, None, Verdict.INCONCLUSIVE, missing)
@@ -179,7 +191,7 @@ def compared(
         point=at,
         speedup=found.interval,
         verdict=judged,
-        needed=needed(found) if judged is Verdict.INCONCLUSIVE else None,
+        needed=needed(found, quick=quick) if judged is Verdict.INCONCLUSIVE else None,
         interval_99_5=found.undecided,
         tpot_p50_ratio=_over(own.tpot_ms.p50, other.tpot_ms.p50),
         ttft_p99_ratio=_over(own.ttft_ms.p99, other.ttft_ms.p99),
@@ -197,14 +209,16 @@ def _over(value: float, other: float) -> float | None:
     return value / other if other > 0 and value > 0 else None
 
 
-def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> LogEstimate | None:
+def speedup(
+    passes: Sequence[Pass], *, arm: str, against: str, at: Point, launched: int = 2
+) -> LogEstimate | None:
     """Returns output tokens/s of one variant over those of another; None if one of them has nothing."""
     mine, theirs = (
         {(each.launch, each.block): each for each in _of(passes, name, at)} for name in (arm, against)
     )
     both = mine.keys() & theirs.keys()
     sides = [shares([done for key, done in own.items() if key in both]) for own in (mine, theirs)]
-    return ratio(sides[0], against=sides[1])
+    return ratio(sides[0], against=sides[1], launched=launched)
 
 
 def _of(passes: Sequence[Pass], arm: str | None, at: Point) -> list[Pass]:
@@ -243,14 +257,16 @@ def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
         for key in _LIMITS:
             promised = getattr(expectation, key)
             if promised is not None:
-                measured = _measured(key, passes, at=at, arm=own, against=against)
+                measured = _measured(
+                    key, passes, at=at, arm=own, against=against, launched=plan.launched(own, first.name)
+                )
                 span = plan.profile.span(f"expect[{index}].{key}")
                 place = f"{span.file}:{span.line}" if span.line else span.file
                 yield Promise(at, key, float(promised), measured, kept(key, promised, measured), place)
 
 
 def _measured(
-    key: str, passes: Sequence[Pass], *, at: Point, arm: str, against: str | None
+    key: str, passes: Sequence[Pass], *, at: Point, arm: str, against: str | None, launched: int
 ) -> Interval | None:
     """Returns the figure that a limit is about, or None if a cell that it rests on counts for nothing."""
     mine, theirs = _of(passes, arm, at), _of(passes, against, at)
@@ -263,7 +279,7 @@ def _measured(
     elif against is None or invalid_reason(theirs) is not None:
         return None
     else:
-        found = speedup(passes, arm=arm, against=against, at=at)
+        found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
     return found.interval if found else None
 
 
@@ -331,7 +347,15 @@ def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result
             cells[arm.name, at] = Cell(arm.name, at, found, invalid_reason(there))
     against, *others = (arm.name for arm in plan.arms)
     comparisons = tuple(
-        compared(cells, passes, arm=name, against=against, at=at)
+        compared(
+            cells,
+            passes,
+            arm=name,
+            against=against,
+            at=at,
+            launched=plan.launched(name, against),
+            quick=plan.request.quick,
+        )
         for at in plan.points
         for name in others
         if cells[name, at].figures is not None

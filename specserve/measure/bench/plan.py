@@ -56,6 +56,7 @@ class BenchRequest:
     alternatives: tuple[str, ...] | None = None
     others: tuple[str, ...] = ()
     blocks: int | None = None
+    launches: int | None = None
     budget: str | None = None
     max_tokens: int | None = None
     settings: tuple[str, ...] = ()
@@ -106,6 +107,10 @@ class BenchPlan:
         """Launches of each variant."""
         return sum(self.arms[-1].name in each.arms for each in self.sessions)
 
+    def launched(self, *names: str) -> int:
+        """Returns how many of these variants are started for the benchmark."""
+        return sum(arm.name in names and arm.plan is not None for arm in self.arms)
+
     @property
     def platform(self) -> str | None:
         """`cpu` or `cuda` if any variant is started here."""
@@ -126,7 +131,10 @@ def plan_bench(
         room = room._replace(at_once=at_once)
     platform = next((arm.plan.platform for arm in arms if arm.plan is not None), "cuda")
     wanted, promised_at = points_of(request, profile, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
-    launches = 1 if room.at_once >= len(arms) or request.quick else 2
+    if request.launches and not any(arm.plan is not None for arm in arms):
+        raise UsageError("`--launches` cannot start servers again that bench did not start")
+    # one server at a time: A B B A, so that a steady drift of the machine cancels
+    launches = request.launches or (1 if room.at_once > 1 or request.quick else 2)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     usual_tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None

@@ -184,7 +184,7 @@ class Result:
     host: Mapping[str, str]
     """Allow-listed: accelerator, cpu, cores, memory."""
     launches: int
-    """Launches of each variant; 1: everything is `within one launch`."""
+    """Launches of each variant."""
     arms: tuple[ArmInfo, ...]
     workloads: tuple[WorkloadInfo, ...]
     cells: tuple[Cell, ...]
