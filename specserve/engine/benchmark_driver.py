@@ -32,6 +32,8 @@ from specserve.engine.jsonlines import JsonLines, error_text
 _NAME = "specserve"
 _SENDERS = {"completions": "openai", "chat/completions": "openai-chat"}
 _LONGEST_ERROR = 600
+_MOST_BYTES, _LONGEST_MESSAGE, _ANSWER_S = 64 << 20, 1 << 20, 3600.0
+"""Of one answer: its bytes, those of one message of its stream, and its time; a server may send without end."""
 
 _heard: ContextVar[dict[str, Any] | None] = ContextVar("_heard", default=None)
 """What the stream of the request that is being answered said, beside what vLLM keeps of it."""
@@ -42,10 +44,17 @@ def listen_along() -> None:
     from vllm.benchmarks.lib import endpoint_request_func as module
 
     class Reader(module.StreamedResponseHandler):  # type: ignore[misc]
-        """vLLM's reader; the few messages that say more than a token are looked at."""
+        """vLLM's reader, with bounds; the few messages that say more than a token are looked at."""
+
+        count = 0
 
         def add_chunk(self, chunk_bytes: bytes) -> list[str]:
+            self.count += len(chunk_bytes)
+            if self.count > _MOST_BYTES:
+                raise ValueError(f"the answer is larger than {_MOST_BYTES >> 20} MiB")
             messages: list[str] = super().add_chunk(chunk_bytes)
+            if len(self.buffer) > _LONGEST_MESSAGE:
+                raise ValueError(f"the answer contains a message of more than {_LONGEST_MESSAGE >> 20} MiB")
             heard = _heard.get()
             if heard is not None:
                 for message in messages:
@@ -85,6 +94,16 @@ def _says_role(delta: dict[str, Any]) -> bool:
     return "role" in delta and not any(value for name, value in delta.items() if name != "role")
 
 
+class _Direct:
+    """A session that follows no redirect: prompts go to the server that was named."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def post(self, *arguments: Any, **options: Any) -> Any:
+        return self._session.post(*arguments, **options, allow_redirects=False)
+
+
 def sender(
     original: Callable[..., Awaitable[Any]], *, report: Callable[[Any, Any, dict[str, Any]], None]
 ) -> Any:
@@ -93,7 +112,11 @@ def sender(
     async def send(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         heard: dict[str, Any] = {}
         _heard.set(heard)
-        output = await original(request_func_input=request_func_input, session=session, pbar=pbar)
+        answer = original(request_func_input=request_func_input, session=_Direct(session), pbar=pbar)
+        try:
+            output = await asyncio.wait_for(answer, _ANSWER_S)
+        except TimeoutError:
+            raise TimeoutError(f"an answer did not end within {_ANSWER_S:.0f} s") from None
         report(request_func_input, output, heard)
         return output
 
@@ -110,6 +133,8 @@ class PassRunner:
         from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
 
         listen_along()
+        # vLLM would read /metrics without a bound, and for figures of its own
+        serve.fetch_spec_decode_metrics = serve.fetch_diffusion_metrics = _no_metrics
         self._lines = lines
         self._serve = serve
         self._sample = SampleRequest
@@ -177,6 +202,10 @@ class PassRunner:
             "ready_check_timeout_sec": 0,
             "ssl_context": None if wanted.get("ssl_verify", True) else False,
         }
+
+
+async def _no_metrics(*_arguments: object) -> None:
+    """As of a server that shows none."""
 
 
 def _headers(name: str | None) -> dict[str, str] | None:

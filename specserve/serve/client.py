@@ -7,7 +7,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import requests
-from specserve.serve.requests import Endpoint, scrape
+from specserve.serve.requests import Endpoint, Reading, scrape
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
@@ -25,7 +27,11 @@ _HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
 )
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
-_SHORT: Any = {"timeout": 2 * _CONNECT_S}
+_SHORT_S, _ANSWER_S = 10.0, 3600.0
+"""All of an answer that needs no model, and of one that a model writes."""
+_SHORT_BYTES, _STREAM_BYTES = 4 << 20, 64 << 20
+_READING: ContextVar[Reading] = ContextVar("_READING")
+"""The answer that this thread reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,10 @@ class Client:
                 timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
                 # no connection is used twice: vLLM closes idle ones, and a request that meets the end is lost
                 limits=library.Limits(max_keepalive_connections=0),
-                event_hooks={"request": [self._only_what_was_asked_for], "response": [self._end_if_closed]},
+                event_hooks={
+                    "request": [self._only_what_was_asked_for, _watch_connection],
+                    "response": [self._end_if_closed, partial(_count_bytes, library.SyncByteStream)],
+                },
             )
             self._openai = openai.OpenAI(
                 api_key="none", base_url=endpoint.api, max_retries=0, http_client=self._http
@@ -155,19 +164,26 @@ class Client:
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What the server says about its models, by name."""
-        with self._failures():
-            answer = _content(self._openai.get("/models", cast_to=object, options=_SHORT))
+        with self._reading("/v1/models", limit_s=_SHORT_S):
+            answer = _content(self._openai.get("/models", cast_to=object))
             try:
                 return {str(model["id"]): dict(model) for model in answer["data"]}
             except (ValueError, LookupError, TypeError):
                 raise requests.no_api(self._endpoint) from None
 
-    def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        model: str | None = None,
+        most_bytes: int = _SHORT_BYTES,
+    ) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
 
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
-        with self._failures(model=model):
+        with self._reading(f"/v1/{path}", model=model, most_bytes=most_bytes):
             answer = _content(self._openai.post(f"/{path}", cast_to=object, body=dict(body)))
             if not isinstance(answer, dict):
                 raise requests.no_api(self._endpoint)
@@ -176,9 +192,10 @@ class Client:
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
         """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
         # what is not a JSON object with a count is a server that cannot count
-        with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
+        reading = self._reading("/tokenize", limit_s=_SHORT_S)
+        with contextlib.suppress(TrafficError, LookupError, TypeError), reading:
             url = f"{self._endpoint.root}/tokenize"
-            answer = _content(self._openai.post(url, cast_to=object, body=dict(body), options=_SHORT))
+            answer = _content(self._openai.post(url, cast_to=object, body=dict(body)))
             count = answer["count"]
             return count if isinstance(count, int) and count >= 0 else None
         return None
@@ -218,7 +235,9 @@ class Client:
         self, question: Question, model: str, mode: Mode, *, on_text: OnText
     ) -> tuple[Answer, object]:
         answer, summary = Answer(model=model, mode=mode), None
-        with self._failures(model=model):
+        said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
+        path = "/v1/completions" if mode == "completion" else "/v1/chat/completions"
+        with self._reading(path, model=model, most_bytes=_STREAM_BYTES):
             started = time.perf_counter()
             with self._create(question, model, mode) as stream:
                 for chunk in stream:
@@ -227,9 +246,10 @@ class Client:
                         answer.last_token_s = time.perf_counter() - started
                         answer.ttft_s = answer.ttft_s or answer.last_token_s
                     for kind, text in pieces:
-                        setattr(answer, kind, getattr(answer, kind) + text)
+                        said[kind].append(text)
                         on_text(kind, text)
                     summary = _take_figures(answer, chunk) or summary
+        answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
         if answer.finish_reason is None:
             raise TrafficError(
                 "the answer ended without a finish reason", hint="the server's log may show why"
@@ -277,9 +297,23 @@ class Client:
         return None
 
     @contextlib.contextmanager
-    def _failures(self, *, model: str | None = None) -> Iterator[None]:
+    def _reading(
+        self,
+        path: str,
+        *,
+        model: str | None = None,
+        most_bytes: int = _SHORT_BYTES,
+        limit_s: float | None = None,
+    ) -> Iterator[None]:
+        """One request, within bounds of bytes and time; what goes wrong is a TrafficError."""
+        url, limit_s = f"{self._endpoint.root}{path}", limit_s or _ANSWER_S
         try:
-            yield
+            with requests.bounded(url, most_bytes=most_bytes, limit_s=limit_s) as reading:
+                token = _READING.set(reading)
+                try:
+                    yield
+                finally:
+                    _READING.reset(token)
         except SpecserveError:
             raise
         except Exception as error:
@@ -287,6 +321,40 @@ class Client:
             if failure is None:
                 raise
             raise failure from error
+
+
+def _watch_connection(request: Any) -> None:
+    """Have the HTTP library tell by which socket an answer comes, so that its time can end."""
+    reading = _READING.get()
+
+    def trace(_event: str, info: Mapping[str, Any]) -> None:
+        about = getattr(info.get("return_value"), "get_extra_info", None)
+        if about is not None:
+            reading.connected(about("socket"))
+
+    request.headers["Accept-Encoding"] = "identity"
+    request.extensions["trace"] = trace
+
+
+def _count_bytes(base: type, response: Any) -> None:
+    """Count the bytes of an answer as they come. `base`: the HTTP library's class of streams."""
+    reading, pieces = _READING.get(), response.stream
+    reading.refuse_encoding(response.headers.get("Content-Encoding"))
+    if response.status_code != 200:
+        reading.most_bytes = _SHORT_BYTES
+    is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
+    count = reading.count_events if is_stream else reading.count
+
+    class Counted(base):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in pieces:
+                count(piece)
+                yield piece
+
+        def close(self) -> None:
+            pieces.close()
+
+    response.stream = Counted()
 
 
 def _content(answer: object) -> Any:

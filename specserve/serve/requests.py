@@ -86,7 +86,7 @@ def _key(name: str | None) -> str | None:
 
 
 KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
-_LIMIT = 300
+_LIMIT, _MOST_QUOTED = 300, 4096
 
 
 class RequestRefused(TrafficError):
@@ -109,7 +109,8 @@ def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> 
         return TrafficError(
             f"the server failed in the middle of the answer: {_said(endpoint, error.message)}"
         )
-    if type(error).__module__.startswith("httpx"):  # httpx or httpx2, as the client library's version has it
+    # httpx or httpx2, as the client library's version has it
+    if isinstance(error, Unbounded) or type(error).__module__.startswith("httpx"):
         return _of_transport(endpoint, error)
     if isinstance(error, ValueError | RecursionError | openai.OpenAIError):
         return TrafficError(
@@ -157,8 +158,8 @@ def _address_hint(endpoint: Endpoint) -> str:
 def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     """An exception of a socket, of http.client or of httpx, whose classes are known by their names."""
     name, text = type(error).__name__, str(error)
-    if isinstance(error, Endless):
-        return TrafficError(f"{endpoint.root}: {text}")
+    if isinstance(error, Unbounded):
+        return TrafficError(text, hint="no vLLM server answers like that: check the address")
     if isinstance(error, ConnectionRefusedError) or (
         name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text)
     ):
@@ -200,24 +201,95 @@ def _message(body: object, otherwise: str) -> str:
 
 def _said(endpoint: Endpoint, text: str) -> str:
     """What it said, without the key that it may have echoed."""
+    text = text[:_MOST_QUOTED]
     return shown(redacted(text.replace(endpoint.api_key, "***") if endpoint.api_key else text))
 
 
 def shown(text: str) -> str:
     """Text from elsewhere on one short line, without anything that a terminal would obey."""
-    line = "".join(mark if mark.isprintable() else "?" for mark in " ".join(text.split()))
+    words = text[:_MOST_QUOTED].split()
+    line = "".join(mark if mark.isprintable() else "?" for mark in " ".join(words))
     return line if len(line) <= _LIMIT else f"{line[:_LIMIT]}…"
 
 
 MOST_BYTES = 16 << 20
-"""vLLM with 64 engines writes about 3 MB."""
+"""vLLM with 64 engines writes about 3 MB of metrics."""
+LONGEST_EVENT_BYTES = 256 << 10
 _CHUNK_BYTES = 1 << 16
 _PATIENCE = 3
 """All of it may take this many times as long as the wait for any of it."""
 
 
-class Endless(OSError):
-    """What it sends has no end, in bytes or in time: whatever listens there may be no server of ours."""
+class Unbounded(OSError):
+    """An answer is larger, slower or otherwise encoded than that of a vLLM server can be."""
+
+
+class Reading:
+    """One answer while it is read, however it is read: it counts the bytes, and ends the connection in time."""
+
+    def __init__(self, url: str, *, most_bytes: int, limit_s: float | None) -> None:
+        self.url, self.most_bytes, self._limit_s = url, most_bytes, limit_s
+        self._bytes = self._event_bytes = 0
+        self._end = b""
+        self._late = threading.Event()
+        self._socket: socket.socket | None = None
+
+    def connected(self, sock: socket.socket) -> None:
+        """The connection that the answer comes by; TLS makes another of it."""
+        self._socket = sock
+        if self._late.is_set():
+            self.cut()
+
+    def cut(self) -> None:
+        """The time is over. A timeout of the socket would begin again with each byte."""
+        self._late.set()
+        with contextlib.suppress(OSError):
+            if self._socket is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def refuse_encoding(self, encoding: str | None) -> None:
+        """Raises Unbounded for a compressed answer: a few of its bytes can be a thousand times as many."""
+        if encoding not in {None, "", "identity"}:
+            raise Unbounded(f"the answer of {self.url} is compressed, which specserve did not ask for")
+
+    def count(self, piece: bytes) -> None:
+        """Raises Unbounded if there are too many bytes with this piece."""
+        self._bytes += len(piece)
+        if self._bytes > self.most_bytes:
+            raise Unbounded(f"the answer of {self.url} is larger than {self.most_bytes / (1 << 20):.3g} MiB")
+
+    def count_events(self, piece: bytes) -> None:
+        """The same for a stream of events, none of which may be too long."""
+        self.count(piece)
+        text, self._end = self._end + piece, piece[-3:]
+        at = max(text.rfind(end) for end in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+        self._event_bytes = len(text) - at if at >= 0 else self._event_bytes + len(piece)
+        if self._event_bytes > LONGEST_EVENT_BYTES:
+            limit = f"{LONGEST_EVENT_BYTES >> 10} KiB"
+            raise Unbounded(f"the answer of {self.url} contains an event that is larger than {limit}")
+
+    def refuse_late(self, error: Exception | None = None) -> None:
+        """Raises Unbounded if the time was over before the answer was."""
+        if self._late.is_set():
+            took = f"{self._bytes:,} bytes of it came in {self._limit_s:.3g} s"
+            raise Unbounded(f"the answer of {self.url} does not end: {took}") from error
+
+
+@contextlib.contextmanager
+def bounded(url: str, *, most_bytes: int = MOST_BYTES, limit_s: float | None) -> Iterator[Reading]:
+    """Read one answer within bounds of bytes and time. Raises Unbounded. `limit_s` None: no limit on the time."""
+    reading = Reading(url, most_bytes=most_bytes, limit_s=limit_s)
+    timer = threading.Timer(threading.TIMEOUT_MAX if limit_s is None else limit_s, reading.cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield reading
+    except Exception as error:
+        reading.refuse_late(error)
+        raise
+    finally:
+        timer.cancel()
+    reading.refuse_late()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +298,6 @@ class Response:
 
     status: int
     text: str
-    encoding: str
 
 
 def fetch(
@@ -249,48 +320,23 @@ def fetch(
         headers["Authorization"] = f"Bearer {key}"
     if body is not None:
         headers |= {"Accept": "application/json", "Content-Type": "application/json"}
-    with contextlib.closing(connection):
+    with (
+        contextlib.closing(connection),
+        bounded(url, limit_s=_PATIENCE * timeout_s if timeout_s else None) as reading,
+    ):
         connection.connect()
-        with _limited(connection.sock, limit_s=_PATIENCE * timeout_s if timeout_s else None):
-            connection.request(
-                "GET" if body is None else "POST", parts.path or "/", body=body, headers=headers
-            )
-            with connection.getresponse() as response:
-                encoding = response.headers.get("Content-Encoding", "identity")
-                return Response(response.status, _text(response), encoding)
+        reading.connected(connection.sock)
+        connection.request("GET" if body is None else "POST", parts.path or "/", body=body, headers=headers)
+        with connection.getresponse() as response:
+            reading.refuse_encoding(response.headers.get("Content-Encoding"))
+            return Response(response.status, _text(response, reading))
 
 
-@contextlib.contextmanager
-def _limited(sock: socket.socket, *, limit_s: float | None) -> Iterator[None]:
-    """End the connection when its time is over: a timeout of the socket starts again with each byte."""
-    late = threading.Event()
-
-    def cut() -> None:
-        late.set()
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(threading.TIMEOUT_MAX if limit_s is None else limit_s, cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if late.is_set():
-            raise Endless("it does not end") from error
-        raise
-    finally:
-        timer.cancel()
-    if late.is_set():
-        raise Endless("it does not end")
-
-
-def _text(response: http.client.HTTPResponse) -> str:
+def _text(response: http.client.HTTPResponse, reading: Reading) -> str:
     data = bytearray()
     while piece := response.read1(_CHUNK_BYTES):
+        reading.count(piece)
         data += piece
-        if len(data) > MOST_BYTES:
-            raise Endless(f"it is larger than {MOST_BYTES >> 20} MiB")
     if response.length:  # it said that more would come
         raise http.client.IncompleteRead(b"", response.length)
     return data.decode(errors="replace")
@@ -309,6 +355,4 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
         )
     if response.status != 200:
         raise of_status(endpoint, response.status, message_in(response.text))
-    if response.encoding != "identity":
-        raise TrafficError(f"{endpoint.root}/metrics is compressed, which specserve did not ask for")
     return response.text

@@ -20,8 +20,10 @@ import psutil
 import pytest
 
 from specserve.measure.bench.result import Result, Verdict, result_from_json
+from specserve.measure.bench.traffic import Driver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hostile_server import hostile
 from openai_server import SUMMARY, Script, serving
 
 pytestmark = pytest.mark.engine
@@ -129,3 +131,33 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
     assert [cell.figures and cell.figures.blocks for cell in result.cells] == [6, 6]
     assert any("resumed" in note for note in result.notes)
     assert result.is_complete
+
+
+def test_the_load_generator_reads_no_answer_without_end_and_follows_no_redirect(tmp_path: Path) -> None:
+    request = {"id": "p1", "prompt": "hi", "max_tokens": 5, "extra_body": {}}
+    traffic = {
+        "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
+        "request_rate": None, "seed": 0, "extra_body": {}, "api_key_env": None, "ssl_verify": True,
+    }  # fmt: skip
+    paths: list[str] = []
+    with Driver(log_path=tmp_path / "log", on_tick=lambda: None) as driver, hostile("", paths=paths) as other:
+
+        def error(url: str) -> str:
+            (answer,) = driver.send(url, traffic).requests
+            assert not answer.ok
+            return answer.error or ""
+
+        for attack in ("event", "endless"):
+            with hostile(attack) as url:
+                assert "more than 1 MiB" in error(url)
+        for attack in ("stream", "comments"):
+            with hostile(attack) as url:
+                assert "larger than 64 MiB" in error(url)
+        with hostile("", elsewhere=other) as url:
+            assert "Temporary Redirect" in error(url)
+        with hostile("headers") as url:
+            assert error(url)
+        with serving(Script()) as url:
+            (answer,) = driver.send(url, traffic).requests
+        assert answer.ok
+    assert paths == []

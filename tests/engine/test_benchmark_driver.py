@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specserve.engine.benchmark_driver import _answer, _hear
+from specserve.engine import benchmark_driver
+from specserve.engine.benchmark_driver import _answer, _hear, sender
 
 
 def chat(**delta: object) -> str:
@@ -61,3 +63,16 @@ def test_the_end_of_a_stream_is_heard_behind_its_first_message() -> None:
         chat(role="assistant", content=""), chat(content="a"), "data: " + json.dumps(end), "data: [DONE]"
     )
     assert (heard["finish_reason"], heard["speculation"], heard["says_role"]) == ("length", {"a": 1}, True)
+
+
+def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(**_arguments: object) -> None:
+        await asyncio.Event().wait()
+
+    def report(*_arguments: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(benchmark_driver, "_ANSWER_S", 0.1)
+    send = sender(endless, report=report)
+    with pytest.raises(TimeoutError, match=r"an answer did not end within 0 s"):
+        asyncio.run(send(SimpleNamespace(request_id="p1"), None))

@@ -21,6 +21,8 @@ from specserve.serve.requests import NoChatTemplate, RequestRefused
 TOP = 20
 """How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
 GREEDY = Sampling(0.0)
+_BASE_BYTES, _LOGPROB_BYTES = 4 << 20, 256
+"""What an answer may be long: without log-probabilities, and for each of them; vLLM writes about 75 bytes."""
 _ALLOWED = re.compile(r"max allowed: (\d+)")
 _LOOK_EVERY_S = 0.2
 JobResult = TypeVar("JobResult")
@@ -141,8 +143,9 @@ class VerifySession:
         )
         return self._post("chat/completions", **chat.body, **body)
 
-    def _post(self, path: str, **body: Any) -> dict[str, Any]:
-        return self.client.post(path, {"model": self.model, **body}, model=self.model)
+    def _post(self, path: str, *, most_bytes: int = _BASE_BYTES, **body: Any) -> dict[str, Any]:
+        whole = {"model": self.model, **body}
+        return self.client.post(path, whole, model=self.model, most_bytes=most_bytes)
 
     def go_on(self, ids: Sequence[int], *, max_tokens: int) -> ScoredText:
         """Greedy text after these tokens."""
@@ -183,7 +186,8 @@ class VerifySession:
         """A scored request, with as many log-probabilities as the server allows."""
         try:
             body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": self._top}
-            return self._post("completions", prompt=ids, **body)
+            most_bytes = _BASE_BYTES + len(ids) * (self._top + 1) * _LOGPROB_BYTES
+            return self._post("completions", most_bytes=most_bytes, prompt=ids, **body)
         except RequestRefused as error:
             found = _ALLOWED.search(error.message)
             if found is None or not 1 <= int(found[1]) < self._top:

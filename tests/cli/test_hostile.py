@@ -1,0 +1,144 @@
+"""A server that sends too much, too slowly or something else: a clear error in bounded time and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hostile_server import hostile
+
+MOST_RSS_KB = 300 * 1024
+
+
+def arguments(command: str, url: str) -> list[str]:
+    return {
+        "ask": ["ask", "hi", "--url", url],
+        "verify": ["verify", url],
+        "bench": ["bench", url, "--with", f"again={url}"],
+        "watch": ["watch", url, "--once", "--window", "1s", "--interval", "0.2s"],
+    }[command]
+
+
+COMMANDS = ("ask", "verify", "bench", "watch")
+ABOUT = {
+    "endless": "is larger than",
+    "endless chunks": "is larger than",
+    "gzip": "is compressed",
+    "error": "is larger than",
+    "drip": "does not end",
+    "header drip": "does not end",
+    "continue": "does not end",
+}
+
+
+FIRST = (
+    *("endless chunks", "error", "drip", "header drip", "continue"),
+    *("headers", "header", "status", "chunk extension", "depth"),
+)
+
+
+def place(command: str) -> str:
+    return "/metrics" if command == "watch" else "/v1/models"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("attack", ["endless", "gzip", "objects"])
+def test_a_flood_costs_little_memory(attack: str, command: str) -> None:
+    with hostile(attack) as url, tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specserve", *arguments(command, url)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        said = " ".join(out.read().decode().split())
+    assert process.returncode == 2, said
+    if attack in ABOUT:
+        assert f"the answer of {url}{place(command)} {ABOUT[attack]}" in said
+    assert url in said and "Traceback" not in said
+    assert usage.ru_maxrss < MOST_RSS_KB
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits on time, made short."""
+    monkeypatch.setattr("specserve.serve.client._SHORT_S", 1.0)
+    monkeypatch.setattr("specserve.serve.client._ANSWER_S", 1.0)
+    monkeypatch.setattr("specserve.serve.requests._PATIENCE", 0.2)
+
+
+def said_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert _run(command) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("attack", FIRST)
+def test_no_answer_to_the_first_request_hangs(
+    attack: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hostile(attack) as url:
+        said = said_of(arguments(command, url), capsys)
+    assert url in said
+    if attack in ABOUT:
+        assert f"the answer of {url}{place(command)} {ABOUT[attack]}" in said
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("attack", "about"),
+    [
+        ("stream", "is larger than 64 MiB"),
+        ("event", "contains an event that is larger than 256 KiB"),
+        ("event lines", "contains an event that is larger than 256 KiB"),
+        ("stream gzip", "is compressed"),
+        ("stream drip", "does not end: "),
+        ("continue", "does not end: 0 bytes of it came in 1 s"),
+        ("error", "is larger than 4 MiB"),
+    ],
+)
+def test_no_stream_of_an_answer_is_without_end(
+    attack: str, about: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "larger" in about:  # the bytes decide, however slow the machine is
+        monkeypatch.setattr("specserve.serve.client._ANSWER_S", 600.0)
+    with hostile(attack, only_posts=True) as url:
+        said = said_of(["ask", "hi", "--url", url, "--format", "json"], capsys)
+        assert f"the answer of {url}/v1/chat/completions {about}" in said
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("command", ["verify", "bench"])
+@pytest.mark.parametrize("attack", ["endless", "gzip", "drip", "continue"])
+def test_no_answer_to_a_later_request_is_without_end(
+    attack: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hostile(attack, only_posts=True) as url:
+        said = said_of(arguments(command, url), capsys)
+        assert f"the answer of {url}/v1/" in said and ABOUT[attack] in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("only_posts", [False, True])
+def test_a_redirect_is_not_followed(
+    command: str, only_posts: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths: list[str] = []
+    with hostile("endless", paths=paths) as other, hostile("", only_posts=only_posts, elsewhere=other) as url:
+        said = said_of(arguments(command, url), capsys)
+    assert f"{url} redirects (307)" in said or (command == "watch" and only_posts)
+    assert paths == []
