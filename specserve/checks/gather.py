@@ -193,9 +193,9 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
 
 def _is_elsewhere(path: object, profile: Profile, wanted: CheckOptions) -> bool:
     """Whether an absolute path of the profile may lie on the machine of `--assume`: it does not lie on this one."""
-    if wanted.machine is None or path in profile.relative_paths:
+    if wanted.machine is None or not isinstance(path, str) or path in profile.relative_paths:
         return False
-    return isinstance(path, str) and path.startswith("/") and not os.path.exists(path)  # noqa: PTH110
+    return path.startswith("/") and not os.path.exists(path)  # noqa: PTH110
 
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
