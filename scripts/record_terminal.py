@@ -36,9 +36,9 @@ speculation:
 """
 
 
-_PROGRESS = re.compile(r"  .*(…| of about )")
+_PROGRESS = re.compile(r"  .*(…|planned: )")
 """How far a start or a measurement is: how often that is said depends on the machine."""
-_SAME = {"ask": "TTFT", "verify": "What this cannot see"}
+_SAME = {"ask": "TTFT", "verify": "  `demo` at"}
 """Where the output begins that does not depend on the machine: above it are an answer, and how far a minute gets."""
 
 
@@ -96,7 +96,7 @@ def coloured(line: str) -> object:
     text = Text(line)
     text.highlight_regex(r"^error(\[SD\d+\])?", "red")
     text.highlight_regex(r"= help", "cyan")
-    text.highlight_regex(r"^(ready in.*|LOSSLESS)", "green")
+    text.highlight_regex(r"^(ready in.*|LOSSLESS|NO FAULT FOUND)", "green")
     return text
 
 

@@ -164,7 +164,7 @@ def _median_rate(answers: Sequence[Mapping[str, Any]]) -> float | None:
 def _verify(
     run: Run, step: Step, commands: Mapping[str, Sequence[str]], fast: Start, plain: Start
 ) -> dict[str, Any]:
-    """The verdict of `verify`, against the server without speculation too."""
+    """The verdict of `verify`, with the scores of the server without speculation."""
     values = {
         "url": (fast.url or "").removesuffix("/v1"),
         "against": (plain.url or "").removesuffix("/v1"),
@@ -175,20 +175,18 @@ def _verify(
 
 def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a report keeps of a verification: verdicts, how much was measured, what it excludes."""
-    greedy, against = found.get("greedy") or {}, found.get("against") or {}
+    greedy = found.get("greedy") or {}
     tokens = (greedy.get("tokens") or 0) + sum(item.get("tokens") or 0 for item in found.get("sampled") or ())
     excluded = {
         name: value for name, value in found.items() if name.startswith("excluded") and value is not None
     }
     return {
         "verdict": found["verdict"],
-        "against": against.get("verdict"),
+        "against": found.get("against"),
         "tokens": tokens,
         "elapsed_s": found.get("elapsed_s"),
         "excluded": excluded,
-        "smoke_not_ok": [
-            item["name"] for item in found.get("smoke") or () if item.get("outcome") == "not ok"
-        ],
+        "smoke_not_ok": found.get("not_ok") or [],
     }
 
 

@@ -54,10 +54,10 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "Output": "strict format",
     },
     "verify": {
-        "What to verify": "model temperature top_p top_k prompts smoke against",
+        "What to verify": "model temperature prompts no_smoke against",
         "How long": "seconds",
         "Server": "alternative settings no_check api_key_env",
-        "Output": "strict format",
+        "Output": "strict verbose format",
     },
     "bench": {
         "What to measure": "workload concurrency request_rate temperature alternative with_ settings",

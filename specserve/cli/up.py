@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -30,15 +30,8 @@ from specserve.errors import SpecserveError, UsageError
 from specserve.plan.launch import LaunchOptions
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.plan.nodes import LaunchNode, node_at
-from specserve.profile.schema import Profile
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
-
-if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
-    from specserve.serve.server import Gate
 
 
 def up(
@@ -138,16 +131,12 @@ def up(
         _become_vllm(plan)
     serving: dict[str, Any] = {"warms_up": not no_warm_up}
     if verify:
-        serving["gate"] = _gate(source, plan, as_json=log_format is TextOrJson.JSON)
+        from specserve.cli.verify import verification_gate
+
+        serving["gate"] = verification_gate(plan, as_json=log_format is TextOrJson.JSON)
     if detach:
         serving |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
     start(plan, name=called, log_format=log_format, **serving)
-
-
-def _gate(profile: Profile, plan: LaunchPlan, *, as_json: bool) -> Gate:
-    from specserve.report.verify import verification_gate
-
-    return verification_gate(profile, plan, as_json=as_json)
 
 
 def _become_vllm(plan: LaunchPlan) -> NoReturn:

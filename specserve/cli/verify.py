@@ -1,22 +1,30 @@
-"""`specserve verify`: whether a server's text is still its target's own."""
+"""`specserve verify`: whether a server's text is still its target's own; the same for `up --verify`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, ApiKeyEnv, Format, NoCheck, Settings, TextOrJson, flag
-from specserve.errors import UsageError
+from specserve.cli.options import (
+    Alternative,
+    ApiKeyEnv,
+    Format,
+    NoCheck,
+    Settings,
+    TextOrJson,
+    flag,
+    text_option,
+)
+from specserve.errors import VerifyFailed
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
-    from specserve.measure.workloads.workload import Prompt
-
-
-def _option(help: str, *names: str, most: float | None = None) -> Any:
-    return typer.Option(*names, min=0 if most else None, max=most, show_default=False, help=help)
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.serve.server import Gate, RunningServer
 
 
 def verify(
@@ -32,81 +40,75 @@ def verify(
     *,
     temperature: Annotated[
         list[float] | None,
-        _option(
-            "Verify at this temperature; repeatable (default: 0 and 0.7).", "--temperature", "-t", most=2
+        typer.Option(
+            "--temperature",
+            "-t",
+            min=0,
+            max=2,
+            show_default=False,
+            help="Verify at this temperature; repeatable (default: 0 and 0.7).",
         ),
     ] = None,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Top-p at temperatures above 0.")] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(min=0, max=20, help="Top-k at temperatures above 0; 0 means all tokens.")
-    ] = 0,
     against: Annotated[
-        str | None, _option("Also compare the greedy text with this server (URL or name).")
+        str | None, text_option("NAME|URL", "Have this other server score the text, instead of the same one.")
     ] = None,
-    smoke: Annotated[
-        bool,
-        typer.Option("--smoke/--no-smoke", help="Also test JSON schemas, tool calls, stop strings and more."),
-    ] = True,
+    no_smoke: Annotated[
+        bool, flag("--no-smoke", "Do not also test JSON schemas, tool calls, stop strings and more.")
+    ] = False,
     prompts: Annotated[
         str | None,
-        _option(
-            "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 prompts "
-            "that ship with specserve)."
+        text_option(
+            "FILE",
+            "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 that ship).",
         ),
     ] = None,
     seconds: Annotated[
         float,
         typer.Option(
-            min=1,
-            max=86400,
-            help="Stop measuring after this long; a longer run can rule out smaller faults.",
+            min=1, max=86400, help="Stop measuring after this long; a longer run excludes smaller faults."
         ),
     ] = 60.0,
-    model: Annotated[str | None, _option("Verify this served model (default: the first one).")] = None,
+    model: Annotated[
+        str | None, text_option("NAME", "Verify this served model (default: the first one).")
+    ] = None,
     api_key_env: ApiKeyEnv = None,
     alternative: Alternative = None,
     settings: Settings = None,
     no_check: NoCheck = False,
-    strict: Annotated[
-        bool, flag("--strict", "Exit with 1 unless LOSSLESS (and SAME with --against).")
-    ] = False,
+    strict: Annotated[bool, flag("--strict", "Exit with 1 unless the verdict is LOSSLESS.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that was measured.")] = False,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """Verify that a server's output is still that of its target model.
 
     verify needs one server, no restart and about one minute. The server writes text with speculation, then scores the
     same text with a plain prefill, without speculation and without a cache. At temperature 0, every token must be the
-    target's most likely one; near-ties pass. Above 0, tokens must be sampled as often as their probabilities say.
+    target's most likely one; near-ties pass. Above 0, tokens must be as likely as the temperature says.
 
     LOSSY: a fault was found. NO FAULT FOUND: the report says how large a fault the run excludes at 99 % confidence.
-    LOSSLESS: no fault was found, and even a temperature that is wrong by 5 % is excluded. INCONCLUSIVE: nothing could
-    be measured. The smoke tests send requests that are known to break under speculation.
+    LOSSLESS: even a temperature that is wrong by 5 % and 1.5 % wrong tokens are excluded. INCONCLUSIVE: too little was
+    measured. The smoke tests send requests that are known to break under speculation.
 
-    Exit codes: 1 if the verdict is LOSSY, if a smoke test fails, or if the text differs with --against; 2 if the server
-    could not be verified; otherwise 0.
+    Exit codes: 1 if the verdict is LOSSY or a smoke test fails; 2 if the server could not be verified; otherwise 0.
 
     \b
     specserve verify http://127.0.0.1:8000
-    specserve verify configs/demo.yaml --temperature 0.7
+    specserve verify configs/demo.yaml --temperature 0.7 -v
     specserve verify llama70b-8b --against http://10.0.0.7:8000 --format json
-    specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
-    from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import VerifyRequest
-    from specserve.measure.verify.server import run_verification
+    from specserve.measure.verify.server import load_prompts, run_verification
     from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
-    temperatures = [0.0, 0.7] if temperature is None else temperature
-    _refuse_without_effect(top_p, top_k, temperatures)
-    if against is not None:
-        temperatures = [0.0, *temperatures]  # what is compared are greedy texts
-    samplings = (Sampling.of(value, top_p, top_k) for value in dict.fromkeys(temperatures))
+    found, beyond = load_prompts(prompts)
+    if beyond:
+        say(f"{prompts}: the first {len(found)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
-        samplings=tuple(samplings),
-        prompts=_prompts(prompts),
+        temperatures=tuple(dict.fromkeys([0.0, 0.7] if temperature is None else temperature)),
+        prompts=found,
         limit_s=seconds,
-        smoke=smoke,
+        smoke=not no_smoke,
         server=server,
         against=against,
         model=model,
@@ -116,24 +118,39 @@ def verify(
         check=not no_check,
     )
     notices, progress = StderrNotices(), VerifyProgress(limit_s=seconds)
-    found = run_verification(request, notices=notices, progress=progress, start_view=StartView)
-    out(verify_json(found) if format is TextOrJson.JSON else verify_text(found))
-    if found.has_failed or (strict and found.is_open):
+    result = run_verification(request, notices=notices, progress=progress, start_view=StartView)
+    is_json = format is TextOrJson.JSON
+    out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
+    if result.has_failed or (strict and result.is_open):
         raise typer.Exit(1)
 
 
-def _refuse_without_effect(top_p: float, top_k: int, temperatures: list[float]) -> None:
-    if (top_p, top_k) != (1.0, 0) and not any(temperatures):
-        raise UsageError(
-            "`--top-p` and `--top-k` need a temperature above 0, but 0 is the only one",
-            hint="add a temperature above 0, such as `--temperature 0.7`",
-        )
+_PATIENCE = 3
+"""A verification may take this many times its limit before systemd gives up."""
 
 
-def _prompts(path: str | None) -> tuple[Prompt, ...]:
-    from specserve.measure.verify.server import load_prompts
+def verification_gate(plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
+    """Returns what verifies a server before it is called ready, and prints the result on stderr."""
+    from specserve.measure.verify.run import VerifyRequest
+    from specserve.measure.verify.server import load_prompts, verify_url
+    from specserve.report.verify import VerifyProgress, brief_json, verify_text
+    from specserve.serve.signals import notify
 
-    found, beyond = load_prompts(path)
-    if beyond:
-        say(f"{path}: the first {len(found)} prompts are used, the other {beyond} are not")
-    return found
+    request = VerifyRequest((0.0, 0.7), load_prompts()[0], limit_s)
+
+    def gate(server: RunningServer) -> None:
+        limit_us = round(_PATIENCE * limit_s * 1e6)
+        notify("STATUS=verifying; the port is already open", f"EXTEND_TIMEOUT_USEC={limit_us}")
+        if not as_json:
+            say("verifying; the port is already open, and requests are answered during this time")
+        progress = None if as_json else VerifyProgress(limit_s=limit_s)
+        found = verify_url(server.url, plan.api_key_env, request, stop=server.stop, progress=progress)
+        event = {"version": 1, "name": plan.name, "event": "verified", **brief_json(found)}
+        say(json.dumps(event) if as_json else verify_text(found, stream=sys.stderr))
+        if found.has_failed:
+            raise VerifyFailed(
+                f"the server did not pass its verification ({found.verdict.value}): it is stopped",
+                hint="start it without `--verify`, then run `specserve verify -v` for details",
+            )
+
+    return gate

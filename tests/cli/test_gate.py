@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,10 @@ import pytest
 from specserve.cli.commands import run
 from specserve.cli.options import TextOrJson
 from specserve.cli.up import start
+from specserve.cli.verify import verification_gate
 from specserve.errors import Interrupted, UsageError, VerifyFailed
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.schema import Profile
-from specserve.report.verify import verification_gate
 from specserve.serve.detached.registry import names, read
 from specserve.serve.health import is_healthy
 
@@ -40,11 +39,6 @@ def no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture
-def a_profile(profile: Callable[[str], Profile]) -> Profile:
-    return profile("")
-
-
 def plan(*faults: str) -> LaunchPlan:
     port = free_port()
     return LaunchPlan(
@@ -53,7 +47,7 @@ def plan(*faults: str) -> LaunchPlan:
         vllm="0.32.0+cpu",
         platform="cpu",
         argv=(sys.executable, str(FAKE), "--port", str(port), *faults),
-        env={},
+        env={"PYTHONPATH": str(FAKE.parent)},
         engine_kwargs={},
         host="127.0.0.1",
         port=port,
@@ -64,26 +58,26 @@ def plan(*faults: str) -> LaunchPlan:
 
 
 def test_systemd_hears_of_it_when_it_is_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager, server = ServiceManager(tmp_path, monkeypatch), plan()
-    start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
+    start(server, gate=verification_gate(server, as_json=False, limit_s=LIMIT_S))
     first, second, *_ = manager.heard
     assert first.startswith("STATUS=verifying; the port is already open\nEXTEND_TIMEOUT_USEC=")
     assert second.startswith("READY=1")
     out, err = capsys.readouterr()
     assert out.startswith("url ")
-    told = err.index("verifying; the port is already open"), err.index(f"`small` at {server.url}, ")
+    told = err.index("verifying; the port is already open"), err.index(f"`small` at {server.url}: ")
     assert err.index("ready in") < told[0] < told[1]
     assert not is_healthy(server.url)
 
 
 def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager, server = ServiceManager(tmp_path, monkeypatch), plan("wrong_every=20")
     with pytest.raises(VerifyFailed, match=r"did not pass its verification \(LOSSY\)") as raised:
-        start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
+        start(server, gate=verification_gate(server, as_json=False, limit_s=LIMIT_S))
     assert raised.value.exit_code == 1
     assert not any(state.startswith("READY=1") for state in manager.heard)
     assert "the target prefers" in capsys.readouterr().err
@@ -91,11 +85,11 @@ def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
 
 
 def test_as_json_it_is_an_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ServiceManager(tmp_path, monkeypatch)
     server = plan()
-    gate = verification_gate(a_profile, server, as_json=True, limit_s=LIMIT_S)
+    gate = verification_gate(server, as_json=True, limit_s=LIMIT_S)
     start(server, log_format=TextOrJson.JSON, gate=gate)
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     names_ = [event["event"] for event in events]
@@ -104,27 +98,23 @@ def test_as_json_it_is_an_event(
     assert (found["version"], found["has_failed"], found["not_ok"]) == (1, False, [])
 
 
-def test_a_signal_while_it_is_verified_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile
-) -> None:
+def test_a_signal_while_it_is_verified_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = plan("wait_s=0.3")
     ServiceManager(tmp_path, monkeypatch, word="STATUS=verifying", number=signal.SIGINT)
     with pytest.raises(Interrupted) as raised:
-        start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=30.0))
+        start(server, gate=verification_gate(server, as_json=False, limit_s=30.0))
     assert raised.value.exit_code == 130
     assert not is_healthy(server.url)
 
 
-def test_a_detached_server_is_left_only_where_it_passes(
-    a_profile: Profile, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_detached_server_is_left_only_where_it_passes(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = plan("wrong_every=20")
     with pytest.raises(VerifyFailed):
-        detach(wrong, a_profile, name="wrong")
+        detach(wrong, name="wrong")
     assert names() == []
     assert not is_healthy(wrong.url)
     right = plan()
-    detach(right, a_profile, name="right")
+    detach(right, name="right")
     try:
         record = read("right")
         assert record is not None and record.ready_at_s is not None
@@ -134,8 +124,8 @@ def test_a_detached_server_is_left_only_where_it_passes(
     assert not is_healthy(right.url)
 
 
-def detach(server: LaunchPlan, profile: Profile, *, name: str) -> None:
-    gate = verification_gate(profile, server, as_json=False, limit_s=LIMIT_S)
+def detach(server: LaunchPlan, *, name: str) -> None:
+    gate = verification_gate(server, as_json=False, limit_s=LIMIT_S)
     start(server, name=name, profile="p.yaml", gate=gate)
 
 

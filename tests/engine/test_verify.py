@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 LIMIT_S = 3600
-"""No test waits so long; what ends a run is its tokens: a verdict, or 20,000 of them."""
+"""No test waits so long: what ends a run is its verdict."""
 CHANGED = "model.layers.2.mlp.down_proj.weight"
 
 
@@ -90,7 +90,6 @@ def changed_target(folder: Path) -> str:
 def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -> None:
     code, found = verified(tiny_server.url, "--seconds", str(LIMIT_S))
     assert (code, found["verdict"]) == (0, "LOSSLESS"), found
-    assert found["greedy"]["tokens"] == found["greedy"]["best"] + found["greedy"]["near_ties"]
     assert [item["verdict"] for item in found["sampled"]] == ["LOSSLESS"]
     assert found["excluded_temperature_percent"] < 5 and found["excluded_greedy_share"] < 0.015
     assert found["speculation"]["num_drafts"] > 100
@@ -98,24 +97,22 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
 
 
 def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up) -> None:
-    options = ("--no-smoke", "--seconds", "1")
-    code, found = verified(tiny_server.url, *options)
+    code, found = verified(tiny_server.url, "--no-smoke", "--seconds", "1")
     assert (code, found["verdict"]) == (0, "NO FAULT FOUND"), found
-    assert 5 < found["sampled"][0]["excluded_points"] < 100
+    assert 5 < found["excluded_temperature_percent"] < 50
     assert 0 < found["excluded_greedy_share"] < 0.1
 
 
 def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wrong_url: str) -> None:
-    code, found = verified(wrong_url, "--temperature", "0.7", "--no-smoke", "--seconds", "20")
+    code, found = verified(wrong_url, "--temperature", "0.7", "--no-smoke", "--seconds", "60")
     assert (code, found["verdict"]) == (1, "LOSSY")
-    assert found["sampled"][0]["reasons"]
+    assert found["elapsed_s"] < 60 and found["faults"]
 
 
 def test_a_changed_weight_tensor_shows_against_another_server_and_there_alone(
     wrong_url: str, tiny_server: Up
 ) -> None:
+    alone = verified(wrong_url, "--temperature", "0", "--no-smoke")
+    assert (alone[0], alone[1]["greedy"]["wrong"]) == (0, [])
     code, found = verified(wrong_url, "--temperature", "0", "--no-smoke", "--against", tiny_server.url)
-    assert found["greedy"]["differences"] == []
-    assert (code, found["against"]["verdict"]) == (1, "DIFFERENT")
-    assert found["against"]["mean_difference"] > 100 * found["against"]["own_difference"]
-    assert any(not item["is_near_tie"] for item in found["against"]["partings"])
+    assert (code, found["verdict"], found["against"]) == (1, "LOSSY", tiny_server.url)

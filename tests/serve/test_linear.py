@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from specserve import errors
-from specserve.measure.verify import session
 from specserve.metrics import prometheus
 from specserve.profile import secrets
 from specserve.report import console, findings, servers
@@ -37,7 +36,7 @@ def module_patterns(module: ModuleType) -> Iterator[tuple[str, re.Pattern[str]]]
             yield f"{module.__name__}.{name}[{number}]", pattern
 
 
-MODULES = (causes, errors, events, logs, observe, prometheus, secrets, servers, session, console, findings)
+MODULES = (causes, errors, events, logs, observe, prometheus, secrets, servers, console, findings)
 PATTERNS = [
     *((row.name, row.pattern) for row in table()),
     *((f"{row.name}, within", row.within) for row in table() if row.within is not None),

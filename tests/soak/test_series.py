@@ -26,10 +26,10 @@ import pytest
 import yaml
 
 from specserve.measure.statistics import LAUNCH_SPREAD
-from specserve.measure.verify.result import Sampling, VerifyVerdict
-from specserve.measure.verify.sampled import Collector, Tally, tally
+from specserve.measure.verify.judge import Tally, is_decided, judge_sampled, tally
+from specserve.measure.verify.result import VerifyVerdict
 from specserve.measure.verify.server import load_prompts
-from specserve.measure.verify.session import ScoredText, VerifySession, results_of
+from specserve.measure.verify.session import VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 from tests.measure.simulated import SCENARIOS, Scenario, simulated
@@ -125,33 +125,34 @@ def test_a_draft_that_dies_is_told_within_a_minute_of_traffic(server: Server, tm
 def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
     """Answers are written and scored once for each temperature; each run draws from them in its own order."""
     server.up_detached()
-    asked, count = Sampling(0.7), 60 * RUNS
+    requested, count = 0.7, 60 * RUNS
     prompts, _ = load_prompts()
 
-    def answers(sampling: Sampling) -> list[Tally]:
+    def answers(temperature: float) -> list[Tally]:
         with Client(endpoint(server.url)) as client:
             session = VerifySession(client)
-            session.warm_up(prompts[0])
+            session.learn_mode(prompts[0])
 
-            def job(number: int) -> Callable[[], ScoredText]:
-                prompt = prompts[number % len(prompts)]
-                return lambda: session.scored(session.generate(prompt, sampling, max_tokens=128))
+            def job(number: int) -> Callable[[], Tally]:
+                def scored() -> Tally:
+                    prompt = prompts[number % len(prompts)]
+                    one = session.generate(prompt, temperature, max_tokens=128)
+                    return tally(session.score(one.prompt_ids, one.ids), requested)
 
-            jobs = map(job, range(count))
-            found = list(results_of(jobs, concurrency=8, on_tick=lambda: None))
-        return [tally(one.positions, asked) for one in found]
+                return scored
+
+            jobs = [job(number) for number in range(count)]
+            return list(results_of(jobs, concurrency=8, on_tick=lambda: None))
 
     def verdict(tallies: Sequence[Tally], seed: int) -> str:
-        collector = Collector(asked)
-        for one in random.Random(seed).sample(tallies, len(tallies)):
-            collector.add(one)
-            if collector.is_decided:
-                break
-        return collector.judged().verdict.value
+        order, size = random.Random(seed).sample(tallies, len(tallies)), 8
+        while size < len(order) and not is_decided(order[:size], requested):
+            size *= 2
+        return judge_sampled(order[:size], requested).verdict.value
 
     lossy = VerifyVerdict.LOSSY.value
     for factor in (1.0, 1.05, 0.95):
-        tallies = answers(Sampling(asked.temperature * factor))
+        tallies = answers(requested * factor)
         seen = Counter(verdict(tallies, seed) for seed in range(200 if factor == 1.0 else 100))
         print(f"sampled at {factor:g} times the temperature: {dict(seen)}")
         assert seen[lossy] <= 1 if factor == 1.0 else seen[lossy] >= 95

@@ -299,12 +299,11 @@ def _accepted(passes: Sequence[Pass], *, arm: str, workload: str) -> list[Prompt
 
 
 def _verified(plan: DistillPlan, views: DistillViews, *, setting: str) -> Any:
-    from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import VerifyRequest
     from specserve.measure.verify.server import run_verification
 
     request = VerifyRequest(
-        samplings=(Sampling.of(0.0, 1.0, 0), Sampling.of(0.7, 1.0, 0)),
+        temperatures=(0.0, 0.7),
         prompts=plan.new.test[:_MOST_VERIFIED],
         limit_s=_VERIFY_S,
         server=plan.request.profile,

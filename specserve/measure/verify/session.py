@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 import queue
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from specserve.errors import TrafficError, UsageError
-from specserve.measure.verify.result import Sampling
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
-from specserve.serve.requests import NoChatTemplate, RequestRefused
+from specserve.serve.requests import NoChatTemplate
 
 TOP = 20
 """How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
-GREEDY = Sampling(0.0)
 _BASE_BYTES, _LOGPROB_BYTES = 4 << 20, 256
-"""What an answer may be long: without log-probabilities, and for each of them; vLLM writes about 75 bytes."""
-_ALLOWED = re.compile(r"max allowed: (\d+)")
-_LOOK_EVERY_S = 0.2
+"""The most that an answer may have, and for each log-probability in it; vLLM writes about 75."""
+_TICK_S = 0.2
+_SETTINGS: Mapping[str, Any] = {
+    **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
+    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+}
+"""In every request: what it leaves out, a server takes from `generation_config.json`."""
 JobResult = TypeVar("JobResult")
 
 
@@ -35,7 +35,7 @@ class Position:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """The likeliest tokens with their log-probabilities, best first; the emitted one may not be among them."""
+    """The likeliest tokens with their log-probabilities, best first; perhaps without this one."""
     text: str = ""
     best_text: str = ""
 
@@ -62,14 +62,16 @@ class ScoredText:
 def positions(steps: Any, ids: Sequence[int], *, count: int) -> tuple[Position, ...]:
     """Read the last `len(ids)` entries of `prompt_logprobs`, requested with `count` tokens each.
 
-    An entry maps token ids to `{logprob, rank, decoded_token}`: the token that stands there, and the `count`
-    likeliest (vllm 0.32, v1/engine/logprobs.py, `_update_prompt_logprobs`). Raises TrafficError for anything else.
+    An entry maps token ids to `{logprob, rank, decoded_token}`: the token that stands there, and
+    the `count` likeliest (vllm 0.32, v1/engine/logprobs.py, `_update_prompt_logprobs`). Raises
+    TrafficError for anything else.
     """
     try:
         own = steps[len(steps) - len(ids) :] if ids else []
         return tuple(_position(step, token, count) for step, token in zip(own, ids, strict=True))
     except (TypeError, ValueError, LookupError, AttributeError):
-        raise TrafficError("the server's `prompt_logprobs` are not in vLLM's format") from None
+        message = "the server's `prompt_logprobs` are not in vLLM's format"
+        raise TrafficError(message) from None
 
 
 def _position(step: Any, token: int, count: int) -> Position:
@@ -78,24 +80,28 @@ def _position(step: Any, token: int, count: int) -> Position:
     if any(map(math.isnan, logprobs.values())):
         raise ValueError
     mine = entries[token]
-    rank = mine.get("rank")  # the emitted token is listed too if it is not among the `count` likeliest
+    # the emitted token is listed too if it is not among the `count` likeliest
+    rank = mine.get("rank")
     is_top = int(rank) <= count if rank is not None else len(entries) <= count
-    top = sorted((item for item in logprobs.items() if is_top or item[0] != token), key=lambda item: -item[1])
-    best = entries[top[0][0]]
+    top = [item for item in logprobs.items() if is_top or item[0] != token]
+    top.sort(key=lambda item: -item[1])
     return Position(
         token=token,
         logprob=logprobs[token],
         top=tuple(top),
         text=str(mine.get("decoded_token") or ""),
-        best_text=str(best.get("decoded_token") or ""),
+        best_text=str(entries[top[0][0]].get("decoded_token") or ""),
     )
 
 
 class VerifySession:
-    """One server and one of its models. The methods may be called by several threads concurrently."""
+    """One server and one of its models. Several threads may call the methods concurrently."""
 
     def __init__(self, client: Client, *, model: str | None = None) -> None:
-        """Ask which models there are. Raises TrafficError, and UsageError for a model that is not there."""
+        """Ask which models there are.
+
+        Raises TrafficError, and UsageError for a model that is not there.
+        """
         served = client.models()
         if not served:
             raise TrafficError("the server serves no model")
@@ -104,105 +110,70 @@ class VerifySession:
             raise UsageError(f"the server has no model `{model}`", hint=hint)
         if client.is_sglang(model or served[0]):
             raise TrafficError(
-                f"the server at {client.root} is SGLang, which does not score the tokens of a prompt "
-                "(`prompt_logprobs`): verify cannot see whether its output is the target's",
-                hint="`specserve bench` measures it; `specserve verify PROFILE` verifies the same profile with vLLM",
+                f"the server at {client.root} is SGLang, which does not score the tokens of a "
+                "prompt (`prompt_logprobs`): verify cannot see whether its output is the target's",
+                hint="`specserve bench` measures it; `specserve verify PROFILE` starts vLLM",
             )
         self.client = client
         self.model = model or served[0]
         self.max_model_len = client.max_model_len(self.model)
         self.mode: Literal["chat", "completion"] = "chat"
-        self._top = TOP
 
-    def warm_up(self, prompt: Prompt) -> None:
-        """Send a tiny request of each kind: greedy, sampled, scored. Learn whether the model has a chat template.
+    def learn_mode(self, prompt: Prompt) -> None:
+        """Send two tiny requests, greedy and sampled, and learn whether there is a chat template.
 
-        Without a template the text is continued, as `specserve ask` does. Raises Refused, TrafficError.
+        Without one the text is continued, as `specserve ask` does. Raises RequestRefused,
+        TrafficError.
         """
         try:
-            self.generate(prompt, GREEDY, max_tokens=1)
+            self.generate(prompt, 0.0, max_tokens=1)
         except NoChatTemplate:
             self.mode = "completion"
-        self.scored(self.generate(prompt, Sampling(1.0), max_tokens=4))
+        self.generate(prompt, 1.0, max_tokens=4)
 
-    def generate(self, prompt: Prompt, sampling: Sampling, *, max_tokens: int) -> ScoredText:
-        """Write after a prompt. Raises Refused if the server does not take it."""
-        return read_text(self.ask(prompt, sampling, max_tokens=max_tokens), prompt.id)
+    def generate(self, prompt: Prompt, temperature: float, *, max_tokens: int) -> ScoredText:
+        """Write after a prompt. Raises RequestRefused if the server does not take it."""
+        return read_text(self.ask(prompt, temperature, max_tokens=max_tokens), prompt.id)
 
-    def ask(self, prompt: Prompt, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
+    def ask(self, prompt: Prompt, temperature: float = 0.0, **more: Any) -> dict[str, Any]:
         """The raw answer to a prompt, with token ids."""
-        body = {**_fields(sampling), "return_token_ids": True, **more}
+        body = {**_SETTINGS, "temperature": temperature, "return_token_ids": True, **more}
         if self.mode == "completion":
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        chat = (
-            prompt
-            if prompt.messages
-            else replace(prompt, messages=({"role": "user", "content": prompt.content},))
-        )
-        return self._post("chat/completions", **chat.body, **body)
+        if not prompt.messages:
+            prompt = replace(prompt, messages=({"role": "user", "content": prompt.content},))
+        return self._post("chat/completions", **prompt.body, **body)
 
     def _post(self, path: str, *, most_bytes: int = _BASE_BYTES, **body: Any) -> dict[str, Any]:
         whole = {"model": self.model, **body}
         return self.client.post(path, whole, model=self.model, most_bytes=most_bytes)
 
-    def go_on(self, ids: Sequence[int], *, max_tokens: int) -> ScoredText:
-        """Greedy text after these tokens."""
-        body = {**_fields(GREEDY), "max_tokens": max_tokens, "return_token_ids": True}
-        return read_text(self._post("completions", prompt=list(ids), **body), "")
-
-    def next_tokens(self, ids: Sequence[int]) -> dict[int, float]:
-        """The likeliest next tokens after these, with their log-probabilities: one prefill, no step of drafts."""
-        body = {"max_tokens": 1, "temperature": 0, "logprobs": 5, "return_tokens_as_token_ids": True}
-        raw = self._post("completions", prompt=list(ids), **body)
-        try:
-            (top,) = raw["choices"][0]["logprobs"]["top_logprobs"]
-            return {int(key.removeprefix("token_id:")): float(value) for key, value in top.items()}
-        except (LookupError, TypeError, ValueError, AttributeError):
-            raise TrafficError("the server does not return log-probabilities (`logprobs`)") from None
-
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Position, ...]:
         """What the target thinks of these tokens after that prompt, by a plain prefill.
 
-        If they fill the context, the last ones are left out: a scored request must have room for one more token.
+        If they fill the context, the last ones are left out: a scored request must have room for
+        one more token.
         """
         if self.max_model_len is not None:
             ids = ids[: max(0, self.max_model_len - 1 - len(prompt_ids))]
         if not ids:
             return ()
-        raw = self._prompt_logprobs([*prompt_ids, *ids])
+        body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
+        whole = [*prompt_ids, *ids]
+        most_bytes = _BASE_BYTES + len(whole) * (TOP + 1) * _LOGPROB_BYTES
+        raw = self._post("completions", most_bytes=most_bytes, prompt=whole, **body)
         try:
             steps = raw["choices"][0]["prompt_logprobs"]
         except (LookupError, TypeError):
             steps = None
         if steps is None:
             raise TrafficError(
-                "the server does not score prompts (`prompt_logprobs`)", hint="vLLM does, others may not"
+                "the server does not score prompts (`prompt_logprobs`)",
+                hint="vLLM does, others may not",
             )
-        return positions(steps, ids, count=self._top)
-
-    def _prompt_logprobs(self, ids: list[int]) -> dict[str, Any]:
-        """A scored request, with as many log-probabilities as the server allows."""
-        try:
-            body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": self._top}
-            most_bytes = _BASE_BYTES + len(ids) * (self._top + 1) * _LOGPROB_BYTES
-            return self._post("completions", most_bytes=most_bytes, prompt=ids, **body)
-        except RequestRefused as error:
-            found = _ALLOWED.search(error.message)
-            if found is None or not 1 <= int(found[1]) < self._top:
-                raise
-            self._top = int(found[1])
-            return self._prompt_logprobs(ids)
-
-    def scored(self, text: ScoredText) -> ScoredText:
-        """The text with its score."""
-        return replace(text, positions=self.score(text.prompt_ids, text.ids))
-
-
-def _fields(sampling: Sampling) -> dict[str, Any]:
-    """Returns every sampling field of a request: what it leaves out, a server takes from `generation_config.json`."""
-    return {**asdict(sampling), "min_p": 0.0, "repetition_penalty": 1.0}
+        return positions(steps, ids, count=TOP)
 
 
 def read_text(raw: Mapping[str, Any], name: str = "", *, index: int = 0) -> ScoredText:
@@ -220,51 +191,42 @@ def read_text(raw: Mapping[str, Any], name: str = "", *, index: int = 0) -> Scor
         )
     except (LookupError, TypeError, ValueError, AttributeError):
         raise TrafficError(
-            "the server does not return token ids (`return_token_ids`)", hint="vLLM does from 0.10.2 on"
+            "the server does not return token ids (`return_token_ids`)",
+            hint="vLLM does from 0.10.2 on",
         ) from None
 
 
 def results_of(
-    jobs: Iterable[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
+    jobs: Sequence[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
 ) -> Iterator[JobResult]:
-    """Yields what the jobs return, in the order in which they end; what one of them raises ends it.
+    """Yields what the jobs return as they end; the first error of a job is raised.
 
-    `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
-    with their request.
+    `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads
+    then, as an executor would: they end with their request.
     """
-    waiting, lock = iter(jobs), threading.Lock()
-    done: queue.SimpleQueue[Callable[[], JobResult] | None] = queue.SimpleQueue()
-    """By job, what returns its result or raises its error; None for a thread that has ended."""
-    is_over = False
-
-    def raised(error: Exception) -> JobResult:
-        raise error
+    waiting = list(jobs)
+    done: queue.SimpleQueue[tuple[list[JobResult], Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:
-        nonlocal is_over
-        while True:
-            try:
-                with lock:
-                    job = None if is_over else next(waiting, None)
-                if job is None:
-                    break
-                done.put(partial(lambda found: found, job()))
-            except Exception as error:
-                is_over = True
-                done.put(partial(raised, error))
-        done.put(None)
+        with suppress(IndexError):
+            while True:
+                job = waiting.pop(0)
+                try:
+                    done.put(([job()], None))
+                except Exception as error:
+                    done.put(([], error))
 
-    for _ in range(concurrency):
+    for _ in range(min(concurrency, len(jobs))):
         threading.Thread(target=work, daemon=True).start()
-    working = concurrency
+    left = len(jobs)
     try:
-        while working:
+        while left:
             on_tick()
             with suppress(queue.Empty):
-                result = done.get(timeout=_LOOK_EVERY_S)
-                if result is None:
-                    working -= 1
-                else:
-                    yield result()
+                found, error = done.get(timeout=_TICK_S)
+                if error is not None:
+                    raise error
+                left -= 1
+                yield from found
     finally:
-        is_over = True
+        waiting.clear()  # no further job begins

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specserve.errors import TrafficError
-from specserve.measure.verify.greedy import TIE_TOLERANCE
-from specserve.measure.verify.result import Outcome, Sampling, ServerSpeculation, Smoke
-from specserve.measure.verify.session import Position, VerifySession, read_text
+from specserve.measure.verify.judge import TIE_TOLERANCE
+from specserve.measure.verify.result import Outcome, ServerSpeculation, Smoke
+from specserve.measure.verify.session import VerifySession, read_text
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.requests import RequestRefused, shown
 
@@ -20,7 +20,10 @@ _TEXT_TOKENS, _SCHEMA_TOKENS = 40, 96
 _STORY = Prompt(
     "smoke",
     _TEXT_TOKENS,
-    "def count_words(text):\n    # say how often each word of a text comes\n    words = text.split()\n",
+    """def count_words(text):
+    # say how often each word of a text comes
+    words = text.split()
+""",
 )
 _WEATHER = Prompt(
     "smoke",
@@ -53,7 +56,7 @@ _FITTING = [
 
 
 def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
-    """Run one test; a server that fails at it is its result. Raises TrafficError if the server is gone."""
+    """Run one test; a server that fails at it is its result. Raises TrafficError if it is gone."""
     try:
         return Smoke(name, *test(session))
     except RequestRefused as error:
@@ -87,7 +90,11 @@ def tool_call(session: VerifySession) -> Found:
     """A named tool: its arguments must follow the schema of its parameters."""
     if session.mode != "chat":
         return SKIPPED, "the model has no chat template"
-    function = {"name": "get_weather", "description": "The weather of a city", "parameters": _SCHEMA}
+    function = {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": _SCHEMA,
+    }
     raw = session.ask(
         _WEATHER,
         max_tokens=_SCHEMA_TOKENS,
@@ -106,7 +113,13 @@ def tool_call(session: VerifySession) -> Found:
 def stop_string(session: VerifySession) -> Found:
     """A stop string from the middle of a greedy text must end it right there."""
     full = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS))
-    stop = _middle(full.text)
+    starts = range(len(full.text) // 4, len(full.text) - 3)
+    parts = ((start, full.text[start : start + 3]) for start in starts)
+    # three characters that come for the first time there
+    is_first = (
+        part for at, part in parts if len(part.strip()) == 3 and full.text.index(part) == at
+    )
+    stop = next(is_first, None)
     if stop is None:
         return SKIPPED, "the text is too short or too repetitive for this test"
     cut = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS, stop=[stop]))
@@ -114,16 +127,10 @@ def stop_string(session: VerifySession) -> Found:
         return OK, f"with the stop string {shown(repr(stop))}, the answer ends right before it"
     if stop in cut.text:
         return NOT_OK, f"the text goes on after {shown(repr(stop))}"
-    # a text that parts from the first one may end anywhere, and need not come to the stop string at all
+    # a text that differs from the first one may end anywhere
     if any(mine != theirs for mine, theirs in zip(cut.ids, full.ids, strict=False)):
         return SKIPPED, "the greedy text differed the second time: a near-tie"
     return NOT_OK, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut.text[-30:]))}"
-
-
-def _middle(text: str) -> str | None:
-    """Returns three characters from inside that come for the first time there."""
-    parts = ((start, text[start : start + 3]) for start in range(len(text) // 4, len(text) - 3))
-    return next((part for start, part in parts if len(part.strip()) == 3 and text.index(part) == start), None)
 
 
 def logprobs(session: VerifySession) -> Found:
@@ -132,20 +139,24 @@ def logprobs(session: VerifySession) -> Found:
     fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if is_chat else {"logprobs": 1}
     raw = session.ask(_STORY, max_tokens=_TEXT_TOKENS, **fields)
     given, content = read_text(raw), raw["choices"][0].get("logprobs") or {}
-    values = [item["logprob"] for item in content["content"]] if is_chat else content["token_logprobs"]
+    values = (
+        [item["logprob"] for item in content["content"]] if is_chat else content["token_logprobs"]
+    )
     if len(values) != len(given.ids):
         return NOT_OK, f"{len(values)} log-probabilities for {len(given.ids)} tokens"
     scores = session.score(given.prompt_ids, given.ids)
     if not scores:
         return SKIPPED, "the answer is empty"
-    worst = max(abs(value - position.logprob) for value, position in zip(values, scores, strict=False))
+    worst = max(
+        abs(value - position.logprob) for value, position in zip(values, scores, strict=False)
+    )
     detail = f"{len(values)} tokens, at most {worst:.3f} nats from a plain prefill"
     return (OK if worst <= TIE_TOLERANCE else NOT_OK), detail
 
 
 def several_answers(session: VerifySession) -> Found:
     """`n = 3`."""
-    raw = session.ask(_STORY, Sampling(1.0), max_tokens=_TEXT_TOKENS, n=3)
+    raw = session.ask(_STORY, 1.0, max_tokens=_TEXT_TOKENS, n=3)
     choices = raw["choices"]
     if sorted(choice["index"] for choice in choices) != [0, 1, 2]:
         return NOT_OK, f"{len(choices)} answers for n = 3"
@@ -155,55 +166,23 @@ def several_answers(session: VerifySession) -> Found:
     return OK, f"3 complete answers, {len({one.ids for one in answers})} different texts"
 
 
-_REFUSED_TOKENS = 16
-_REFUSED = OK, "refused, as expected: vLLM does not support it with speculation"
-
-
-def min_p(session: VerifySession) -> Found:
-    """`min_p = 1` leaves the best token alone, at any temperature."""
-    try:
-        raw = session.ask(_STORY, Sampling(1.5), min_p=1.0, max_tokens=_REFUSED_TOKENS)
-    except RequestRefused:
-        return _REFUSED
-    given = session.scored(read_text(raw))
-    return _obeyed("min_p", all(position.gap <= TIE_TOLERANCE for position in given.positions))
-
-
-def logit_bias(session: VerifySession) -> Found:
-    """A bias of 100 on one token lets no other come."""
-    first = read_text(session.ask(_STORY, max_tokens=4)).ids[0]
-    try:
-        raw = session.ask(_STORY, max_tokens=_REFUSED_TOKENS, logit_bias={str(first): 100})
-    except RequestRefused:
-        return _REFUSED
-    return _obeyed("logit_bias", set(read_text(raw).ids) == {first})
-
-
-def _obeyed(name: str, is_obeyed: bool) -> Found:
-    return (OK, "obeyed") if is_obeyed else (NOT_OK, f"the server accepts {name}, but ignores it")
-
-
 _PENALTY = 2.0
 """The most that vLLM takes: it decides even if the best token is clearly ahead."""
 
 
 def penalties(session: VerifySession) -> Found:
-    """Greedy text under a presence penalty takes the best token after the penalty, which the steps of drafts know."""
+    """Greedy text under a presence penalty takes the best token after the penalty."""
     given = read_text(session.ask(_STORY, presence_penalty=_PENALTY, max_tokens=_TEXT_TOKENS))
     scores = session.score(given.prompt_ids, given.ids)
     for index, position in enumerate(scores):
-        if _penalised_gap(position, set(given.ids[:index])) > TIE_TOLERANCE:
+        seen = set(given.ids[:index])
+        best = max(logprob - _PENALTY * (token in seen) for token, logprob in position.top)
+        if best - position.logprob + _PENALTY * (position.token in seen) > TIE_TOLERANCE:
             return NOT_OK, f"token {index} is not the best one under presence_penalty {_PENALTY:g}"
     decided = sum(position.gap > TIE_TOLERANCE for position in scores)
     if not decided:
         return SKIPPED, "the penalty changes no token of this text"
     return OK, f"the penalty changed {decided} of {len(scores)} tokens, as it should"
-
-
-def _penalised_gap(position: Position, seen: set[int]) -> float:
-    """Returns how much likelier another token is than the emitted one after the penalty."""
-    own = position.logprob - _PENALTY * (position.token in seen)
-    return max(logprob - _PENALTY * (token in seen) for token, logprob in position.top) - own
 
 
 TESTS: Mapping[str, SmokeTest] = {
@@ -212,39 +191,8 @@ TESTS: Mapping[str, SmokeTest] = {
     "stop string": stop_string,
     "logprobs": logprobs,
     "n > 1": several_answers,
-    "min_p": min_p,
-    "logit_bias": logit_bias,
     "penalties": penalties,
 }
-LONG_CONTEXT = "long context"
-_ROOM = 32
-_PROBES = 4
-
-
-def context_limit(max_model_len: int | None, draft_limit: int | None) -> int | None:
-    """Returns the length that the text is to cross: the draft's, if that is known and below the server's."""
-    limits = [limit for limit in (max_model_len, draft_limit) if limit is not None and limit > 4 * _ROOM]
-    return min(limits, default=None)
-
-
-def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> Found:
-    """Greedy text around `limit`, made of a repeated text; some of its tokens are requested again by prefill alone."""
-    room = _ROOM if limit == session.max_model_len else 2 * _ROOM
-    prompt = (list(ids) * (limit // len(ids) + 1))[: limit - _ROOM]
-    given = session.go_on(prompt, max_tokens=room)
-    if not given.ids or given.finish_reason not in ("length", "stop"):
-        return NOT_OK, f"no text at {limit} tokens"
-    step = max(1, len(given.ids) // _PROBES)
-    worst = 0.0
-    for index in range(len(given.ids) - 1, -1, -step):
-        top = session.next_tokens([*prompt, *given.ids[:index]])
-        worst = max(worst, max(top.values()) - top.get(given.ids[index], min(top.values()) - 1.0))
-    span = f"tokens {len(prompt)} to {len(prompt) + len(given.ids)}"
-    if worst > TIE_TOLERANCE:
-        return NOT_OK, f"{span}: a token that a prefill does not choose (gap {worst:.2f})"
-    return OK, f"{span} are the same as with a plain prefill"
-
-
 _FEW_TOKENS = 1000
 
 

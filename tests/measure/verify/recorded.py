@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.result import Sampled, Sampling
-from specserve.measure.verify.sampled import Collector, Tally, known, tally, total
+from specserve.measure.verify.judge import Tally, beyond, is_decided, judge_sampled, tally
+from specserve.measure.verify.result import Sampled
 from specserve.measure.verify.session import Position
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
@@ -21,6 +21,7 @@ BEYOND = 99
 """Stands for any token beyond the likeliest twenty."""
 _BEYOND_SHARE = 0.65
 """Of the bound on the tokens beyond: what was seen on the recorded tokens (888 of at most 1,328)."""
+FIRST_WAVE = 8
 
 Draw = tuple[list[float], Sequence[Tally]]
 """Running weights of each token that may come, and what it adds to the tally."""
@@ -40,43 +41,44 @@ def answers() -> tuple[tuple[Position, ...], ...]:
 
 
 @lru_cache
-def outcomes(position: Position, sampling: Sampling) -> tuple[Tally, ...]:
+def outcomes(position: Position, temperature: float) -> tuple[Tally, ...]:
     """What each token that may stand there adds to the tally."""
     tokens = [Position(token, logprob, position.top) for token, logprob in position.top]
     tokens.append(Position(BEYOND, position.top[-1][1] - 1, position.top))
-    return tuple(tally([token], sampling) for token in tokens)
+    return tuple(tally([token], temperature) for token in tokens)
 
 
-def draws(positions: Sequence[Position], sampling: Sampling, *, drawn_at: float) -> list[Draw]:
-    """Each position as a server of another temperature draws it, judged by the asked one."""
+def draws(positions: Sequence[Position], temperature: float, *, drawn_at: float) -> list[Draw]:
+    """Each position as a server of another temperature draws it, judged by the requested one."""
     found: list[Draw] = []
     for position in positions:
-        here = known(position, Sampling(drawn_at))
-        assert here is not None and here.beyond is not None
-        weights = [math.exp(logprob / drawn_at) for _, logprob in position.top]
-        share = min(here.beyond[0], 0.9)
-        weights.append(_BEYOND_SHARE * share / (1 - share) * math.fsum(weights))
-        found.append((list(accumulate(weights)), outcomes(position, sampling)))
+        weights = [math.exp((lp - position.top[0][1]) / drawn_at) for _, lp in position.top]
+        rest = beyond(position, drawn_at, most=position.top[-1][1])
+        weights.append(_BEYOND_SHARE * min(rest, 9 * math.fsum(weights)))
+        found.append((list(accumulate(weights)), outcomes(position, temperature)))
     return found
 
 
 def request(places: Sequence[Draw], rng: random.Random) -> Tally:
     """One answer with tokens drawn anew."""
-    return total([of[bisect(running, rng.random() * running[-1])] for running, of in places])
+    drawn = [of[bisect(sums, rng.random() * sums[-1])] for sums, of in places]
+    return Tally(*map(sum, zip(*drawn, strict=True)))
 
 
 @lru_cache
-def pool(sampling: Sampling, *, factor: float) -> tuple[Tally, ...]:
+def pool(temperature: float, *, factor: float, tokens: int = 128) -> tuple[Tally, ...]:
     """1,200 answers of a server whose temperature is off by a factor."""
     rng = random.Random(20261121)
-    places = [draws(one, sampling, drawn_at=sampling.temperature * factor) for one in answers()[::2]]
+    drawn_at = temperature * factor
+    places = [draws(one[:tokens], temperature, drawn_at=drawn_at) for one in answers()[::2]]
     return tuple(request(rng.choice(places), rng) for _ in range(1200))
 
 
-def run(answers_: Sequence[Tally], sampling: Sampling, *, most_tokens: int, seed: int) -> Sampled:
-    """One verification of a simulated server, request by request."""
+def run(drawn: Sequence[Tally], temperature: float, *, most_tokens: int, seed: int) -> Sampled:
+    """One verification of a simulated server: waves, each as large as all before it."""
     rng = random.Random(seed)
-    collector = Collector(sampling, most_tokens=most_tokens)
-    while not collector.is_decided:
-        collector.add(rng.choice(answers_))
-    return collector.judged()
+    most = math.ceil(most_tokens * len(drawn) / sum(one.tokens for one in drawn))
+    seen = [rng.choice(drawn) for _ in range(min(most, FIRST_WAVE))]
+    while len(seen) < most and not is_decided(seen, temperature):
+        seen += [rng.choice(drawn) for _ in range(min(len(seen), most - len(seen)))]
+    return judge_sampled(seen, temperature)

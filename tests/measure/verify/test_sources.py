@@ -16,8 +16,6 @@ TEXTS = [
     ("v1/worker/gpu/sample/prompt_logprob.py", "def compute_prompt_logprobs("),
     ("v1/engine/logprobs.py", "def _update_prompt_logprobs("),
     ("v1/sample/rejection_sampler.py", "def apply_sampling_constraints("),
-    ("sampling_params.py", "greater than max allowed: "),
-    ("sampling_params.py", "The min_p and logit_bias sampling parameters"),
     ("config/model.py", "max_logprobs: int = Field(default=20"),
 ]
 

@@ -1,0 +1,157 @@
+"""Right servers pass and wrong ones do not, on tokens that a real server once wrote."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.measure.verify.judge import (
+    LOSSLESS_PERCENT,
+    WIDEST_PERCENT,
+    Tally,
+    beyond,
+    judge_greedy,
+    judge_sampled,
+    suspects,
+    tally,
+)
+from specserve.measure.verify.result import Sampled, VerifyVerdict
+from specserve.measure.verify.session import Position, ScoredText
+from tests.measure.verify.recorded import answers, draws, pool, request, run
+
+T = 0.7
+BEST = Position(7, -0.1, ((7, -0.1), (8, -2.5)), "a", "a")
+TIE = Position(8, -0.8, ((7, -0.7), (8, -0.8)), "b", "a")
+WRONG = Position(8, -2.5, ((7, -0.1), (8, -2.5)), "b", "a")
+
+
+def answer(*positions: Position) -> ScoredText:
+    return ScoredText("p", (1, 2), tuple(one.token for one in positions), "", "length", positions)
+
+
+def test_greedy_tokens_that_are_best_or_tie_are_lossless() -> None:
+    one = answer(*[BEST] * 400, TIE)
+    assert suspects([one]) == []
+    found = judge_greedy([one])
+    assert (found.verdict, found.tokens, found.near_ties) == (VerifyVerdict.LOSSLESS, 401, 1)
+    assert found.largest_gap == pytest.approx(0.1)
+
+
+def test_a_wrong_greedy_token_is_lossy_and_stands_in_its_context() -> None:
+    one = answer(BEST, TIE, WRONG, *[BEST] * 400)
+    found = judge_greedy([one], suspects([one]))
+    assert found.verdict is VerifyVerdict.LOSSY
+    (wrong,) = found.wrong
+    assert (wrong.index, wrong.before, wrong.emitted, wrong.best) == (2, "ab", "b", "a")
+    assert found.wrong_share.low < 1 / 403 < found.wrong_share.high
+    left = judge_greedy([one], [], not_rescored=1)
+    assert left.verdict is VerifyVerdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 350, 351, 10_000])
+def test_greedy_tokens_without_a_wrong_one_exclude_a_share(tokens: int) -> None:
+    found = judge_greedy([answer(*[BEST] * tokens)])
+    assert (1 - found.wrong_share.high) ** tokens == pytest.approx(0.005, rel=1e-6)
+    assert (found.verdict is VerifyVerdict.LOSSLESS) == (tokens >= 351)
+    assert judge_greedy([]).verdict is VerifyVerdict.INCONCLUSIVE
+
+
+def results(factor: float, *, runs: int, most_tokens: int) -> list[Sampled]:
+    drawn = pool(T, factor=factor)
+    return [run(drawn, T, most_tokens=most_tokens, seed=seed) for seed in range(runs)]
+
+
+@pytest.mark.parametrize("most_tokens", [1_000, 15_000])
+def test_a_right_server_is_lossy_in_at_most_one_of_200_runs(most_tokens: int) -> None:
+    found = Counter(one.verdict for one in results(1.0, runs=200, most_tokens=most_tokens))
+    assert found[VerifyVerdict.LOSSY] <= 1
+    assert most_tokens < 15_000 or found[VerifyVerdict.LOSSLESS] >= 190
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_temperature_that_is_wrong_by_5_percent_is_lossy_in_95_of_100_runs(factor: float) -> None:
+    found = Counter(one.verdict for one in results(factor, runs=100, most_tokens=15_000))
+    assert found[VerifyVerdict.LOSSY] >= 95
+
+
+@pytest.mark.parametrize(("factor", "most"), [(0.85, 1), (1.15, 1), (1.0, 5)])
+def test_a_run_excludes_no_error_that_is_there(factor: float, most: int) -> None:
+    """What a minute gives on a slow server: 20 answers of about 60 tokens."""
+    drawn, missed = pool(T, factor=factor, tokens=64), 0
+    for start in range(0, 1200, 12):
+        found = judge_sampled(drawn[start : start + 20], T)
+        if factor == 1.0:
+            estimate = found.temperature_error_percent
+            missed += not estimate.low <= 0 <= estimate.high
+            assert found.excluded_percent is None or found.excluded_percent < 25
+        else:
+            missed += found.excluded_percent is not None and found.excluded_percent < 15
+    assert missed <= most
+
+
+def test_a_few_tokens_that_the_target_rules_out_are_enough() -> None:
+    """One token in 300 from anywhere: the temperature does not show it."""
+    rng = random.Random(2)
+    tallies = []
+    for one in answers():
+        positions = [Position(99, -20.0, item.top) if rng.random() < 1 / 300 else item for item in one]
+        tallies.append(tally(positions, T))
+    (reason,) = judge_sampled(tallies, T).reasons
+    assert "of the least likely 0.01 %" in reason
+    assert judge_sampled([tally(one, T) for one in answers()], T).reasons == ()
+
+
+def test_a_sampler_that_is_far_off_is_lossy_within_a_wave() -> None:
+    rng = random.Random(1)
+    places = [draws(one, T, drawn_at=5.0) for one in answers()[:8]]
+    found = judge_sampled([request(place, rng) for place in places], T, confidence=0.9995)
+    assert found.verdict is VerifyVerdict.LOSSY and found.excluded_percent is None
+
+
+def test_nothing_is_inconclusive() -> None:
+    for tallies in ([], [Tally(10, 0, 0.1, 3.0)], [Tally(10, 0, 0.0, 0.0)] * 5):
+        found = judge_sampled(tallies, T)
+        assert (found.verdict, found.excluded_percent) == (VerifyVerdict.INCONCLUSIVE, None)
+
+
+@given(
+    st.lists(
+        st.builds(Tally, st.integers(1, 200), st.integers(0, 1), st.floats(-5, 5), st.floats(0.1, 200)),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=60)
+def test_any_answers_have_a_verdict(tallies: list[Tally]) -> None:
+    found = judge_sampled(tallies, T)
+    estimate = found.temperature_error_percent
+    assert estimate.low <= estimate.value <= estimate.high
+    assert (found.verdict is VerifyVerdict.LOSSY) == bool(found.reasons)
+    if found.excluded_percent is not None:
+        assert found.verdict in (VerifyVerdict.LOSSLESS, VerifyVerdict.NO_FAULT_FOUND)
+        assert found.excluded_percent <= WIDEST_PERCENT
+        is_small = found.excluded_percent <= LOSSLESS_PERCENT
+        assert is_small == (found.verdict is VerifyVerdict.LOSSLESS)
+
+
+@given(st.lists(st.floats(-20, 12), min_size=30, max_size=80), st.floats(0.3, 2.0), st.integers(0, 79))
+def test_the_tokens_beyond_the_likeliest_weigh_no_more_than_the_bound(
+    logits: list[float], temperature: float, rank: int
+) -> None:
+    """Against the whole vocabulary."""
+    total = math.log(math.fsum(math.exp(value - 12) for value in logits)) + 12
+    whole = sorted((value - total for value in logits), reverse=True)
+    position = Position(0, whole[0], tuple(enumerate(whole[:20])))
+    most = whole[min(rank, len(whole) - 1)]
+    weights = [math.exp((value - whole[0]) / temperature) for value in whole[20:] if value <= most]
+    assert math.fsum(weights) <= beyond(position, temperature, most=most) + 1e-9
+
+
+def test_logits_instead_of_log_probabilities_say_nothing_of_what_is_beyond() -> None:
+    top = tuple((token, 5.0 - token) for token in range(20))
+    assert tally([Position(99, -40.0, top)], T) == Tally(tokens=1)
