@@ -4,8 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from specserve.errors import UsageError
+
+
+class AssumedSpeed(NamedTuple):
+    """What the minutes of a dry run rest on before anything was measured, prefill included."""
+
+    start_s: float
+    """Of a server."""
+    tokens_per_s: float
+    """Of one request alone."""
+    together: int
+    """So many requests at once are as fast as each alone; more of them share that."""
+
+    def seconds(self, tokens: float, concurrency: int) -> float:
+        """Returns how long so many output tokens take."""
+        return tokens / (self.tokens_per_s * min(concurrency, self.together))
+
+
+ASSUMED_SPEEDS = {"cpu": AssumedSpeed(30.0, 16.0, 2), "cuda": AssumedSpeed(120.0, 60.0, 64)}
+"""The CPU's: the demo on two cores, with and without speculation. CUDA's are assumed."""
 
 
 def numbers(text: str | None, option: str, *, least: float, most: float) -> tuple[float, ...]:

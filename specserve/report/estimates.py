@@ -11,6 +11,7 @@ from specserve.measure.bench import rundir
 from specserve.measure.bench.plan import BenchPlan, deal
 from specserve.measure.bench.result import Point
 from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
+from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
 from specserve.report.bench import arm_words, where
@@ -27,8 +28,6 @@ from specserve.report.text import (
     with_spread,
 )
 
-_SPEEDS = {"cpu": (30.0, 40.0, 2), "cuda": (180.0, 60.0, 64)}
-"""Assumed, to say minutes before anything ran: seconds of a launch, tokens/s of one request, requests that add up."""
 _TOKENS = 256
 
 
@@ -68,20 +67,21 @@ def show_bench_plan(plan: BenchPlan, *, format: str, obstacle: str | None = None
 
 def _bench_estimate(plan: BenchPlan) -> BenchEstimate:
     """Returns an estimate from the sizes alone."""
-    launch_s, speed, most = _SPEEDS[plan.platform or "cuda"]
+    speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
     launched = {arm.name for arm in plan.arms if arm.plan is not None}
     launches = sum(name in launched for session in plan.sessions for name in session.arms)
     runs = sum(len(session.arms) for session in plan.sessions)
     requests, measuring_s = 0, 0.0
     for point in plan.points:
         sent = _requests_to_variant(plan, point)
-        seconds = sent * (plan.max_tokens or _TOKENS) / (speed * min(point.concurrency or most, most))
+        tokens = sent * (plan.max_tokens or _TOKENS)
+        seconds = speed.seconds(tokens, point.concurrency or speed.together)
         if point.request_rate:
             seconds = max(seconds, sent / point.request_rate)
         requests, measuring_s = requests + sent * runs, measuring_s + seconds * runs
     if plan.budget_s is not None:
         measuring_s = min(measuring_s, plan.budget_s)
-    return BenchEstimate(launches, launches * launch_s, measuring_s, requests)
+    return BenchEstimate(launches, launches * speed.start_s, measuring_s, requests)
 
 
 def _requests_to_variant(plan: BenchPlan, point: Point) -> int:
@@ -91,7 +91,7 @@ def _requests_to_variant(plan: BenchPlan, point: Point) -> int:
 
 
 def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
-    guess, (launch_s, speed, _) = _bench_estimate(plan), _SPEEDS[plan.platform or "cuda"]
+    guess, speed = _bench_estimate(plan), ASSUMED_SPEEDS[plan.platform or "cuda"]
     servers = [
         (str(number), f"{', '.join(each.arms)}{' at the same time' if len(each.arms) > 1 else ''}")
         for number, each in enumerate(plan.sessions, 1)
@@ -101,8 +101,8 @@ def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
         for point in plan.points
     ]
     minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
-    launches = f"{launch_s:g} s a launch, " if guess.launches else ""
-    assumed = f"assumed, not measured: {launches}{speed:g} tokens/s a request"
+    launches = f"{speed.start_s:g} s a launch, " if guess.launches else ""
+    assumed = f"assumed, not measured: {launches}{speed.tokens_per_s:g} tokens/s a request"
     bound = (
         f"; `--budget` stops the measuring, which does not include the launches, after {plan.budget_s / 60:.3g} min"
         if plan.budget_s is not None

@@ -240,12 +240,14 @@ def gib(size_bytes: float) -> str:
 
 
 def took(duration_s: float) -> str:
-    """Returns the length of a run: `42 s`, `12 min`, `3 h 07 min`."""
+    """Returns the length of a run: `42 s`, `2.5 min`, `12 min`, `3 h 07 min`."""
     if not math.isfinite(duration_s):
         return NONE
     whole = max(0, round(duration_s))
     if whole < 90:
         return f"{whole} s"
+    if whole < 600:
+        return f"{whole / 60:.1f}".removesuffix(".0") + " min"
     minutes = round(whole / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 

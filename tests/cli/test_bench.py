@@ -12,9 +12,10 @@ import yaml
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import LaunchError, UsageError
-from specserve.measure.bench.plan import BenchRequest, plan_bench, points_of, sources
+from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources, with_places
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
+from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.profile.load import load_profile
 from tests.cli.test_watch_server import detached
 
@@ -123,6 +124,31 @@ def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_i
 def test_running_servers_are_not_launched_again(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["127.0.0.1:9001", "--with", "again=127.0.0.1:9001", "--launches", "4", "--dry-run"]
     assert "`--launches` cannot start servers again" in in_line(told(arguments, capsys, code=2))
+
+
+def test_files_whose_names_have_an_equals_sign_are_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("k=4.yaml", "4.yaml", "lr=1/p.yaml", "a=b=c.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    others = ("k=4.yaml", "lr=1/p.yaml", "new=4.yaml", "new=k=4.yaml", "a=b=c.yaml", "u=http://h:1/?a=b")
+    placed = with_places(BenchRequest("lr=1/p.yaml", others=others))
+    assert placed.profile == f"{tmp_path}/lr=1/p.yaml"
+    assert [named(each) for each in placed.others] == [
+        (None, f"{tmp_path}/k=4.yaml"),
+        (None, f"{tmp_path}/lr=1/p.yaml"),
+        ("new", f"{tmp_path}/4.yaml"),
+        ("new", f"{tmp_path}/k=4.yaml"),
+        (None, f"{tmp_path}/a=b=c.yaml"),
+        ("u", "http://h:1/?a=b"),
+    ]
+
+
+def test_dry_runs_of_bench_and_tune_rest_on_one_table_of_speeds() -> None:
+    assert ASSUMED_SPEEDS["cpu"].seconds(64.0, 1) == 2 * ASSUMED_SPEEDS["cpu"].seconds(64.0, 2)
+    assert ASSUMED_SPEEDS["cpu"].seconds(64.0, 2) == ASSUMED_SPEEDS["cpu"].seconds(64.0, 4)
 
 
 def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,7 @@ def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Fig
     gaps = [gap for request in good for gap in request.chunk_gaps_ms]
     parts = [each.acceptance for each in passes if each.acceptance]
     kept = sum(is_within(request, limits) for request in good)
+    waited = [each.queue_s for each in passes if each.queue_s is not None]
     return Figures(
         requests=len(good),
         blocks=len(passes),
@@ -66,6 +67,8 @@ def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Fig
         acceptance=total_acceptance(parts) if parts else None,
         client_cpu=max(each.client_cpu for each in passes),
         failed_requests=sum(not request.ok for each in passes for request in each.requests),
+        queue_ms=1000 * sum(waited) / len(good) if waited else None,
+        preemptions=sum(each.preemptions for each in passes),
     )
 
 
@@ -225,26 +228,55 @@ def _of(passes: Sequence[Pass], arm: str | None, at: Point) -> list[Pass]:
     return [each for each in passes if each.arm == arm and each.point == at]
 
 
-def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:
+def stops_paying(
+    comparisons: Sequence[Comparison],
+    cells: Mapping[tuple[str, Point], Cell],
+    kv_cache_tokens: Mapping[str, int | None],
+) -> dict[str, str]:
     """Returns where it no longer pays, in a clause per `arm/workload/temperature` with several concurrencies."""
-    groups: dict[str, dict[int, Verdict]] = defaultdict(dict)
+    groups: dict[str, dict[int, Comparison]] = defaultdict(dict)
     for item in comparisons:
         at = item.point
         if at.concurrency is not None:
-            groups[f"{item.arm}/{at.workload}/{at.temperature:g}"][at.concurrency] = item.verdict
-    return {key: _clause(dict(sorted(found.items()))) for key, found in groups.items() if len(found) > 1}
+            groups[f"{item.arm}/{at.workload}/{at.temperature:g}"][at.concurrency] = item
+    clauses = {}
+    for key, found in groups.items():
+        loads = sorted(found)
+        pays = [load for load in loads if found[load].verdict is Verdict.PAYS]
+        if len(loads) < 2:
+            continue
+        if pays and pays[-1] == loads[-1]:
+            clauses[key] = f"still pays at concurrency {loads[-1]}, the highest load measured"
+            continue
+        first = loads[loads.index(pays[-1]) + 1] if pays else loads[0]
+        end, kv = found[first], kv_cache_tokens
+        why = _lack_of_room(cells[end.arm, end.point], cells[end.against, end.point], kv)
+        if pays:
+            clauses[key] = f"pays up to concurrency {pays[-1]}, {end.verdict.words} at {first}{why}"
+        else:
+            clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}{why}"
+    return clauses
 
 
-def _clause(verdicts: Mapping[int, Verdict]) -> str:
-    """`verdicts`: by concurrency, rising."""
-    loads = list(verdicts)
-    pays = [load for load, found in verdicts.items() if found is Verdict.PAYS]
-    if not pays:
-        return f"does not pay at concurrency {', '.join(map(str, loads))}"
-    if pays[-1] == loads[-1]:
-        return f"still pays at concurrency {loads[-1]}, the highest load measured"
-    after = loads[loads.index(pays[-1]) + 1]
-    return f"pays up to concurrency {pays[-1]}, {verdicts[after].words} at {after}"
+WAITING = 0.05
+"""Share of a request's time from which its wait for room counts."""
+
+
+def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | None]) -> str:
+    """Returns the clause that its smaller KV cache is why, where requests waited or were preempted for it."""
+    own, other = mine.figures, theirs.figures
+    room, other_room = kv_cache_tokens.get(mine.arm), kv_cache_tokens.get(theirs.arm)
+    if own is None or other is None or not room or not other_room or room >= other_room:
+        return ""
+    waited, other_waited = own.queue_ms or 0.0, other.queue_ms or 0.0
+    waits = waited > max(WAITING * own.e2e_ms.p50, 2 * other_waited)
+    if not waits and own.preemptions <= other.preemptions:
+        return ""
+    return (
+        f" because its KV cache is smaller ({room:,} tokens, `{theirs.arm}` {other_room:,}): requests waited "
+        f"{waited:.0f} ms (`{theirs.arm}` {other_waited:.0f} ms), {own.preemptions} were preempted "
+        f"(`{theirs.arm}` {other.preemptions})"
+    )
 
 
 def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
@@ -367,7 +399,7 @@ def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result
         cells=tuple(cells.values()),
         comparisons=comparisons,
         promises=tuple(promises(plan, passes)),
-        stops_paying=stops_paying(comparisons),
+        stops_paying=stops_paying(comparisons, cells, {arm.name: arm.kv_cache_tokens for arm in about.arms}),
         notes=(
             *about.notes,
             *cut_answers(passes),

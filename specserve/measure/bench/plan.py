@@ -183,17 +183,26 @@ def with_places(request: BenchRequest) -> BenchRequest:
     def file(text: str) -> str:
         return str(Path(text).absolute()) if Path(text).is_file() else text
 
+    def place(text: str) -> str:
+        return locate(text)[0] if text in servers else file(text)
+
     def placed(text: str) -> str:
-        name, equals, rest = text.rpartition("=")
-        return f"{name}{equals}{locate(rest)[0] if rest in servers else file(rest)}"
+        name, rest = named(text)
+        return place(rest) if name is None else f"{name}={place(rest)}"
 
     assert request.profile is not None
     return replace(
         request,
-        profile=placed(request.profile),
+        profile=place(request.profile),
         workloads=tuple(map(file, request.workloads)),
         others=tuple(map(placed, request.others)),
     )
+
+
+def named(text: str) -> tuple[str | None, str]:
+    """Returns label and place of `[LABEL=]PROFILE|URL|NAME`; a file whose name has a `=` needs no label."""
+    match = None if Path(text).is_file() else _NAMED.fullmatch(text)
+    return (match[1], match[2]) if match else (None, text)
 
 
 def points_of(
@@ -314,7 +323,7 @@ def _arms(
 
             room_beside(profile, found[0].plan, name=None, notices=notices)
     for text in request.others:
-        own_name, place = match.groups() if (match := _NAMED.fullmatch(text)) else (None, text)
+        own_name, place = named(text)
         found.append((at_url if is_url(place) else planned)(place, own_name))
     return profile, checked(found)
 

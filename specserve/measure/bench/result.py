@@ -74,6 +74,8 @@ class ArmInfo:
     argv: tuple[str, ...] = ()
     url: str | None = None
     """Only if specserve did not start it."""
+    kv_cache_tokens: int | None = None
+    """Room of its KV cache; None if the server does not say."""
     local_models: tuple[str, ...] = ()
     """Of model and draft, what was a folder where it was measured: `team/model` may be that as well as a repository."""
 
@@ -106,6 +108,10 @@ class Figures:
     client_cpu: float | None = None
     """Share of one core that the load generator used."""
     failed_requests: int = 0
+    queue_ms: float | None = None
+    """What a request waited before it ran, on average."""
+    preemptions: int = 0
+    """How often a request had to give its place in the KV cache back."""
 
 
 @dataclass(frozen=True, slots=True)

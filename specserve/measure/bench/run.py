@@ -25,6 +25,7 @@ from specserve.measure.bench.plan import (
 )
 from specserve.measure.bench.result import ArmInfo, Result, from_json, read_result
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
+from specserve.measure.bench.traffic import REST_S
 from specserve.measure.bench.variants import Session, Variant, environment, host, versions
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.workloads.load import info
@@ -85,8 +86,12 @@ class Bench(Measurement):
 
     def _session(self, session: Session, arms: Sequence[Variant]) -> None:
         """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
+        left_s = self._share_s - self._spent_s(session)
+        if left_s <= 0:
+            self.is_cut = True
+            return
         with self.session(arms, label=str(session.launch), devices=session.devices) as (servers, driver):
-            self._ends_s = time.monotonic() + self._share_s
+            self._ends_s = time.monotonic() + left_s
             for block in self.blocks(session):
                 wanted = self.wanted(session, block)
                 if wanted and time.monotonic() > self._ends_s:
@@ -95,6 +100,15 @@ class Bench(Measurement):
                 for name in arm_order(block, session.arms):
                     if name in wanted:
                         self.send_block(servers[name], driver, block, launch=session.launch)
+
+    def _spent_s(self, session: Session) -> float:
+        """What its blocks took in earlier sessions of this run."""
+        rest_s = REST_S if len(session.arms) > 1 else 0.0
+        return sum(
+            each.duration_s + rest_s
+            for each in self.passes
+            if each.launch == session.launch and each.arm in session.arms
+        )
 
     def _left_s(self) -> float:
         """What the blocks will take, at most what is left of the budget, which does not count launches."""
@@ -120,7 +134,11 @@ class Bench(Measurement):
             host=self.host,
             launches=plan.launches,
             arms=tuple(
-                dataclasses.replace(each, model=each.model or self.models.get(each.name, ""))
+                dataclasses.replace(
+                    each,
+                    model=each.model or self.models.get(each.name, ""),
+                    kv_cache_tokens=self.kv_tokens.get(each.name),
+                )
                 for each in infos
             ),
             workloads=tuple(map(info, self.workloads.values())),
@@ -146,7 +164,10 @@ class Bench(Measurement):
         plan = self.plan
         if self.is_cut:
             budget = plan.request.budget or BUDGET
-            yield f"the budget of {budget} ended the run before all blocks were measured"
+            yield (
+                f"the budget of {budget} ended the run before all blocks were measured: "
+                "`--resume` with a longer `--budget` goes on"
+            )
         if plan.fit.at_once < len(plan.arms):
             yield f"variants ran one after another ({plan.fit.why}), so drift of the machine affects the speedups"
         elif plan.fit.slots:

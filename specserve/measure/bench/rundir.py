@@ -68,6 +68,10 @@ class Pass:
     requests: tuple[Request, ...]
     acceptance: Acceptance | None = None
     """What the server's counters gained; None if it shows none, or does not speculate."""
+    queue_s: float | None = None
+    """What its requests waited before they ran, all together; None if the server does not say."""
+    preemptions: int = 0
+    """How often a request had to give its place in the KV cache back."""
 
     @property
     def output_tokens(self) -> int:

@@ -20,7 +20,8 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.counters import Acceptance, of_request, since_by_engine
+from specserve.metrics.counters import Acceptance, of_request, since, since_by_engine
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.serve.client import Client
 from specserve.serve.logs import read_end
 from specserve.serve.process import JsonChild
@@ -54,7 +55,7 @@ CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
 _START_LIMIT_S = 300.0
-_REST_S = 1.1
+REST_S = 1.1
 """So long after its last step a server's workers still spin, and take their cores from whoever is next.
 
 Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinCondition: `busy_loop_s: float = 1`.
@@ -114,7 +115,7 @@ class Driver:
         """
         self.wait_ready()
         if self._last_url not in ("", url):
-            while (left_s := self._last_end_s + _REST_S - time.monotonic()) > 0:
+            while (left_s := self._last_end_s + REST_S - time.monotonic()) > 0:
                 self._on_tick()
                 time.sleep(min(left_s, _TICK_S))
         self._count += 1
@@ -228,7 +229,7 @@ class Running:
             if point.temperature > 0:
                 own["seed"] = (block.seed + index) % 2**31
             requests.append(_request(item, own))
-        sent, gained = self._send(driver, requests, point, seed=block.seed)
+        sent, before, now = self._send(driver, requests, point, seed=block.seed)
         return Pass(
             launch,
             block.number,
@@ -237,13 +238,13 @@ class Running:
             sent.duration_s,
             sent.client_cpu,
             sent.requests,
-            gained,
+            *_gained(before, now),
         )
 
     def _send(
         self, driver: Driver, requests: Sequence[dict[str, Any]], point: Point, *, seed: int = 0
-    ) -> tuple[Sent, Acceptance | None]:
-        """Returns what was sent and what the counters gained by it. Raises TrafficError if nothing was answered."""
+    ) -> tuple[Sent, Metrics | None, Metrics | None]:
+        """Returns what was sent, and the counters before and after. Raises TrafficError if nothing was answered."""
         before = self._client.metrics()
         traffic = {
             "model": self.abilities.model,
@@ -263,19 +264,35 @@ class Running:
             raise TrafficError(
                 f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
             )
-        if before is None:
-            return sent, None
-        now = self._client.metrics_after(before, requests=len(sent.requests), limit_s=_COUNTERS_S)
-        if now is None or not now.speculates:
-            return sent, None
-        gained = since_by_engine(before.acceptance, now=now.acceptance)
-        return sent, gained if gained.drafts else None
+        now = None
+        if before is not None:
+            now = self._client.metrics_after(before, requests=len(sent.requests), limit_s=_COUNTERS_S)
+        return sent, before, now
 
     def count(self, prompt: Prompt) -> int | None:
         """Returns the tokens of a prompt with its template, as the server counts; None if it does not tell."""
         if not self.abilities.can_count:
             return None
         return self._client.count_tokens({**prompt.body, "model": self.abilities.model})
+
+
+def _gained(before: Metrics | None, now: Metrics | None) -> tuple[Acceptance | None, float | None, int]:
+    """Returns the acceptance, the seconds that requests waited, and how many were preempted."""
+    if before is None or now is None:
+        return None, None, 0
+    acceptance = since_by_engine(before.acceptance, now=now.acceptance) if now.speculates else None
+    engines = (
+        since(before.engines.get(name, EngineMetrics()).counters, now=engine.counters)
+        for name, engine in now.engines.items()
+    )
+    gains = [each for each in engines if each is not None]
+    waited = [each.queue_s.sum for each in gains if each.queue_s.count]
+    preemptions = sum(each.preemptions for each in gains)
+    return (
+        acceptance if acceptance and acceptance.drafts else None,
+        sum(waited) if waited else None,
+        preemptions,
+    )
 
 
 def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:

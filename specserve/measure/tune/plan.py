@@ -14,6 +14,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Fit, Variant
+from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.schema import Expectation, Hardware, Profile
 
@@ -28,12 +29,6 @@ EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
 """First block numbers of loads between the points, of these another time, and of the confirmation."""
 _EXTRA_TOKENS = 48
 """Of an answer of which only the time of a step is wanted."""
-_GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
-_GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
-"""Of one request beside others, its prefill included: a guess for the time of a plan, before anything was measured.
-
-On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +231,23 @@ class TunePlan:
     @property
     def budget(self) -> Budget:
         """Which launches are made, and with how many of the prompts, by a guess of what they take."""
-        start_s, rate = _GUESSED_START_S[self.platform], _GUESSED_TOKENS_PER_S[self.platform]
-        each_s = 2 * PER_SLOT * _EXTRA_TOKENS / 2 / rate  # of a load between, its two passes
+        speed = ASSUMED_SPEEDS[self.platform]
         first, second, *others = (
             LaunchCost(
                 launch.name,
-                start_s,
-                self._seconds(self._choosing_requests) / rate + each_s * len(self.extra_loads(launch)),
+                speed.start_s,
+                self._seconds(self._choosing_requests)
+                # a load between has two passes
+                + sum(
+                    speed.seconds(2 * PER_SLOT * load * _EXTRA_TOKENS / 2, load)
+                    for load in self.extra_loads(launch)
+                ),
                 is_needed=number < 2,
             )
             for number, launch in enumerate(self.launches)
         )
-        confirming_s = self._seconds(self._confirming_requests) * 2 * ROUNDS / rate
-        confirmation = [LaunchCost(TUNED, start_s, confirming_s)] if self.request.confirm else []
+        confirming_s = self._seconds(self._confirming_requests) * 2 * ROUNDS
+        confirmation = [LaunchCost(TUNED, speed.start_s, confirming_s)] if self.request.confirm else []
         return fit_budget([first, second, *confirmation, *others], budget_s=self.budget_s)
 
     @property
@@ -263,9 +262,9 @@ class TunePlan:
         return 2 * LEAST_ROUNDS * relative * len(self.points)
 
     def _seconds(self, requests: Callable[[int], int]) -> float:
-        """Seconds of a pass at every point, if a request makes one token per second at every load."""
-        repeated = len(self.workloads) * len(self.temperatures)
-        return sum(requests(load) / load for load in self.loads) * self.max_tokens * repeated
+        """Assumed seconds of a pass at every point."""
+        repeated, speed = len(self.workloads) * len(self.temperatures), ASSUMED_SPEEDS[self.platform]
+        return repeated * sum(speed.seconds(requests(load) * self.max_tokens, load) for load in self.loads)
 
     def _choosing_requests(self, load: int) -> int:
         return max(self.prompts, PER_SLOT * load)

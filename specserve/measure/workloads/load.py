@@ -72,13 +72,13 @@ def load(
 
 
 def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
-    """Eight prompts of the workload's kind, none of which is measured."""
+    """Eight prompts of the workload's kind, none of which is measured; its own first ones if none of these fits."""
     cap = _cap(None, max_model_len)
     drafts = [_capped(item, cap) for item in texts("warmup", as_chat=workload.is_chat)]
     measured = {item.content for item in workload.prompts}
     prompts, remarks = fitted(drafts, max_model_len=max_model_len)
     disjoint = tuple(item for item in prompts if item.content not in measured)
-    return Workload("warm-up", disjoint, "specserve", None, remarks)
+    return Workload("warm-up", disjoint or workload.prompts[:8], "specserve", None, remarks)
 
 
 def info(workload: Workload) -> WorkloadInfo:

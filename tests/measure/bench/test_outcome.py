@@ -246,4 +246,37 @@ def test_where_it_stops_paying_is_told_per_arm_and_workload() -> None:
     assert always.stops_paying["profile/chat/0"].startswith("still pays at concurrency 4")
     never = loads({1: SLOW, 4: SLOW})
     assert never.stops_paying["profile/chat/0"] == "does not pay at concurrency 1, 4"
-    assert stops_paying(loads({1: FAST}).comparisons) == {}
+    assert loads({1: FAST}).stops_paying == {}
+
+
+@pytest.mark.parametrize(
+    ("kv", "queue_s", "preemptions", "is_told"),
+    [
+        ((900, 1000), (0.5, 0.01), (0, 0), True),
+        ((900, 1000), (0.0, 0.0), (3, 1), True),
+        ((900, 1000), (0.5, 0.4), (0, 0), False),  # both wait: more is asked than the servers take at once
+        ((900, 1000), (0.01, 0.0), (0, 0), False),
+        ((1000, 1000), (0.5, 0.01), (3, 0), False),
+        ((None, 1000), (0.5, 0.01), (3, 0), False),
+    ],
+)
+def test_a_smaller_kv_cache_is_named_where_requests_waited_for_room(
+    kv: tuple[int | None, int], queue_s: tuple[float, float], preemptions: tuple[int, int], is_told: bool
+) -> None:
+    found = loads({1: FAST, 4: SLOW})
+    waits = {
+        arm: {"queue_ms": 1000 * queue_s[at], "preemptions": preemptions[at]}
+        for at, arm in enumerate(("profile", "baseline"))
+    }
+    cells = {
+        (cell.arm, cell.point): dataclasses.replace(
+            cell,
+            figures=dataclasses.replace(cell.figures, **waits[cell.arm]),  # type: ignore[arg-type]
+        )
+        for cell in found.cells
+        if cell.figures is not None
+    }
+    room = dict(zip(("profile", "baseline"), kv, strict=True))
+    clause = stops_paying(found.comparisons, cells, room)["profile/chat/0"]
+    assert clause.startswith("pays up to concurrency 1, makes no difference at 4")
+    assert ("because its KV cache is smaller (900 tokens, `baseline` 1,000)" in clause) is is_told

@@ -333,3 +333,18 @@ def test_a_budget_ends_the_measuring_and_the_time_left_knows_it(
     run, passed = timed(short, world, tmp_path / "run", monkeypatch, lambda _: 10.0)
     assert run.is_cut
     assert [each.left_s for each in passed] == [25.0, 15.0, 5.0, 0.0]
+
+
+def test_a_budget_counts_what_earlier_sessions_measured(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    """A pass takes 1 s and 1.1 s of rest: two blocks use up eight seconds, and nothing is started again."""
+    interrupted(plan, world, tmp_path / "run", after=4)
+    before = len(world.connections)
+    with resume(tmp_path / "run") as directory:
+        again = bench(replace(plan, budget_s=8.0), directory)
+        again.run()
+        assert again.is_cut and len(world.connections) == before and len(again.passes) == 4
+        longer = bench(replace(plan, budget_s=60.0), directory)
+        longer.run()
+        assert not longer.is_cut and len(longer.passes) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, connect
 from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.counters import Acceptance
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 from tests.measure.bench.making import request
@@ -68,13 +70,14 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
 
     def metrics() -> Any:
         nonlocal finished, late
-        told = SimpleNamespace(
-            finished_requests=finished,
-            speculates=True,
-            acceptance={"0": Acceptance(finished, 4 * finished, 0)},
+        counters = Counters(
+            Acceptance(finished, 4 * finished, 0),
+            {"stop": finished},
+            preemptions=2 * finished,
+            queue_s=Histogram((math.inf,), (finished,), 0.5 * finished),
         )
         finished, late = finished + late, 0
-        return told
+        return Metrics({EngineName("m", "0"): EngineMetrics(counters, speculates=True)})
 
     def send(_url: str, traffic: dict[str, Any]) -> Sent:
         nonlocal finished, late
@@ -90,6 +93,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
     done = running.run(generator, block, launch=0)
     assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
+    assert done.queue_s == pytest.approx(0.5 * len(PROMPTS)) and done.preemptions == 2 * len(PROMPTS)
 
 
 CHAT = Prompt("chat", 8, messages=({"role": "user", "content": "hello"},))

@@ -11,7 +11,7 @@ import pytest
 from specserve.errors import UsageError
 from specserve.measure.workloads.load import info, load, load_warm_up
 from specserve.measure.workloads.shipped import SHIPPED
-from specserve.measure.workloads.workload import estimated_tokens
+from specserve.measure.workloads.workload import Prompt, Workload, estimated_tokens
 
 NAMES = list(SHIPPED)
 PINNED = {
@@ -153,3 +153,10 @@ def test_the_texts_are_json_lines_in_the_package() -> None:
     for item in folder.iterdir():
         for line in item.read_text(encoding="utf-8").splitlines():
             assert isinstance(json.loads(line), dict)
+
+
+@pytest.mark.parametrize("room", [16, 64, 112])
+def test_a_context_that_none_of_them_fits_is_warmed_up_by_what_is_measured(room: int) -> None:
+    workload = Workload("mine", tuple(Prompt(f"p{at}", 4, text="hi") for at in range(9)), "mine.jsonl")
+    warm = load_warm_up(workload, max_model_len=room)
+    assert 1 <= len(warm.prompts) <= 8
