@@ -49,9 +49,9 @@ OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
         "Output": "format",
     },
     "watch": {
-        "What to watch": "profile model api_key_env",
-        "How long": "once for_time window interval",
-        "Output": "strict format",
+        "What to watch": "profile api_key_env",
+        "How long": "once window interval",
+        "Output": "verbose strict format",
     },
     "verify": {
         "What to verify": "model temperature prompts no_smoke against",

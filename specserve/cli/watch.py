@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import signal
+from typing import Annotated, NoReturn
 
 import typer
 
 from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_option
-from specserve.errors import UsageError
-
-_WINDOW_S = 60.0
+from specserve.errors import Interrupted, UsageError
 
 
 def watch(
@@ -18,8 +17,8 @@ def watch(
         typer.Argument(
             metavar="NAME|URL",
             show_default=False,
-            help="A detached server, or the URL of any vLLM server. Default: the only detached server, else port 8000 "
-            "on this host.",
+            help="A detached server, or the URL of any vLLM server. Default: the only detached "
+            "server, else port 8000 on this host.",
         ),
     ] = None,
     *,
@@ -31,64 +30,67 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
-    for_time: Annotated[
-        str | None,
-        text_option("TIME", "Stop after this long (60s, 10m, 1h) with a report of the whole time.", "--for"),
-    ] = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="Length of the window that is measured.")
-    ] = f"{_WINDOW_S:g}s",
+    ] = "60s",
     interval: Annotated[
         str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
     ] = "5s",
-    model: Annotated[
-        str | None, text_option("NAME", "Watch this model, if the server's metrics hold several.")
-    ] = None,
     api_key_env: ApiKeyEnv = None,
     strict: Annotated[
         bool, flag("--strict", "Exit with 1 also if anything is undecided, or no request came.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="With --once, show all figures, too.")
+    ] = False,
     format: Format = TextOrJson.TEXT,
 ) -> int:
-    """Watch a running server: acceptance, verdict, advice.
+    """Watch a running server: verdict, its interval, and what to do.
 
-    watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a window. The limit is a
-    promise of the profile, or the mean acceptance length of a dead draft. watch gives a verdict as soon as the whole
-    95 % confidence interval of the acceptance lies on one side of the limit; until then the state is UNDECIDED. If the
-    server is missing or restarts, watch waits for it.
+    watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a
+    window. A promise of the profile, or the mean acceptance length of a dead draft, is judged as
+    soon as the whole 95 % confidence interval lies on one side of it; until then the state is
+    UNDECIDED. If the server goes away or restarts, watch waits for it.
 
-    Exit codes with --once or --for: 1 if the draft is dead, or if the whole interval of a figure lies outside of what
-    the profile's `expect` promises; 2 if no server answered.
+    Exit codes with --once: 1 if the draft is dead, or if the whole interval of a figure lies
+    outside of what the profile's `expect` promises; 2 if no server answered, and with --strict if
+    the server's profile cannot be read.
 
     \b
     specserve watch                       live, until Ctrl-C
     specserve watch demo --once           one minute, one report
-    specserve watch http://127.0.0.1:8001 --profile demo.yaml --for 10m --strict
-    specserve watch demo --for 1h --format json > watch.jsonl
+    specserve watch URL --profile demo.yaml --once --window 10m --strict
+    specserve watch demo --format json > watch.jsonl
     """
     from specserve.measure.values import seconds
-    from specserve.measure.watch.watch import WatchedServer, WatchRequest
+    from specserve.measure.watch.watch import WatchedServer, reports
     from specserve.report.watch import show_watch
 
-    if once and for_time is not None:
-        raise UsageError(
-            "`--once` and `--for` cannot be combined: each of them says when the command ends",
-            hint="`--once` ends after one window",
-        )
     window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)
-    for_s = None if for_time is None else seconds(for_time, option="--for", least_s=1.0)
-    request = WatchRequest(
-        server,
-        profile=profile,
-        model=model,
-        api_key_env=api_key_env,
-        interval_s=seconds(interval, option="--interval", least_s=0.2, most_s=3600.0),
-        window_s=window_s,
-        for_s=window_s if once else for_s,
-    )
-    watched = WatchedServer(request)
-    is_json = format is TextOrJson.JSON
-    last = show_watch(watched, watched.reports(), is_json=is_json, only_last=once)
-    if last.trouble is not None and last.figures is None:
+    interval_s = seconds(interval, option="--interval", least_s=0.2, most_s=3600.0)
+    if interval_s > window_s:
+        raise UsageError(
+            f"`--interval` is {interval_s:g} s, which is longer than the window",
+            hint="a measurement needs two readings: use `--interval 1s`, or a longer window",
+        )
+    watched = WatchedServer(server, profile=profile, api_key_env=api_key_env)
+    if strict and watched.profile_error is not None:
+        raise watched.profile_error
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise Interrupted("ended by SIGTERM", signal_number=number)
+
+    before = signal.signal(signal.SIGTERM, end)  # a live screen gives the cursor back
+    try:
+        last = show_watch(
+            watched,
+            reports(watched, window_s=window_s, interval_s=interval_s, once=once),
+            is_json=format is TextOrJson.JSON,
+            only_last=once,
+            verbose=verbose,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if last.trouble is not None and last.window is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0

@@ -48,6 +48,21 @@ def point(values: Sequence[float], at: float) -> float:
     return float(library("numpy").quantile(values, at))
 
 
+def quantile_ranks(count: int, at: float) -> tuple[int, int]:
+    """Returns the ranks, from 1, between which a quantile lies with 95 %, whatever the distribution.
+
+    The second one is beyond `count` if there are too few values to bound it (P99: under 368).
+    """
+    special = library("scipy.special")
+
+    def rank(probability: float) -> int:
+        """The fewest values below the quantile that are not less likely than that: the binomial."""
+        found: int = max(0, math.ceil(special.bdtrik(probability, count, at)))
+        return found - bool(found and special.bdtr(found - 1, count, at) >= probability)
+
+    return max(1, rank(0.025)), rank(0.975) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one request adds to a rate: an amount, and what it took."""

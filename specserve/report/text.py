@@ -22,9 +22,9 @@ TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "SAME", "ok", "agree"), "good"),
     **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ"), "bad"),
     **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE"), "open"),
-    **dict.fromkeys(("KEPT", "STEADY", "PROMOTE", "better", "no worse"), "good"),
-    **dict.fromkeys(("COLLAPSED", "MISSED", "ROLL BACK", "worse"), "bad"),
-    **dict.fromkeys(("UNSEEN", "OFF", "UNDRAFTED", "FALLEN", "UNDECIDED"), "open"),
+    "STEADY": "good",
+    **dict.fromkeys(("COLLAPSED", "MISSED"), "bad"),
+    **dict.fromkeys(("UNSEEN", "OFF", "UNDECIDED"), "open"),
 }
 """How a verdict is shown, by its word: its colour on a terminal and on a page."""
 STYLES = {"good": "green", "bad": "red", "open": "yellow"}

@@ -279,7 +279,7 @@ class Client:
         after = self.metrics_after(before)
         if after is None:
             return SpeculationCounts(True)
-        finished = after.finished_requests - before.finished_requests
+        finished = after.total.finished_requests - before.total.finished_requests
         return SpeculationCounts(
             is_on=True,
             acceptance=since_by_engine(before.acceptance, now=after.acceptance),
@@ -289,9 +289,9 @@ class Client:
 
     def metrics_after(self, before: Metrics, *, requests: int = 1, limit_s: float = 1.0) -> Metrics | None:
         """The counters once they hold our requests: the server adds one a moment after its last chunk."""
-        deadline = time.monotonic() + limit_s
+        deadline, wanted = time.monotonic() + limit_s, before.total.finished_requests + requests
         while after := self.metrics():
-            if after.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
+            if after.total.finished_requests >= wanted or time.monotonic() > deadline:
                 return after
             time.sleep(0.02)
         return None

@@ -124,11 +124,13 @@ def add_line(figures: MemoryFigures, line: LogLine) -> MemoryFigures:
     return figures
 
 
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]{1,8192})$", re.M)
+
+
 def add_metrics(figures: MemoryFigures, metrics_text: str) -> MemoryFigures:
     """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
-    from specserve.metrics.prometheus import cache_config
-
-    labels = cache_config(metrics_text)
+    found = _CACHE_CONFIG.search(metrics_text)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
 
     def number(name: str) -> float:
         try:

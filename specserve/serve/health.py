@@ -149,8 +149,9 @@ class ProgressWatch:
         if metrics is None:
             return None
         waits = metrics.running_requests + metrics.waiting_requests > 0
-        if not waits or metrics.tokens != self._tokens:
-            self._tokens, self._since_s = metrics.tokens, at_s
+        tokens = metrics.total.prompt_tokens + metrics.total.generation_tokens
+        if not waits or tokens != self._tokens:
+            self._tokens, self._since_s = tokens, at_s
             return None
         still_s = at_s - self._since_s
         if still_s < self._limit_s:

@@ -77,14 +77,17 @@ def detached(
     )
 
 
+QUICK = ("--once", "--window", "4s", "--interval", "0.2s", "--format", "json")
+
+
 def test_the_only_detached_server_is_the_default_and_its_profile_too(
     url: str, script: Script, write: Callable[..., Path], capsys: Captured
 ) -> None:
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
     detached(url, profile=str(file), key="NOT_SET_HERE")
     with traffic(script):
-        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--format", "json"]) == 1
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert run(["watch", *QUICK]) == 1
+    found = json.loads(capsys.readouterr().out)
     assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
     assert found["promises"][0]["kept"] == "missed"
 
@@ -93,7 +96,7 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     ("method", "arm", "state", "code"),
     [
         ("ngram", LaunchedArm(), "MISSED", 1),
-        ("ngram", LaunchedArm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
+        ("ngram", LaunchedArm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "STEADY", 0),
         ("suffix", LaunchedArm("suffix"), "STEADY", 0),
         ("suffix", LaunchedArm("gone from the file"), "STEADY", 0),
         (None, LaunchedArm(), "OFF", 0),  # --baseline
@@ -118,17 +121,43 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     detached(url, profile=str(file), method=method, arm=arm)
     script.engines[0].speculates = method is not None
     with traffic(script):
-        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
+        assert run(["watch", *QUICK, "--strict"]) == code
     out, err = capsys.readouterr()
-    assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
-    assert ("checking against the promises of `" in err) == (state in {"MISSED", "KEPT"})
+    assert json.loads(out)["verdict"]["state"] == state
+    is_other = arm.alternative is not None or method is None
+    assert ("no promises are judged: `expect` is not for" in err) == is_other
+
+
+@pytest.mark.parametrize("content", [None, "target: {model: org/t", "expect: 3\n"])
+def test_a_profile_that_moved_or_no_longer_loads_is_told(
+    url: str, script: Script, tmp_path: Path, content: str | None, capsys: Captured
+) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_text(content)
+    detached(url, profile=str(file))
+    with traffic(script):
+        assert run(["watch", *QUICK]) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert "warning: no promises are judged: the server's profile cannot be read: `" in told
+        assert f"{file}` is not a valid profile" in told
+        assert run(["watch", *QUICK, "--strict"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"error: `{file}` is not a valid profile" in " ".join(err.split())
+
+
+def test_a_profile_from_stdin_is_told(url: str, script: Script, capsys: Captured) -> None:
+    detached(url)
+    with traffic(script):
+        assert run(["watch", *QUICK, "--strict"]) == 0
+    assert "no promises are judged: the server's profile came from stdin" in capsys.readouterr().err
 
 
 def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:
     detached(url)
     detached("http://127.0.0.1:1", name="other")
     with traffic(script):
-        assert run(["watch", "demo", "--once", "--window", "1s", "--interval", "0.2s"]) == 0
+        assert run(["watch", "demo", *QUICK]) == 0
     assert url in capsys.readouterr().out
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 import pytest
 from metrics_server import Script
 
-from specserve.measure.watch.watch import looks
-
 
 class Clock:
     """The time of `run(["watch", …])`: it passes only while that waits, and the traffic goes on meanwhile."""
@@ -26,7 +24,7 @@ class Clock:
     def time(self) -> float:
         return time.time()
 
-    def wait(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.now_s += seconds + 0.001  # a real one is never exact
         for script, shares in self.busy:
             for engine in script.engines:
@@ -44,12 +42,9 @@ CLOCK = Clock()
 
 def use_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be the time of every watch in this process."""
-    assert looks.__kwdefaults__ is not None
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
     monkeypatch.setattr(CLOCK, "due", [])
     monkeypatch.setattr("specserve.measure.watch.watch.time", CLOCK)
-    monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
-    monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)
 
 
 @contextmanager

@@ -25,7 +25,17 @@ from specserve.measure.bench.result import (
 )
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.variants import Variant
-from specserve.measure.statistics import LogEstimate, Share, library, needed, point, rate, ratio, verdict
+from specserve.measure.statistics import (
+    LogEstimate,
+    Share,
+    library,
+    needed,
+    point,
+    quantile_ranks,
+    rate,
+    ratio,
+    verdict,
+)
 from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.profile.schema import Expectation, Profile
 
@@ -361,11 +371,8 @@ def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at
 
 def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
     """Returns order statistics between which a quantile lies with 95 %, whatever the distribution; sorted values in."""
-    numpy, count = library("numpy"), len(values)
-    # by rank: the chance that no more values lie below the quantile
-    below = library("scipy.special").bdtr(numpy.arange(count, dtype=float), count, at)
-    first, after = numpy.searchsorted(below, 0.025, side="right"), numpy.searchsorted(below, 0.975)
-    return values[max(first - 1, 0)], values[after] if after < count else math.inf
+    low, high = quantile_ranks(len(values), at)
+    return values[low - 1], values[high - 1] if high <= len(values) else math.inf
 
 
 def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:

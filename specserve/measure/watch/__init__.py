@@ -1,1 +1,1 @@
-"""Whether speculation still works on a running server: its metrics over a window, a verdict, one advice."""
+"""Whether speculation works on a running server: figures of a window, a verdict, what to do."""

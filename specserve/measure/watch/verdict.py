@@ -1,140 +1,27 @@
-"""What the figures of a window come to: the profile's promises and a verdict."""
+"""What the figures of a window come to: a state, one sentence, and what to do by four rules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specserve.diagnostics import Span
-from specserve.measure.watch.figures import LENGTH, Collapse, Interval, WatchFigures
-from specserve.metrics.counters import Histogram
-from specserve.profile.schema import Expectation, Profile
+from specserve.measure.bench.result import Interval
+from specserve.measure.expect import Judged, Kept, judge, limits
+from specserve.measure.watch.window import MIN_DRAFTS, Reading, WindowFigures
+from specserve.metrics.counters import Acceptance, since
+from specserve.profile.schema import Profile
 
-_LATENCY_REQUESTS = 30
-"""A promise about time needs this many: one hiccup delays several requests."""
-
-
-class Kept(StrEnum):
-    """What became of a promise."""
-
-    KEPT = "kept"
-    """The whole interval lies on its good side."""
-    MISSED = "missed"
-    """The whole interval lies on its bad side."""
-    UNDECIDED = "undecided"
-    NOT_JUDGED = "not judged"
-    """A server's metrics do not show it, or not at this load."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedPromise:
-    """One limit, and what was measured; times in milliseconds, as in the profile."""
-
-    key: str
-    promised: float
-    kept: Kept
-    span: Span
-    measured: float | None = None
-    interval: Interval | None = None
-    """95 %; the upper end may be infinite."""
-    why: str = ""
-    """Why it is not decided, in one clause."""
-
-    @property
-    def unit(self) -> str:
-        """` ms`, or nothing."""
-        return " ms" if self.key.endswith("_ms") else ""
-
-    def number(self, value: float) -> str:
-        """Return a value with the decimals that fit the unit."""
-        return f"{value:.{0 if self.unit else 2}f}"
-
-
-_KINDS: Mapping[str, Callable[..., tuple[int, Expectation]]] = {
-    "min_mean_acceptance_length": min,
-    "min_acceptance_rate": min,
-    "max_ttft_p99_ms": max,
-    "max_tpot_p99_ms": max,
-    "min_speedup": min,
-}
-"""Which of several promises of a kind is the weakest."""
-
-
-def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
-    """Return each kind of promise, once.
-
-    Counters do not tell workloads apart, so of several promises of a kind the weakest one counts. A promise about time
-    counts up to the concurrency that it was made for.
-    """
-    found = []
-    for key, weakest in _KINDS.items():
-        made = [(index, item) for index, item in enumerate(profile.expect) if getattr(item, key) is not None]
-        fitting = [entry for entry in made if not key.startswith("max_") or _fits(entry[1], seen)]
-        if not made:
-            continue
-        index, item = weakest(fitting or made, key=lambda entry: getattr(entry[1], key))
-        promised, span = float(getattr(item, key)), profile.span(f"expect[{index}].{key}")
-        why = ""
-        if key == "min_speedup":
-            why = "a server's metrics do not show it: `specserve bench` measures it"
-        elif not fitting:
-            running = f"{seen.running_requests:.0f} requests run in parallel"
-            why = f"{running}, but the promise is for {item.concurrency}"
-        if why:
-            found.append(JudgedPromise(key, promised, Kept.NOT_JUDGED, span, why=why))
-        else:
-            found.append(_judged(key, promised, span, seen))
-    return tuple(found)
-
-
-def _fits(item: Expectation, seen: WatchFigures) -> bool:
-    return item.concurrency is None or seen.running_requests <= item.concurrency + 0.5
-
-
-def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> JudgedPromise:
-    """One promise against its interval."""
-    measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
-    why = ""
-    if key == "min_acceptance_rate":
-        measured, interval = seen.known.acceptance_rate, seen.acceptance_rate_interval
-    elif key.startswith("max_"):
-        observed = seen.latency("ttft" if key == "max_ttft_p99_ms" else "tpot")
-        value, found = observed.quantile(0.99), quantile_interval(observed, 0.99)
-        measured = None if value is None else 1000 * value
-        interval = found and (1000 * found[0], 1000 * found[1])
-        if observed.count < _LATENCY_REQUESTS:
-            why = f"a verdict needs {_LATENCY_REQUESTS} requests; {observed.count} are finished"
-    if not seen.whole.speculates and not key.startswith("max_"):
-        why = "the server does not speculate"
-    kept = Kept.UNDECIDED
-    if interval is None:
-        why = why or "too few finished requests for an interval"
-    elif not why:
-        kept, why = _against(promised, interval, is_least=key.startswith("min_"))
-    return JudgedPromise(key, promised, kept, span, measured, interval, why)
-
-
-def _against(promised: float, interval: Interval, *, is_least: bool) -> tuple[Kept, str]:
-    """What the interval says of a promise, and why if it is undecided."""
-    low, high = interval
-    if high < promised or (high == promised and not is_least):
-        return (Kept.MISSED if is_least else Kept.KEPT), ""
-    if low >= promised:
-        return (Kept.KEPT if is_least else Kept.MISSED), ""
-    if math.isinf(high):
-        return Kept.UNDECIDED, "too few requests to bound a 99th percentile"
-    return Kept.UNDECIDED, "the promise is inside the interval"
-
-
-def missed(found: Sequence[JudgedPromise]) -> tuple[JudgedPromise, ...]:
-    """Return those that were not kept."""
-    return tuple(promise for promise in found if promise.kept is Kept.MISSED)
-
-
-FALLEN_SHARE = 0.85
-"""A mean acceptance length whose whole interval lies under this share of what it was before has fallen."""
+DEAD_DRAFT_LENGTH = 1.05
+"""Mean acceptance length of a dead draft: of 20 steps, one accepts one draft token."""
+_DEAD_FOR_S = 15.0
+_UNDRAFTED_SHARE = 0.1
+_FULL_SHARE = 0.9
+_WORTH_SHARE = 0.05
+"""Of a step's tokens, what a position must add: drafting one costs 2 to 10 % of a step."""
+_POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
+"""Advice on single positions, which have no interval, needs this much traffic."""
 
 
 class WatchState(StrEnum):
@@ -145,19 +32,11 @@ class WatchState(StrEnum):
     OFF = "OFF"
     """The server does not speculate."""
     COLLAPSED = "COLLAPSED"
-    UNDRAFTED = "UNDRAFTED"
-    """It speculates, and output tokens come without a single draft."""
-    IDLE = "IDLE"
-    UNDECIDED = "UNDECIDED"
-    """What decides lies inside the interval, or there is no interval yet."""
     MISSED = "MISSED"
     """A promise of the profile is not kept."""
-    FALLEN = "FALLEN"
-    """The mean acceptance length is lower than before."""
-    KEPT = "KEPT"
-    """Every promise that can be seen is kept."""
+    UNDECIDED = "UNDECIDED"
+    """What decides lies inside the interval, or there is no interval yet."""
     STEADY = "STEADY"
-    """It works as it did; without promises, nothing more can be said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,116 +45,152 @@ class WatchVerdict:
 
     state: WatchState
     sentence: str
-    traffic_factor: float | None = None
-    """For UNDECIDED: how many times the traffic should decide it, if the figures stay as they are."""
 
 
-OFF = WatchVerdict(WatchState.OFF, "the server does not speculate: it has no speculation counters")
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, in one sentence, and a word for programs."""
+
+    code: str
+    sentence: str
 
 
-def judge(
-    seen: WatchFigures,
-    *,
-    collapsed: Sequence[Collapse] = (),
-    promised: Sequence[JudgedPromise] = (),
-    before: float | None = None,
-) -> WatchVerdict:
-    """Return the worst that the figures show. `before`: the mean acceptance length of the time before the window."""
-    drafts, tokens = seen.counters.acceptance.drafts, seen.counters.generation_tokens
-    if not seen.whole.speculates:
-        return OFF
-    if collapsed:
-        return WatchVerdict(WatchState.COLLAPSED, _collapsed(collapsed, engines=len(seen.whole.engines)))
-    if not drafts and seen.undrafted_share is not None:
-        later = tokens - seen.counters.ttft_s.count
-        text = f"{later:,} output tokens came without a single draft, the first of each request not counted"
-        return WatchVerdict(WatchState.UNDRAFTED, text)
-    if not drafts and not tokens:
-        return WatchVerdict(WatchState.IDLE, f"no traffic in the last {seen.whole.seconds:.0f} s")
-    if broken := missed(promised):
-        return WatchVerdict(WatchState.MISSED, "; ".join(_compared(promise) for promise in broken))
-    length, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
-    if length is None or interval is None:
-        finished = _count(seen.counters.finished_requests, "finished request")
-        text = f"{_count(drafts, 'draft')} and {finished} are too few for an interval of the acceptance"
-        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}")
-    figure = f"the mean acceptance length is {length:.2f}{_bounds(interval)}"
-    if interval[1] < LENGTH:
-        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {figure}")
-    if before is not None and interval[1] < FALLEN_SHARE * before:
-        fell = figure.replace(" is ", " fell to ", 1)
-        return WatchVerdict(WatchState.FALLEN, f"{fell}; it was {before:.2f} before")
-    if interval[0] < LENGTH:
-        text = f"not decided yet: {figure}, and under {LENGTH} the draft is dead"
-        return WatchVerdict(WatchState.UNDECIDED, text, _factor(length, interval, LENGTH))
-    return _of_promises(promised) or WatchVerdict(
-        WatchState.STEADY,
-        f"{figure}: speculation pays if a step takes less than {length:.2f} times as long as without it",
+def shown(interval: Interval | None, unit: str = "") -> str:
+    """Return a figure with its interval: `4.35 (95 %: 4.00 to 4.70)`."""
+    if interval is None:
+        return "-"
+    digits = 0 if unit else 2
+    value, low, high = (
+        f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high)
+    )
+    if math.isinf(interval.high):
+        return f"{low}{unit} or more (95 %)"
+    return f"{value}{unit} (95 %: {low} to {high})"
+
+
+def promise_words(promise: Judged) -> str:
+    """Return what was measured, and what was promised where."""
+    limit, unit = promise.limit, " ms" if promise.limit.key.endswith("_ms") else ""
+    promised = f"{limit.promised:g}{unit} was promised ({limit.place})"
+    figure = f" is {shown(promise.measured, unit)}, and" if promise.measured is not None else ":"
+    return f"`{limit.key}`{figure} {promised}"
+
+
+def judge_promises(profile: Profile, seen: WindowFigures) -> tuple[Judged, ...]:
+    """Hold each limit of a profile against the window. Counters tell no workload or temperature."""
+    measured = {
+        "min_mean_acceptance_length": seen.mean_acceptance_length,
+        "min_acceptance_rate": seen.acceptance_rate,
+        "max_ttft_p99_ms": seen.ttft_p99_ms,
+        "max_tpot_p99_ms": seen.tpot_p99_ms,
+    }
+    why = "a server's metrics do not show it: `specserve bench` measures it"
+    return tuple(
+        judge(limit, measured[limit.key])
+        if limit.key in measured
+        else Judged(limit, Kept.NOT_JUDGED, why=why)
+        for limit in limits(
+            profile, workload=None, temperature=None, concurrency=seen.running_requests
+        )
     )
 
 
-def _of_promises(promised: Sequence[JudgedPromise]) -> WatchVerdict | None:
-    """UNDECIDED if one about acceptance is, KEPT if all are kept that can be seen."""
-    undecided = [promise for promise in promised if promise.kept is Kept.UNDECIDED]
-    about_acceptance = [promise for promise in undecided if not promise.unit]
-    if about_acceptance:
-        text = "; ".join(_compared(item, has_interval=True) for item in about_acceptance)
-        factors = (_factor(item.measured, item.interval, item.promised) for item in about_acceptance)
-        most = max((factor for factor in factors if factor is not None), default=None)
-        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}", most)
-    kept = sum(promise.kept is Kept.KEPT for promise in promised)
-    if kept and not undecided:
-        return WatchVerdict(WatchState.KEPT, f"{_count(kept, 'promise')} of the profile kept")
-    return None
+def dead_drafts(readings: Sequence[Reading]) -> str | None:
+    """Return what the newest drafts of an engine show if they are refused.
 
-
-def _collapsed(collapsed: Sequence[Collapse], *, engines: int) -> str:
-    worst = collapsed[0]
-    text = f"the draft is dead: {worst.length:.2f} tokens per step in the last {worst.for_s:.0f} s"
-    if worst.before is not None and worst.before > worst.length:
-        text += f", {worst.before:.2f} before"
-    if engines > 1:
-        names = ", ".join(collapse.engine.engine for collapse in collapsed)
-        text = f"engine{'s' if len(collapsed) > 1 else ''} {names} of {engines}: {text}"
-    return text
-
-
-def _compared(promise: JudgedPromise, *, has_interval: bool = False) -> str:
-    assert promise.measured is not None
-    shown = f"{promise.number(promise.measured)}{promise.unit}"
-    if has_interval and promise.interval is not None:
-        shown += _bounds(promise.interval)
-    return f"`{promise.key}` is {shown}, and {promise.promised:g}{promise.unit} was promised ({promise.span})"
-
-
-def _bounds(interval: Interval) -> str:
-    return f" (95 % interval: {interval[0]:.2f} to {interval[1]:.2f})"
-
-
-def _factor(value: float | None, interval: Interval | None, boundary: float) -> float | None:
-    """How many times the traffic brings the interval off the boundary: its width falls with the square root."""
-    if value is None or interval is None or value == boundary:
-        return None
-    half = interval[1] - value if boundary > value else value - interval[0]
-    return (half / (value - boundary)) ** 2
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
-
-
-_Z = 1.959964
-
-
-def quantile_interval(observed: Histogram, share: float) -> Interval | None:
-    """Return where a quantile lies, by the ranks that it can have and the edges of their buckets.
-
-    None without an observation. The upper end is infinite if there are too few to bound it (a p99: under 470).
+    Newest is the shortest time that holds 200 of its drafts and is 15 s long: what went well before
+    does not hide it. Each engine is judged alone: in the sum of eight, one dead one does not show.
     """
-    count = observed.count
-    if not count:
-        return None
-    spread = _Z * math.sqrt(count * share * (1 - share))
-    low_rank, high_rank = math.floor(count * share - spread), math.ceil(count * share + spread) + 1
-    high = observed.around(high_rank)[1] if high_rank <= count else math.inf
-    return observed.around(low_rank)[0], high
+    last, found = readings[-1], []
+    for name, engine in last.metrics.engines.items():
+        for reading in reversed(readings):
+            before = reading.metrics.engines[name].counters.acceptance
+            newest = since(before, now=engine.counters.acceptance) or Acceptance()
+            if newest.drafts >= MIN_DRAFTS and last.at_s - reading.at_s >= _DEAD_FOR_S:
+                length = newest.mean_acceptance_length or 1.0
+                found += [f"{length:.2f} (engine {name.engine})"] * (length < DEAD_DRAFT_LENGTH)
+                break
+    return f"the newest drafts give {', '.join(found)} tokens per step" if found else None
+
+
+def judge_window(
+    seen: WindowFigures, *, span_s: float, dead: str | None, promises: Sequence[Judged] = ()
+) -> WatchVerdict:
+    """Return the worst that the figures show. `span_s`: of a full window; see `dead_drafts`."""
+    drafts, tokens = seen.counted.acceptance.drafts, seen.counted.generation_tokens
+    if not seen.speculates:
+        text = "the server does not speculate: it has no speculation counters"
+        return WatchVerdict(WatchState.OFF, text)
+    if dead is not None:
+        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {dead}")
+    if not drafts and not tokens:
+        return WatchVerdict(WatchState.UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
+    if missed := [each for each in promises if each.kept is Kept.MISSED]:
+        return WatchVerdict(WatchState.MISSED, "; ".join(map(promise_words, missed)))
+    length = seen.mean_acceptance_length
+    if length is None:
+        text = f"{drafts:,} drafts in {seen.seconds:.0f} s are in fewer than 3 parts of the window"
+        needed_s = 5 * seen.request_s
+        if needed_s > span_s and seen.seconds >= 0.9 * span_s:
+            text += f", as a request takes {seen.request_s:.0f} s: use `--window {needed_s:.0f}s`"
+        return WatchVerdict(WatchState.UNDECIDED, f"no interval of the acceptance yet: {text}")
+    figure, longer = f"the mean acceptance length is {shown(length)}", "use a longer `--window`"
+    if length.high < DEAD_DRAFT_LENGTH:
+        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {figure}")
+    if length.low < DEAD_DRAFT_LENGTH:
+        text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {longer}"
+        return WatchVerdict(WatchState.UNDECIDED, text)
+    undecided = [each for each in promises if each.kept is Kept.UNDECIDED]
+    if of_acceptance := [each for each in undecided if not each.limit.key.endswith("_ms")]:
+        text = "; ".join(map(promise_words, of_acceptance))
+        return WatchVerdict(WatchState.UNDECIDED, f"{text}: {longer}")
+    kept = sum(each.kept is Kept.KEPT for each in promises)
+    text = figure + (f"; promises kept: {kept}" if kept else "")
+    text += "".join(f"; `{each.limit.key}` is undecided: {each.why}" for each in undecided)
+    return WatchVerdict(WatchState.STEADY, text)
+
+
+def advise(
+    seen: WindowFigures, state: WatchState, *, has_worked: bool, method: str | None, load: float
+) -> Advice | None:
+    """Return the first of four rules that applies.
+
+    `has_worked`: since the server's start. `load`: the requests in flight of the promises.
+    """
+    drafted, share = seen.counted.acceptance, seen.undrafted_share
+    if state is WatchState.COLLAPSED:
+        until = "until then `specserve up --baseline` serves the same text without the cost"
+        if has_worked:
+            text = "restart the server, as the draft worked before; if it dies again, try another"
+            return Advice("restart", f"{text}; {until}")
+        text = "run `specserve check`, as the draft never worked and may not fit this target"
+        return Advice("check_draft", f"{text}; {until}")
+    if seen.speculates and share is not None and share >= _UNDRAFTED_SHARE:
+        why = f"{share:.0%} of the output tokens came without a draft"
+        text = "raise the draft's `max_model_len` if prompts are longer, or the batch-size schedule"
+        if method in ("ngram", "ngram_gpu", "suffix"):
+            text = (
+                f"use a draft model or a head if that is too much: `{method}` found no copy there"
+            )
+        return Advice("nothing_drafted", f"{why}: {text}")
+    text = "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`"
+    if seen.counted.preemptions and (seen.most_kv_cache_usage or 1.0) >= _FULL_SHARE:
+        why = f"the KV cache is full, and work was lost in {seen.counted.preemptions:,} preemptions"
+        return Advice("overload", f"{text}: {why}")
+    if seen.running_requests > load + 0.5:
+        why = f"{seen.running_requests:.0f} run in parallel, and the profile promises for {load:g}"
+        return Advice("overload", f"{text}: {why}")
+    last, worth, tokens = len(drafted.per_position), 0, 1.0
+    for position, gain in enumerate(drafted.per_position, start=1):
+        worth = position if gain / tokens >= _WORTH_SHARE else worth
+        tokens += gain
+    # later positions also read low if K varies, and some methods draft all of them in one step
+    is_fixed = drafted.draft_tokens >= 0.98 * last * drafted.drafts
+    is_free = method in ("dflash", "dspark")
+    has_enough = drafted.drafts >= _POSITION_DRAFTS
+    has_enough = has_enough and seen.counted.finished_requests >= _POSITION_REQUESTS
+    if has_enough and is_fixed and not is_free and 0 < worth < last:
+        added = sum(drafted.per_position[worth:]) / tokens
+        why = f"the positions after that add {added:.0%} of the tokens, less than they cost"
+        return Advice("fewer_tokens", f"try `num_speculative_tokens: {worth}`: {why}")
+    return None

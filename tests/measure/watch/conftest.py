@@ -1,70 +1,55 @@
-"""Stretches of time made by hand."""
+"""Readings made by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
-import pytest
-
-from specserve.measure.watch.figures import Stretch
+from specserve.measure.watch.window import Reading
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 
-ENGINE = EngineName("demo", "0")
-MakeStretch = Callable[..., Stretch]
+DEMO = EngineName("demo", "0")
+GOOD = (0.8, 0.6, 0.5, 0.4)
+DEAD = (0.02, 0.01, 0.0, 0.0)
 
 
-def made(
-    began_s: float = 0.0,
-    seconds: float = 5.0,
-    *,
+def gain(
     drafts: int = 100,
-    shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.4),
+    shares: tuple[float, ...] = GOOD,
+    *,
     finished: int = 5,
     plain_tokens: int = 0,
-    running: float = 2.0,
-    speculates: bool = True,
-    name: EngineName = ENGINE,
     draft_tokens: int | None = None,
-    ttft_s: Histogram | None = None,
     preemptions: int = 0,
-    kv_cache_usage: float | None = 0.2,
-) -> Stretch:
-    """A stretch of one engine in which so many drafts were accepted by these shares per position."""
+    ttft_s: Histogram | None = None,
+) -> Counters:
+    """What one engine counts while so many drafts are accepted by these shares per position."""
     accepted = tuple(round(drafts * share) for share in shares)
-    counted = Acceptance(
-        drafts, len(shares) * drafts if draft_tokens is None else draft_tokens, sum(accepted), accepted
-    )
-    counters = Counters(
-        acceptance=counted,
-        finished={"stop": finished},
+    drafted = len(shares) * drafts if draft_tokens is None else draft_tokens
+    return Counters(
+        acceptance=Acceptance(drafts, drafted, sum(accepted), accepted),
+        finished_requests=finished,
         generation_tokens=drafts + sum(accepted) + plain_tokens,
         preemptions=preemptions,
         ttft_s=ttft_s or Histogram(),
     )
-    return Stretch(
-        began_s=began_s,
-        ended_s=began_s + seconds,
-        engines={name: counters},
-        speculates=speculates,
-        running_request_s=running * seconds,
-        most_running=round(running),
-        most_kv_cache_usage=kv_cache_usage,
-    )
 
 
-def series(count: int, *, seconds: float = 5.0, began_s: float = 0.0, **what: object) -> tuple[Stretch, ...]:
-    """Such stretches one after another."""
-    return tuple(
-        made(began_s + index * seconds, seconds, **what)  # type: ignore[arg-type]
-        for index in range(count)
-    )
-
-
-@pytest.fixture
-def stretch() -> MakeStretch:
-    return made
-
-
-@pytest.fixture
-def stretches() -> Callable[..., tuple[Stretch, ...]]:
-    return series
+def readings(
+    *gains: Counters | dict[EngineName, Counters],
+    every_s: float = 5.0,
+    running: int = 2,
+    kv_cache_usage: float = 0.2,
+    speculates: bool = True,
+) -> list[Reading]:
+    """The readings between which the engines count that."""
+    each = [one if isinstance(one, dict) else {DEMO: one} for one in gains]
+    engine = EngineMetrics(Counters(), running, 0, kv_cache_usage, speculates)
+    state = dict.fromkeys(each[0], engine)
+    found = [Reading(0.0, Metrics(dict(state)))]
+    for number, one in enumerate(each, start=1):
+        state = {
+            name: replace(engine, counters=engine.counters + one[name]) for name, engine in state.items()
+        }
+        found.append(Reading(every_s * number, Metrics(state)))
+    return found

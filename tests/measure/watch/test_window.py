@@ -1,119 +1,187 @@
-"""The arithmetic of windows: nothing is lost, nothing counts twice, memory is bounded."""
+"""The figures of `watch` are those that a person computes by hand from two raw scrapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import random
+import re
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.watch.figures import MOST, Reading, Stretch, Window, between, figures, joined
-from specserve.metrics.counters import Acceptance, Counters, EngineName
-from specserve.metrics.prometheus import EngineMetrics, Metrics
-
-Series = Callable[..., tuple[Stretch, ...]]
-NAME = EngineName("demo", "0")
-gains = st.lists(
-    st.tuples(st.floats(0.1, 30), st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=300
+from specserve.measure.watch.window import (
+    MAX_READINGS,
+    Reading,
+    Window,
+    acceptance_intervals,
+    figures,
+    gained,
+    p99_ms,
+    parts_of,
 )
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
+from specserve.metrics.prometheus import Metrics, read
+from tests.measure.watch.conftest import DEMO, gain, readings
+
+DATA = Path(__file__).parents[2] / "data" / "metrics"
 
 
-def readings(steps: list[tuple[float, int, int]], *, start: int = 0) -> list[Reading]:
-    """A server whose engine drafts and accepts so much more from reading to reading."""
-    at_s, drafts, accepted = 100.0, start, start
-    found = [_reading(at_s, drafts, accepted)]
-    for seconds, more, hits in steps:
-        at_s, drafts, accepted = at_s + seconds, drafts + more, accepted + min(hits, 4 * more)
-        found.append(_reading(at_s, drafts, accepted))
-    return found
+def test_the_figures_of_a_real_server_equal_those_computed_by_hand() -> None:
+    def raw(when: str) -> dict[str, float]:
+        """The samples as they stand in the file, without any of our code."""
+        text = DATA.joinpath(f"demo-{when}.txt").read_text(encoding="utf-8")
+        pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        label = r'engine="0",|,?model_name="demo",?'
+        return {re.sub(label, "", name).replace("{}", ""): float(value) for name, value in pairs}
 
+    before, after = raw("before"), raw("after")
 
-def _reading(at_s: float, drafts: int, accepted: int, *, created_s: float | None = 1.0) -> Reading:
-    counted = Acceptance(drafts, 4 * drafts, accepted, (accepted,))
-    engine = EngineMetrics(
-        Counters(counted, generation_tokens=drafts + accepted), running_requests=1, created_s=created_s
+    def grown(name: str) -> float:
+        return after[f"vllm:{name}"] - before[f"vllm:{name}"]
+
+    texts = [DATA.joinpath(f"demo-{when}.txt").read_text() for when in ("before", "after")]
+    seen = figures([Reading(30.05 * at, read(text)) for at, text in enumerate(texts)])
+    drafts, accepted, drafted = (
+        grown(f"spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens", "draft_tokens")
     )
-    return Reading(at_s, Metrics({NAME: engine}))
+    counted = seen.counted
+    assert (drafts, accepted, drafted) == (249, 639, 996)
+    assert counted.acceptance.mean_acceptance_length == pytest.approx(1 + 639 / 249)
+    positions = [
+        grown(f'spec_decode_num_accepted_tokens_per_pos_total{{position="{at}"}}') for at in range(4)
+    ]
+    assert list(counted.acceptance.accepted_per_position) == positions
+    assert counted.generation_tokens == grown("generation_tokens_total")
+    assert counted.finished_requests == 14 == grown('request_success_total{finished_reason="length"}')
+    assert seen.seconds == pytest.approx(30.05)
+    gauge = "vllm:num_requests_running"
+    assert seen.running_requests == pytest.approx((before[gauge] + after[gauge]) / 2)
+    assert seen.most_kv_cache_usage == max(one["vllm:kv_cache_usage_perc"] for one in (before, after))
+    bucket = 'time_to_first_token_seconds_bucket{le="+Inf"}'
+    assert counted.ttft_s.count == grown(bucket)
+    assert counted.ttft_s.mean == pytest.approx(grown("time_to_first_token_seconds_sum") / grown(bucket))
+    assert seen.mean_acceptance_length is None  # two readings are one part
 
 
-def stretches_of(found: list[Reading]) -> list[Stretch]:
-    steps = [between(before, now) for before, now in pairwise(found)]
-    assert None not in steps
-    return [step for step in steps if step is not None]
+def test_output_that_came_without_a_draft_is_told() -> None:
+    def undrafted(plain_tokens: int) -> float | None:
+        return figures(readings(*[gain(plain_tokens=plain_tokens)] * 4)).undrafted_share
+
+    assert undrafted(0) == pytest.approx(0.0)
+    assert undrafted(110) == pytest.approx(0.25)  # 330 tokens of 100 steps with drafts
+    assert undrafted(-50) == 0.0  # what a request's end cuts off is counted as accepted
+    assert figures(readings(gain(10))).undrafted_share is None
 
 
-@given(gains, st.integers(0, 10**12))
-def test_the_sum_of_the_stretches_is_the_gain_from_the_first_reading_to_the_last(
-    steps: list[tuple[float, int, int]], start: int
-) -> None:
-    found = readings(steps, start=start)
-    whole = joined(stretches_of(found))
-    first, last = (reading.metrics.engines[NAME].counters.acceptance for reading in (found[0], found[-1]))
-    assert whole.counters.acceptance.drafts == last.drafts - first.drafts
-    assert whole.counters.acceptance.accepted_tokens == last.accepted_tokens - first.accepted_tokens
-    assert whole.seconds == pytest.approx(found[-1].at_s - found[0].at_s)
-    assert whole.running_request_s == pytest.approx(whole.seconds)
+class TestInterval:
+    def test_needs_three_parts_each_longer_than_a_request(self) -> None:
+        assert figures(readings(*[gain()] * 2)).mean_acceptance_length is None
+        assert figures(readings(*[gain()] * 3)).mean_acceptance_length is not None
+        # two requests that go on and on: neighbouring parts are the same requests
+        assert figures(readings(*[gain(finished=0)] * 12)).mean_acceptance_length is None
+        assert figures(readings(*[gain(finished=1)] * 12)).mean_acceptance_length is not None
+        assert figures(readings(*[gain(0)] * 12)).mean_acceptance_length is None
+
+    @pytest.mark.parametrize("least_s", [1.0, 7.0, 11.0, 30.0])
+    def test_its_parts_lose_nothing(self, least_s: float) -> None:
+        parts = parts_of(readings(*[gain()] * 13), least_s=least_s)
+        assert sum(part.drafts for part in parts) == 1300
+
+    def test_holds_the_truth_in_about_95_of_100_windows(self) -> None:
+        # requests with an acceptance of their own, as in real traffic: five in each of twelve parts
+        chance = random.Random(7)
+        hits = 0
+        for _ in range(1000):
+            parts = []
+            for _part in range(12):
+                shares = [min(max(chance.gauss(0.6, 0.15), 0.0), 1.0) for _ in range(5)]
+                parts.append(gain(1000, (sum(shares) / 5,) * 4).acceptance)
+            length, _ = acceptance_intervals(parts)
+            hits += length is not None and length.low <= 1 + 4 * 0.6 <= length.high
+        assert 930 <= hits <= 970
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 60), st.lists(st.floats(0, 1), min_size=4, max_size=4)),
+            max_size=15,
+        )
+    )
+    def test_holds_its_figure_and_stays_possible(self, parts: list[tuple[int, list[float]]]) -> None:
+        counted = [gain(n, tuple(sorted(shares, reverse=True))) for n, shares in parts]
+        length, rate = acceptance_intervals([one.acceptance for one in counted])
+        if length is not None and rate is not None:
+            assert 1 <= length.low <= length.value <= length.high <= 5
+            assert 0 <= rate.low <= rate.value <= rate.high <= 1
+            assert length.low < length.high
+
+    def test_of_few_drafts_that_are_alike_is_wide(self) -> None:
+        few, many = (
+            acceptance_intervals([gain(drafts, (1.0,) * 4).acceptance] * 5)[0] for drafts in (4, 400)
+        )
+        assert few is not None and few.low < 4.5
+        assert many is not None and many.low > 4.9
+
+    def test_of_a_p99_is_bounded_by_ranks_and_buckets(self) -> None:
+        def bounds(*counts: int) -> tuple[float, float]:
+            found = p99_ms(Histogram(dict(zip((0.1, 0.5, 1.0, math.inf), counts, strict=True))))
+            return (found.low, found.high) if found is not None else (-1.0, -1.0)
+
+        assert bounds(29, 0, 0, 0) == (-1.0, -1.0)
+        assert bounds(367, 0, 0, 0)[1] == math.inf
+        assert bounds(368, 0, 0, 0)[1] == 100.0
+        low, high = bounds(900, 0, 100, 0)
+        assert 500.0 < low < 500.1 and high == 1000.0
 
 
-@given(gains)
-def test_a_window_without_an_end_forgets_nothing_and_stays_small(steps: list[tuple[float, int, int]]) -> None:
-    window, all_of_them = Window(), stretches_of(readings(steps))
-    for stretch in all_of_them:
-        window.add(stretch)
-        assert len(window.stretches) <= MOST
-    assert joined(window.stretches).counters == joined(all_of_them).counters
-    assert joined(window.stretches).seconds == pytest.approx(joined(all_of_them).seconds)
+class TestWindow:
+    @given(
+        steps=st.lists(st.tuples(st.floats(0.1, 30), st.integers(0, 500)), min_size=1, max_size=300),
+        span_s=st.floats(1, 120),
+    )
+    def test_holds_the_newest_and_stays_small(self, steps: list[tuple[float, int]], span_s: float) -> None:
+        window, drafts, at_s = Window(span_s), 0, 0.0
+        found = []
+        for seconds, more in steps:
+            drafts, at_s = drafts + more, at_s + seconds
+            reading = readings(gain(drafts))[1]
+            found.append(replace(reading, at_s=at_s))
+            assert window.add(found[-1])
+            assert len(window.readings) <= MAX_READINGS + 2
+        assert window.readings[-1] == found[-1]
+        assert all(one.at_s < after.at_s for one, after in pairwise(window.readings))
+        longest_s = max(seconds for seconds, _ in steps)
+        assert window.readings[-1].at_s - window.readings[0].at_s <= span_s * 1.02 + longest_s
+
+    def test_begins_anew_after_a_restart(self) -> None:
+        window, before = Window(60.0), readings(*[gain()] * 6)
+        assert all(map(window.add, before))
+        anew = replace(readings(gain(50))[1], at_s=40.0)
+        assert not window.add(anew)
+        assert list(window.readings) == [anew]
 
 
-@given(gains, st.floats(1, 120))
-def test_a_window_is_no_longer_than_asked_for_and_holds_the_newest(
-    steps: list[tuple[float, int, int]], span_s: float
-) -> None:
-    window, longest_s = Window(span_s=span_s), max(seconds for seconds, _, _ in steps)
-    all_of_them = stretches_of(readings(steps))
-    for stretch in all_of_them:
-        window.add(stretch)
-    kept = window.stretches
-    assert len(kept) <= 2 * MOST
-    assert kept[-1].ended_s == all_of_them[-1].ended_s
-    whole = joined(kept)
-    assert whole.seconds <= span_s + longest_s + 1e-6
-    inside = [part for part in all_of_them if part.began_s >= whole.began_s - 1e-9]
-    assert whole.counters == joined(inside).counters
+def engine(drafts: int, *, created_s: float | None = None) -> Metrics:
+    one = readings(gain(drafts))[1].metrics.engines[DEMO]
+    return Metrics({DEMO: replace(one, created_s=created_s)})
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cut=st.integers(1, 11))
-def test_figures_do_not_depend_on_how_the_time_was_cut(stretches: Series, cut: int) -> None:
-    parts = stretches(12)
-    again = (joined(parts[:cut]), joined(parts[cut:]))
-    mine, theirs = figures(parts), figures(again)
-    assert mine.known == theirs.known
-    assert mine.per_s(mine.known.drafts) == pytest.approx(theirs.per_s(theirs.known.drafts))
-    assert mine.running_requests == pytest.approx(theirs.running_requests)
+def test_a_restart_is_told_by_counters_that_dropped_or_by_another_birth() -> None:
+    before = Reading(0, engine(100, created_s=1.0))
+    assert gained(before, Reading(5, engine(99, created_s=1.0))) is None
+    assert gained(before, Reading(5, engine(500, created_s=2.0))) is None
+    found = gained(before, Reading(5, engine(500, created_s=1.0)))
+    assert found is not None and found.acceptance.drafts == 400
 
 
-def test_a_server_that_was_started_anew_gives_no_stretch() -> None:
-    assert between(_reading(0, 100, 50), _reading(5, 10, 5)) is None
-
-
-def test_new_counters_that_overtook_the_old_ones_are_told_by_their_time_of_birth() -> None:
-    before = _reading(0, 100, 50, created_s=1.0)
-    assert between(before, _reading(5, 500, 90, created_s=2.0)) is None
-    assert between(before, _reading(5, 500, 90, created_s=1.0)) is not None
-    assert between(_reading(0, 1, 1, created_s=None), _reading(5, 2, 2, created_s=2.0)) is not None
-
-
-def test_an_engine_that_came_counts_from_its_second_reading_and_one_that_went_ends_nothing() -> None:
-    def both(at_s: float, names: dict[str, int]) -> Reading:
-        engines = {
-            EngineName("demo", name): EngineMetrics(Counters(Acceptance(drafts, drafts, 0, (0,))))
-            for name, drafts in names.items()
-        }
-        return Reading(at_s, Metrics(engines))
-
-    found = between(both(0, {"0": 10, "1": 70}), both(5, {"0": 15, "2": 900}))
-    assert found is not None
-    assert {name.engine: counted.acceptance.drafts for name, counted in found.engines.items()} == {"0": 5}
+def test_an_engine_that_came_or_went_is_a_restart() -> None:
+    one, two = engine(100), engine(200)
+    both = Metrics({**one.engines, EngineName("demo", "1"): two.engines[DEMO]})
+    assert gained(Reading(0, one), Reading(5, both)) is None
+    assert gained(Reading(0, both), Reading(5, one)) is None
+    assert gained(Reading(0, both), Reading(5, both)) == Counters(
+        Acceptance(accepted_per_position=(0, 0, 0, 0))
+    )

@@ -1,0 +1,176 @@
+"""A window of readings of one server, and its figures with their intervals, from counters alone."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from specserve.measure.bench.result import Interval
+from specserve.measure.statistics import quantile, quantile_ranks
+from specserve.metrics.counters import Acceptance, Counters, Histogram, since
+from specserve.metrics.prometheus import Metrics
+
+MAX_READINGS = 120
+MIN_DRAFTS = 200
+"""Fewer prove nothing: of three tokens vLLM's log once said a mean length of 4.00."""
+_MIN_REQUESTS = 30
+"""Of a P99: one hiccup delays several requests."""
+_MAX_PARTS, _MIN_PARTS = 12, 3
+_REQUESTS_PER_PART = 1.5
+"""A part of the window lasts this many times as long as a request on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server's metrics at a time, in seconds of a clock that never jumps."""
+
+    at_s: float
+    metrics: Metrics
+
+
+def gained(before: Reading, now: Reading) -> Counters | None:
+    """Return what the engines counted in between; None if one was restarted, came or went."""
+    if before.metrics.engines.keys() != now.metrics.engines.keys():
+        return None
+    total = Counters()
+    for name, engine in now.metrics.engines.items():
+        earlier = before.metrics.engines[name]
+        counted = since(earlier.counters, now=engine.counters)
+        # counters of a new process may have overtaken the old one's
+        if counted is None or earlier.created_s != engine.created_s:
+            return None
+        total += counted
+    return total
+
+
+class Window:
+    """The newest readings of one server, oldest first, and never more than MAX_READINGS."""
+
+    def __init__(self, span_s: float) -> None:
+        self.span_s = span_s
+        self.readings: deque[Reading] = deque()
+
+    def add(self, reading: Reading) -> bool:
+        """Add one and drop what is too old. False after a restart, which empties the window."""
+        kept = self.readings
+        is_restart = bool(kept) and gained(kept[-1], reading) is None
+        if is_restart:
+            kept.clear()
+        if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < self.span_s / MAX_READINGS:
+            kept.pop()
+        kept.append(reading)
+        while len(kept) > 2 and reading.at_s - kept[1].at_s >= 0.999 * self.span_s:
+            kept.popleft()
+        return not is_restart
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFigures:
+    """What is known of a window. Intervals are of 95 %, and None if there is too little."""
+
+    seconds: float
+    speculates: bool
+    """Whether the server has speculation counters at all."""
+    counted: Counters
+    """By all engines."""
+    request_s: float
+    """How long a request takes on average."""
+    running_requests: float
+    """The mean over the readings."""
+    most_kv_cache_usage: float | None
+    mean_acceptance_length: Interval | None
+    acceptance_rate: Interval | None
+    ttft_p99_ms: Interval | None
+    """As coarse as vLLM's buckets, and open above for under 368 requests."""
+    tpot_p99_ms: Interval | None
+    undrafted_share: float | None
+    """Share of the output tokens that came without a draft; None for under 200 tokens."""
+
+
+def figures(readings: Sequence[Reading]) -> WindowFigures:
+    """Return all that can be said of readings without a restart in between; at least two."""
+    first, last = readings[0], readings[-1]
+    seconds, counted = last.at_s - first.at_s, gained(first, last) or Counters()
+    drafts, later = counted.acceptance, counted.generation_tokens - counted.ttft_s.count
+    running = fmean(reading.metrics.running_requests for reading in readings)
+    usage = [reading.metrics.kv_cache_usage for reading in readings]
+    # by Little's law also of requests that still run
+    request_s = running * seconds / max(counted.finished_requests, 1)
+    request_s = max(counted.e2e_s.mean or 0.0, request_s)
+    parts = parts_of(readings, least_s=max(seconds / _MAX_PARTS, _REQUESTS_PER_PART * request_s))
+    length, rate = acceptance_intervals(parts)
+    return WindowFigures(
+        seconds=seconds,
+        speculates=last.metrics.speculates,
+        counted=counted,
+        request_s=request_s,
+        running_requests=running,
+        most_kv_cache_usage=max((each for each in usage if each is not None), default=None),
+        mean_acceptance_length=length,
+        acceptance_rate=rate,
+        ttft_p99_ms=p99_ms(counted.ttft_s),
+        tpot_p99_ms=p99_ms(counted.tpot_s),
+        # a request's first token comes of its prompt; a step gives one more token than it accepts
+        undrafted_share=max(0.0, 1 - (drafts.drafts + drafts.accepted_tokens) / later)
+        if later >= MIN_DRAFTS
+        else None,
+    )
+
+
+def parts_of(readings: Sequence[Reading], *, least_s: float) -> list[Acceptance]:
+    """Cut the window in parts of at least that length, and return the acceptance in each.
+
+    Drafts of one request are correlated, and counters do not tell requests apart: in parts shorter
+    than a request, neighbours would be alike, and the interval too narrow.
+    """
+    cuts = [readings[0]]
+    for reading in readings:
+        if reading.at_s - cuts[-1].at_s >= 0.99 * least_s:
+            cuts.append(reading)
+    if len(cuts) > 1:
+        cuts[-1] = readings[-1]
+    every = [gained(before, now) or Counters() for before, now in pairwise(cuts)]
+    return [part.acceptance for part in every]
+
+
+def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Interval | None, Interval | None]:
+    """Return the mean acceptance length and the acceptance rate, of 3 parts with drafts or more.
+
+    Batch means and Student's t. An interval is never narrower than that of as many independent
+    drafts, to which two are added, one accepted and one refused as a whole (Agresti and Coull):
+    parts of few drafts can be alike by chance.
+    """
+    used = [part for part in parts if part.drafts]
+    count, whole = len(used), sum(used, Acceptance())
+    if count < _MIN_PARTS:
+        return None, None
+    longest, drafts = len(whole.accepted_per_position), whole.drafts + 2
+    squares = sum((2 * at + 1) * n for at, n in enumerate(whole.accepted_per_position))
+    of_one = (squares + longest**2) / drafts - ((whole.accepted_tokens + longest) / drafts) ** 2
+
+    def interval(over: str, most: float) -> Interval:
+        total = getattr(whole, over)
+        value = whole.accepted_tokens / total
+        spread = sum((part.accepted_tokens - value * getattr(part, over)) ** 2 for part in used)
+        variance = max(spread * count / (count - 1), whole.drafts * max(of_one, 0.0))
+        half = quantile(0.975, freedom=count - 1) * math.sqrt(variance) / total
+        return Interval(value, max(value - half, 0.0), max(min(value + half, most), value))
+
+    length, rate = interval("drafts", longest), interval("draft_tokens", 1.0)
+    return Interval(1 + length.value, 1 + length.low, 1 + length.high), rate
+
+
+def p99_ms(observed: Histogram) -> Interval | None:
+    """Return where P99 lies by the ranks that it can have, and the edges of their buckets."""
+    value, count = observed.quantile(0.99), observed.count
+    if value is None or count < _MIN_REQUESTS:
+        return None
+    low_rank, high_rank = quantile_ranks(count, 0.99)
+    high = observed.bucket(high_rank)[1] if high_rank <= count else math.inf
+    # a bucket does not hold its lower edge
+    low = math.nextafter(1000 * observed.bucket(low_rank)[0], math.inf)
+    return Interval(1000 * value, low, 1000 * high)

@@ -1,0 +1,202 @@
+"""From figures to a verdict, and to what should be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specserve.measure.expect import Judged, Kept
+from specserve.measure.watch.verdict import (
+    Advice,
+    WatchState,
+    WatchVerdict,
+    advise,
+    dead_drafts,
+    judge_promises,
+    judge_window,
+)
+from specserve.measure.watch.window import Reading, figures
+from specserve.metrics.counters import EngineName, Histogram
+from specserve.profile.schema import Profile
+from tests.measure.watch.conftest import DEAD, GOOD, gain, readings
+
+MakeProfile = Callable[[str], Profile]
+MANY = Histogram({0.1: 900, 0.5: 100, float("inf"): 0})
+
+
+def judged(parts: list[Reading], profile: Profile | None = None) -> WatchVerdict:
+    seen = figures(parts)
+    promises = judge_promises(profile, seen) if profile is not None else ()
+    return judge_window(seen, span_s=60.0, dead=dead_drafts(parts), promises=promises)
+
+
+class TestCollapse:
+    def test_is_told_though_the_window_still_looks_well(self) -> None:
+        verdict = judged(readings(*[gain()] * 9, *[gain(shares=DEAD)] * 3))
+        assert verdict.state is WatchState.COLLAPSED
+        assert verdict.sentence == (
+            "the draft is dead: the newest drafts give 1.03 (engine 0) tokens per step"
+        )
+
+    @pytest.mark.parametrize(
+        ("drafts", "dead", "well"),
+        [
+            (300, 1, 9),  # a short odd moment of a quiet server
+            (16, 12, 0),  # few drafts
+            (100, 3, 4),  # dead, and then well again
+        ],
+    )
+    def test_needs_200_drafts_in_15_s(self, drafts: int, dead: int, well: int) -> None:
+        parts = [gain()] * well + [gain(drafts, DEAD)] * dead
+        assert dead_drafts(readings(*(reversed(parts) if well == 4 else parts))) is None
+
+    def test_is_told_of_one_engine_of_eight(self) -> None:
+        names = [EngineName("demo", str(number)) for number in range(8)]
+        each = {name: gain(shares=DEAD if name.engine == "5" else GOOD) for name in names}
+        assert judged(readings(*[each] * 12)).sentence.endswith("1.03 (engine 5) tokens per step")
+
+    def test_begins_below_a_length_of_1_05(self) -> None:
+        assert dead_drafts(readings(*[gain(shares=(0.05, 0.0))] * 12)) is None
+        assert dead_drafts(readings(*[gain(shares=(0.04, 0.0))] * 12)) is not None
+
+    def test_is_also_what_a_whole_interval_says_that_is_short(self) -> None:
+        parts = readings(*[gain(4000, shares=DEAD)] * 12, every_s=0.5)
+        assert dead_drafts(parts) is None
+        assert judged(parts).state is WatchState.COLLAPSED
+
+
+@pytest.mark.parametrize(
+    ("parts", "state", "sentence"),
+    [
+        (readings(*[gain()] * 12), "STEADY", "the mean acceptance length is 3.30 (95 %: 3.20 to 3.40)"),
+        (readings(*[gain(20, finished=1)] * 12), "STEADY", "the mean acceptance length is 3.30"),
+        (readings(*[gain(0)] * 12, speculates=False), "OFF", "the server does not speculate"),
+        (readings(*[gain(0, finished=0)] * 12), "UNDECIDED", "no traffic in 60 s"),
+        (
+            readings(*[gain(finished=0)] * 12),
+            "UNDECIDED",
+            "no interval of the acceptance yet: 1,200 drafts in 60 s are in fewer than 3 parts of the "
+            "window, as a request takes 120 s: use `--window 600s`",
+        ),
+        (
+            readings(*[gain(5, (0.2, 0.0, 0.0, 0.0), finished=1)] * 12),
+            "UNDECIDED",
+            "the mean acceptance length is 1.20 (95 %: 1.",
+        ),
+    ],
+)
+def test_the_state_is_the_first_that_applies(parts: list[Reading], state: str, sentence: str) -> None:
+    verdict = judged(parts)
+    assert verdict.state == state
+    assert verdict.sentence.startswith(sentence)
+
+
+class TestPromises:
+    def test_are_kept_missed_or_open_by_the_whole_interval(self, profile: MakeProfile) -> None:
+        parts = readings(*(gain(shares=(0.8, 0.6, 0.4 + 0.2 * (number % 2), 0.4)) for number in range(12)))
+        length = figures(parts).mean_acceptance_length
+        assert length is not None
+        for promised, state, words in (
+            (length.low - 0.01, "STEADY", "; promises kept: 1"),
+            (length.high + 0.01, "MISSED", "/p.yaml:"),
+            (3.31, "UNDECIDED", "/p.yaml:3:39): use a longer `--window`"),
+        ):
+            text = f"\nexpect: [{{min_mean_acceptance_length: {promised}}}]"
+            verdict = judged(parts, profile(text))
+            assert (verdict.state, words in verdict.sentence) == (state, True)
+            assert "3.30 (95 %: 3." in verdict.sentence
+
+    def test_of_time_are_held_against_what_the_buckets_can_tell(self, profile: MakeProfile) -> None:
+        def kept(*counts: int) -> Kept:
+            observed = Histogram(dict(zip((0.1, 0.5, float("inf")), counts, strict=True)))
+            seen = figures(readings(*[gain()] * 11, gain(ttft_s=observed)))
+            (one,) = judge_promises(profile("expect: [{max_ttft_p99_ms: 100}]"), seen)
+            return one.kept
+
+        assert [kept(1000, 0, 0), kept(900, 100, 0)] == ["kept", "missed"]
+        assert [kept(100, 0, 0), kept(0, 0, 0)] == ["undecided", "undecided"]
+
+    def test_are_judged_where_they_hold(self, profile: MakeProfile) -> None:
+        """Counters tell no workload and no temperature."""
+        text = """
+        expect:
+          - {workload: code, min_mean_acceptance_length: 3.9}
+          - {temperature: 0.7, min_mean_acceptance_length: 3.8}
+          - {concurrency: 16, max_ttft_p99_ms: 90, min_speedup: 2}
+          - {min_mean_acceptance_length: 2.1}
+        """
+
+        def found(running: int) -> dict[float, Judged]:
+            seen = figures(readings(*[gain(ttft_s=MANY)] * 12, running=running))
+            return {one.limit.promised: one for one in judge_promises(profile(text), seen)}
+
+        quiet = found(running=2)
+        assert [quiet[at].kept for at in (3.9, 3.8, 90, 2, 2.1)] == [
+            *("not judged", "not judged", "missed", "not judged", "kept")
+        ]
+        assert quiet[3.9].why == "the promise is for the workload `code`"
+        assert "`specserve bench` measures it" in (quiet[2].why or "")
+        assert found(running=30)[90].kept == "not judged"
+
+    def test_of_time_that_are_open_are_named(self, profile: MakeProfile) -> None:
+        verdict = judged(readings(*[gain()] * 12), profile("expect: [{max_tpot_p99_ms: 9}]"))
+        assert verdict.state is WatchState.STEADY
+        assert "`max_tpot_p99_ms` is undecided: there are too few requests" in verdict.sentence
+
+
+class TestAdvice:
+    def test_without_a_reason_there_is_none(self) -> None:
+        assert advice() is None
+
+    def test_a_dead_draft_is_restarted_or_checked(self) -> None:
+        restart = advice(state=WatchState.COLLAPSED)
+        assert restart is not None and restart.code == "restart"
+        check = advice(state=WatchState.COLLAPSED, has_worked=False)
+        assert check is not None and check.code == "check_draft"
+        assert "specserve up --baseline" in restart.sentence and "--baseline" in check.sentence
+
+    @pytest.mark.parametrize(
+        ("method", "words"), [("eagle3", "`max_model_len`"), ("ngram", "`ngram` found no copy")]
+    )
+    def test_output_without_drafts(self, method: str, words: str) -> None:
+        found = advice(gain(plain_tokens=150), method=method)
+        assert found is not None and found.code == "nothing_drafted"
+        assert found.sentence.startswith("31% of the output tokens came without a draft")
+        assert words in found.sentence
+
+    def test_more_requests_than_the_cache_or_the_promises_are_for(self) -> None:
+        full = advice(gain(preemptions=1), kv_cache_usage=0.99)
+        many = advice(running=30, load=16)
+        assert full is not None and many is not None
+        assert full.code == many.code == "overload"
+        assert "lost in 12 preemptions" in full.sentence
+        assert "30 run in parallel, and the profile promises for 16" in many.sentence
+        assert advice(gain(preemptions=1)) is None  # not for want of room
+        assert advice(running=16, load=16) is None
+
+    def test_positions_that_add_less_than_they_cost(self) -> None:
+        late = (0.6, 0.3, 0.06, 0.02)
+        found = advice(gain(shares=late))
+        assert found == Advice(
+            "fewer_tokens",
+            "try `num_speculative_tokens: 2`: the positions after that add 4% of the tokens, less "
+            "than they cost",
+        )
+        assert advice(gain(shares=late, finished=1)) is None  # too few requests
+        assert advice(gain(shares=late, draft_tokens=250)) is None  # K varies
+        assert advice(gain(shares=late), method="dflash") is None  # drafts all of them in one step
+
+
+def advice(
+    each: Any = None,
+    *,
+    state: WatchState = WatchState.STEADY,
+    has_worked: bool = True,
+    method: str | None = None,
+    load: float = float("inf"),
+    **engine: Any,
+) -> Advice | None:
+    seen = figures(readings(*[each or gain()] * 12, **engine))
+    return advise(seen, state, has_worked=has_worked, method=method, load=load)
