@@ -39,21 +39,14 @@ def verify(
     ] = None,
     *,
     temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--temperature",
-            "-t",
-            min=0,
-            max=2,
-            show_default=False,
-            help="Verify at this temperature; repeatable (default: 0 and 0.7).",
-        ),
+        str | None,
+        text_option("LIST", "Verify at these temperatures (default: 0,0.7).", "--temperature", "-t"),
     ] = None,
     against: Annotated[
         str | None, text_option("NAME|URL", "Have this other server score the text, instead of the same one.")
     ] = None,
     no_smoke: Annotated[
-        bool, flag("--no-smoke", "Do not also test JSON schemas, tool calls, stop strings and more.")
+        bool, flag("--no-smoke", "Do not also test JSON schemas, stop strings, penalties and more.")
     ] = False,
     prompts: Annotated[
         str | None,
@@ -96,6 +89,7 @@ def verify(
     specserve verify configs/demo.yaml --temperature 0.7 -v
     specserve verify llama70b-8b --against http://10.0.0.7:8000 --format json
     """
+    from specserve.measure.values import numbers
     from specserve.measure.verify.run import VerifyRequest
     from specserve.measure.verify.server import load_prompts, run_verification
     from specserve.report.servers import StartView
@@ -105,7 +99,7 @@ def verify(
     if beyond:
         say(f"{prompts}: the first {len(found)} prompts are used, the other {beyond} are not")
     request = VerifyRequest(
-        temperatures=tuple(dict.fromkeys([0.0, 0.7] if temperature is None else temperature)),
+        temperatures=numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7),
         prompts=found,
         limit_s=seconds,
         smoke=not no_smoke,

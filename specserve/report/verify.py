@@ -91,7 +91,10 @@ def _answer(found: Verification) -> Iterator[str]:
     bounds = "; ".join(_excluded(found))
     if found.verdict is VerifyVerdict.LOSSY:
         yield f"{'; '.join(_faults(found))}."
-        yield "Serve it without speculation (`specserve up PROFILE --baseline`) until that is mended."
+        if found.against:
+            yield "Without `--against`, `verify` says whether speculation is to blame."
+        else:
+            yield "Serve it without speculation (`specserve up PROFILE --baseline`) until that is mended."
         return
     if found.verdict is VerifyVerdict.INCONCLUSIVE:
         yield "too little was measured. Give it more `--seconds`."

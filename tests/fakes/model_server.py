@@ -79,7 +79,6 @@ class Model:
     scores: bool = True
     owner: str = "vllm"
     ignores_stop: bool = False
-    takes_min_p: bool = False
     ignores_penalties: bool = False
     wrong_logprobs: bool = False
     breaks_json: bool = False
@@ -144,18 +143,7 @@ class Model:
         if self.stray_every and count % self.stray_every == 0:
             return order[-1]
         weights = [math.exp(values[token] / (temperature * self.heat)) for token in order]
-        kept = kept_tokens(weights, body.get("top_k") or SIZE, body.get("top_p", 1.0))
-        return rng.choices(order[:kept], weights[:kept])[0]
-
-
-def kept_tokens(weights: Sequence[float], top_k: int, top_p: float) -> int:
-    """How many of the likeliest tokens top-k and top-p leave."""
-    total, above = math.fsum(weights[:top_k]), 0.0
-    for index, weight in enumerate(weights[:top_k]):
-        if index and above / total >= top_p:
-            return index
-        above += weight
-    return min(top_k, len(weights))
+        return rng.choices(order, weights)[0]
 
 
 class Refusal(Exception):
@@ -215,10 +203,6 @@ def answer(model: Model, body: dict[str, Any], *, is_chat: bool) -> dict[str, An
     """The whole response to one request. Raises Refusal."""
     if is_chat and not model.has_template:
         raise Refusal("default chat template is no longer allowed, so you must provide a chat template")
-    if (body.get("min_p") and not model.takes_min_p) or body.get("logit_bias"):
-        raise Refusal("The min_p and logit_bias sampling parameters are not yet supported")
-    if body.get("tools") and not is_chat:
-        raise Refusal("no tools")
     prompt = "".join(item["content"] for item in body["messages"]) if is_chat else body["prompt"]
     ids = model.encode(prompt) if isinstance(prompt, str) else list(prompt)
     if len(ids) + body["max_tokens"] > min(model.max_model_len, model.longest_prompt or 1 << 30):
@@ -226,27 +210,19 @@ def answer(model: Model, body: dict[str, Any], *, is_chat: bool) -> dict[str, An
     count = body.get("prompt_logprobs")
     if count is not None and count > model.max_logprobs:
         raise Refusal(f"Requested prompt logprobs of {count}, max allowed: {model.max_logprobs}")
-    choices = [_choice(model, body, ids, number, is_chat=is_chat) for number in range(body.get("n", 1))]
-    whole: dict[str, Any] = {"model": model.name, "choices": choices}
+    whole: dict[str, Any] = {"model": model.name, "choices": [_choice(model, body, ids, is_chat=is_chat)]}
     if is_chat and model.returns_ids:
         whole["prompt_token_ids"] = ids
     return whole
 
 
-def _choice(
-    model: Model, body: dict[str, Any], ids: list[int], number: int, *, is_chat: bool
-) -> dict[str, Any]:
+def _choice(model: Model, body: dict[str, Any], ids: list[int], *, is_chat: bool) -> dict[str, Any]:
     written, text, reason = _write(model, body, ids)
-    if (body.get("response_format") or body.get("tools")) and not model.breaks_json:
+    if body.get("response_format") and not model.breaks_json:
         text, reason = '{"days": 3, "city": "Oslo"}', "stop"
-    choice: dict[str, Any] = {"index": number, "finish_reason": reason}
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
     if is_chat:
         choice["message"] = {"content": text}
-        if body.get("tools"):
-            choice["message"] = {
-                "content": None,
-                "tool_calls": [{"function": {"name": "get_weather", "arguments": text}}],
-            }
     else:
         choice["text"] = text
     if model.returns_ids:
@@ -295,11 +271,6 @@ def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]
 
 def _logprobs(model: Model, ids: list[int], written: list[int], *, is_chat: bool) -> dict[str, Any]:
     whole = [*ids, *written]
-    tops = []
-    for index in range(len(ids), len(whole)):
-        values = logprobs(tuple(whole[max(0, index - 2) : index]), model.weights)
-        order = sorted(range(SIZE), key=lambda token: -values[token])
-        tops.append({f"token_id:{token}": values[token] for token in order[:5]})
     wrong = 3.0 if model.wrong_logprobs else 0.0
     own = [
         logprobs(tuple(whole[max(0, index - 2) : index]), model.weights)[whole[index]] - wrong
@@ -307,7 +278,7 @@ def _logprobs(model: Model, ids: list[int], written: list[int], *, is_chat: bool
     ]
     if is_chat:
         return {"content": [{"logprob": value} for value in own]}
-    return {"token_logprobs": own, "top_logprobs": tops}
+    return {"token_logprobs": own}
 
 
 @contextmanager

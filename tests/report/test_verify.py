@@ -45,7 +45,6 @@ SAMPLED = Sampled(
 RIGHT = Verification(
     url="http://127.0.0.1:8000",
     model="demo",
-    mode="chat",
     verdict=VerifyVerdict.LOSSLESS,
     elapsed_s=31.2,
     speculation=ServerSpeculation(True, Acceptance(100, 400, 240, (80, 70, 50, 40))),
@@ -53,7 +52,7 @@ RIGHT = Verification(
     sampled=(SAMPLED,),
     smoke=(
         Smoke("JSON schema", Outcome.OK, '{"days": 3, "city": "Oslo"}'),
-        Smoke("tool call", Outcome.SKIPPED, "the model has no chat template"),
+        Smoke("penalties", Outcome.SKIPPED, "the penalty changes no token of this text"),
     ),
 )
 LOOSE = replace(
@@ -140,7 +139,7 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
         url=evil,
         against=evil,
         greedy=replace(GREEDY, wrong=(WrongToken(evil, 1, evil, evil, evil, 1.0),)),
-        smoke=(Smoke("n > 1", Outcome.NOT_OK, evil),),
+        smoke=(Smoke("logprobs", Outcome.NOT_OK, evil),),
         unused_prompts={evil: evil},
     )
     for text in (verify_text(found), verify_text(found, is_verbose=True), verify_json(found)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
 
 from specserve.metrics.counters import Acceptance
 
@@ -119,7 +118,6 @@ class Verification:
 
     url: str
     model: str
-    mode: Literal["chat", "completion"]
     verdict: VerifyVerdict
     elapsed_s: float
     speculation: ServerSpeculation

@@ -118,7 +118,6 @@ class Verifier:
         return Verification(
             url=session.client.root,
             model=session.model,
-            mode=session.mode,
             verdict=max((part.verdict for part in parts), key=order.index),
             elapsed_s=self._elapsed_s,
             speculation=speculation,

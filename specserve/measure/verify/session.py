@@ -176,10 +176,10 @@ class VerifySession:
         return positions(steps, ids, count=TOP)
 
 
-def read_text(raw: Mapping[str, Any], name: str = "", *, index: int = 0) -> ScoredText:
-    """Read one choice of a response. Raises TrafficError if it has no token ids."""
+def read_text(raw: Mapping[str, Any], name: str = "") -> ScoredText:
+    """Read a response. Raises TrafficError if it has no token ids."""
     try:
-        choice = raw["choices"][index]
+        choice = raw["choices"][0]
         prompt_ids = choice.get("prompt_token_ids") or raw["prompt_token_ids"]
         text = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
         return ScoredText(

@@ -68,46 +68,19 @@ def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
         return Smoke(name, NOT_OK, "the answer is not as vLLM writes it")
 
 
-def _schema_result(text: str, finish_reason: object) -> Found:
-    try:
-        if json.dumps(json.loads(text), separators=(",", ":")) in _FITTING:
-            return OK, shown(text)
-    except (ValueError, RecursionError):
-        begun = "".join(text.split())  # blanks may stand anywhere
-        if finish_reason == "length" and any(whole.startswith(begun) for whole in _FITTING):
-            return SKIPPED, f"not finished within {_SCHEMA_TOKENS} tokens: {shown(text[:40])}"
-    return NOT_OK, f"not JSON of the schema: {shown(text[:80])}"
-
-
 def json_schema(session: VerifySession) -> Found:
     """`response_format` with a JSON schema."""
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
     given = read_text(session.ask(_WEATHER, max_tokens=_SCHEMA_TOKENS, response_format=form))
-    return _schema_result(given.text, given.finish_reason)
-
-
-def tool_call(session: VerifySession) -> Found:
-    """A named tool: its arguments must follow the schema of its parameters."""
-    if session.mode != "chat":
-        return SKIPPED, "the model has no chat template"
-    function = {
-        "name": "get_weather",
-        "description": "The weather of a city",
-        "parameters": _SCHEMA,
-    }
-    raw = session.ask(
-        _WEATHER,
-        max_tokens=_SCHEMA_TOKENS,
-        tools=[{"type": "function", "function": function}],
-        tool_choice={"type": "function", "function": {"name": "get_weather"}},
-    )
-    choice = raw["choices"][0]
-    calls = choice["message"].get("tool_calls") or []
-    if not calls:
-        return NOT_OK, "the answer holds no call"
-    if calls[0]["function"]["name"] != "get_weather":
-        return NOT_OK, "the answer calls another tool"
-    return _schema_result(str(calls[0]["function"]["arguments"]), choice.get("finish_reason"))
+    try:
+        if json.dumps(json.loads(given.text), separators=(",", ":")) in _FITTING:
+            return OK, shown(given.text)
+    except (ValueError, RecursionError):
+        begun = "".join(given.text.split())  # blanks may stand anywhere
+        is_begun = any(whole.startswith(begun) for whole in _FITTING)
+        if given.finish_reason == "length" and is_begun:
+            return SKIPPED, f"not finished within {_SCHEMA_TOKENS} tokens: {shown(begun[:40])}"
+    return NOT_OK, f"not JSON of the schema: {shown(given.text[:80])}"
 
 
 def stop_string(session: VerifySession) -> Found:
@@ -154,18 +127,6 @@ def logprobs(session: VerifySession) -> Found:
     return (OK if worst <= TIE_TOLERANCE else NOT_OK), detail
 
 
-def several_answers(session: VerifySession) -> Found:
-    """`n = 3`."""
-    raw = session.ask(_STORY, 1.0, max_tokens=_TEXT_TOKENS, n=3)
-    choices = raw["choices"]
-    if sorted(choice["index"] for choice in choices) != [0, 1, 2]:
-        return NOT_OK, f"{len(choices)} answers for n = 3"
-    answers = [read_text(raw, index=index) for index in range(3)]
-    if not all(one.ids and one.finish_reason for one in answers):
-        return NOT_OK, "an answer is empty or has no end"
-    return OK, f"3 complete answers, {len({one.ids for one in answers})} different texts"
-
-
 _PENALTY = 2.0
 """The most that vLLM takes: it decides even if the best token is clearly ahead."""
 
@@ -187,10 +148,8 @@ def penalties(session: VerifySession) -> Found:
 
 TESTS: Mapping[str, SmokeTest] = {
     "JSON schema": json_schema,
-    "tool call": tool_call,
     "stop string": stop_string,
     "logprobs": logprobs,
-    "n > 1": several_answers,
     "penalties": penalties,
 }
 _FEW_TOKENS = 1000
