@@ -177,3 +177,4 @@ class Counters(_Summed):
     tpot_s: Histogram = field(default_factory=Histogram)
     """Of each finished request: (last - first token) / (output tokens - 1); 0 if it had but one."""
     e2e_s: Histogram = field(default_factory=Histogram)
+    queue_s: Histogram = field(default_factory=Histogram)

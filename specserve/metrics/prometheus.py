@@ -89,6 +89,7 @@ _HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "ttft_s",
     "vllm:request_time_per_output_token_seconds": "tpot_s",
     "vllm:e2e_request_latency_seconds": "e2e_s",
+    "vllm:request_queue_time_seconds": "queue_s",
 }
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _USAGE, _CREATED = "vllm:kv_cache_usage_perc", "vllm:generation_tokens_created"

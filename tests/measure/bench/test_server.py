@@ -72,9 +72,9 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
         nonlocal finished, late
         counters = Counters(
             Acceptance(finished, 4 * finished, 0),
-            {"stop": finished},
+            finished,
             preemptions=2 * finished,
-            queue_s=Histogram((math.inf,), (finished,), 0.5 * finished),
+            queue_s=Histogram({math.inf: finished}, 0.5 * finished),
         )
         finished, late = finished + late, 0
         return Metrics({EngineName("m", "0"): EngineMetrics(counters, speculates=True)})
