@@ -27,8 +27,9 @@ from specserve.metrics.prometheus import Metrics
 from specserve.serve.requests import RequestRefused
 
 CONCURRENCY = 8
-MAX_TOKENS, MIN_TOKENS = 128, 24
-"""Of an answer: a longer one needs more memory when it is scored, a shorter one tells little."""
+MAX_TOKENS, MIN_TOKENS = 128, 48
+"""Of an answer: a longer one needs more memory when it is scored; a wave of shorter ones would not
+be enough for LOSSLESS at temperature 0, and prompts would take most of the time."""
 _WARM_UP = "warm-up requests, not counted"
 _GREEDY_SHARE = 1 / 3
 """Of the time, if there are sampled answers too."""
