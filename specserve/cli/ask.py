@@ -43,10 +43,12 @@ def ask(
     url: Annotated[
         str | None,
         text_option(
-            "URL", "Address of the server (default: the only detached server, else port 8000 on this host)."
+            "URL",
+            "Address of the server (default: the only detached server, else port 8000 on this host).",
+            "--url",
         ),
     ] = None,
-    name: Annotated[str | None, text_option("NAME", "Name of a detached server.")] = None,
+    name: Annotated[str | None, text_option("NAME", "Name of a detached server.", "--name")] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -59,19 +61,23 @@ def ask(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(show_default=False, help="Ask this served model (default: the first one).")
+        str | None,
+        typer.Option("--model", show_default=False, help="Ask this served model (default: the first one)."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 256,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Stop after this many tokens.")
+    ] = 256,
     temperature: Annotated[
         float | None,
         typer.Option(
+            "--temperature",
             min=0.0,
             show_default=False,
             help="Sample at this temperature; 0 is greedy (default: the model's own).",
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(show_default=False, help="Seed for a repeatable answer.")
+        int | None, typer.Option("--seed", show_default=False, help="Seed for a repeatable answer.")
     ] = None,
     api_key_env: ApiKeyEnv = None,
     format: Format = TextOrJson.TEXT,

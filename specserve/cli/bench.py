@@ -43,6 +43,7 @@ class BenchFormat(StrEnum):
 Blocks = Annotated[
     int | None,
     typer.Option(
+        "--blocks",
         min=2,
         max=1000,
         show_default=False,
@@ -52,6 +53,7 @@ Blocks = Annotated[
 Launches = Annotated[
     int | None,
     typer.Option(
+        "--launches",
         min=1,
         max=20,
         show_default=False,
@@ -61,6 +63,7 @@ Launches = Annotated[
 MaxTokens = Annotated[
     int | None,
     typer.Option(
+        "--max-tokens",
         min=2,
         show_default=False,
         help="Stop each answer after this many tokens (default: the workload's own limit, or 64 on a CPU).",
@@ -81,7 +84,10 @@ def bench(
     workload: Workloads = None,
     concurrency: Concurrency = None,
     request_rate: Annotated[
-        str | None, text_option("LIST", "Send requests at random times, at these average rates per second.")
+        str | None,
+        text_option(
+            "LIST", "Send requests at random times, at these average rates per second.", "--request-rate"
+        ),
     ] = None,
     temperature: Temperature = None,
     alternative: Annotated[
@@ -92,6 +98,7 @@ def bench(
                 "Measure only this one of the profile's `alternatives` (named blocks of speculation); repeatable; "
                 "`none` leaves all out (default: all are measured)."
             ),
+            "--alternative",
         ),
     ] = None,
     with_: Annotated[
@@ -105,17 +112,17 @@ def bench(
     budget: Budget = None,
     max_tokens: MaxTokens = None,
     output: Output = None,
-    resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.")] = None,
+    resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.", "--resume")] = None,
     show: Annotated[
         list[str] | None,
-        text_option("RUN", "Print the report of an earlier run; given twice, compare two runs."),
+        text_option("RUN", "Print the report of an earlier run; given twice, compare two runs.", "--show"),
     ] = None,
     dry_run: DryRun = False,
     strict: Annotated[
         bool, flag("--strict", "Also exit with 1 if a verdict or a limit of `expect` is undecided.")
     ] = False,
     format: Annotated[
-        BenchFormat, typer.Option(help="Output format; json is for scripts.")
+        BenchFormat, typer.Option("--format", help="Output format; json is for scripts.")
     ] = BenchFormat.TEXT,
     settings: Settings = None,
     api_key_env: ApiKeyEnv = None,

@@ -30,6 +30,7 @@ def lint(
     format: Annotated[
         Format | None,
         typer.Option(
+            "--format",
             help="Output format (default: text; in GitHub Actions: github).",
             show_default=False,
         ),
@@ -43,7 +44,11 @@ def lint(
     ] = False,
     stdin_filename: Annotated[
         str | None,
-        text_option("FILE", "Name to show for stdin; relative paths in the profile start from its folder."),
+        text_option(
+            "FILE",
+            "Name to show for stdin; relative paths in the profile start from its folder.",
+            "--stdin-filename",
+        ),
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -93,7 +98,8 @@ def check(
     strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     vllm: Annotated[
-        str | None, text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.")
+        str | None,
+        text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.", "--vllm"),
     ] = None,
     ask_vllm: Annotated[
         bool,
@@ -107,11 +113,13 @@ def check(
         text_option(
             "WHEEL|DIR",
             "Like --ask-vllm, with the vLLM in this wheel or unpacked folder; nothing is installed.",
+            "--vllm-source",
         ),
     ] = None,
     format: Annotated[
         Format | None,
         typer.Option(
+            "--format",
             show_default=False,
             help="Output format (default: text; in GitHub Actions: github).",
         ),

@@ -89,6 +89,7 @@ def distill(
     mix: Annotated[
         str | None,
         _option(
+            "--mix",
             metavar="FILE.jsonl",
             help=(
                 "Prompts of the traffic that the draft serves now: some go into the training, so that the draft does "
@@ -97,11 +98,16 @@ def distill(
         ),
     ] = None,
     train_for: Annotated[
-        str, typer.Option(metavar="TIME", help="Train for this long at most, such as 5m or 1h.")
+        str,
+        typer.Option("--train-for", metavar="TIME", help="Train for this long at most, such as 5m or 1h."),
     ] = "10m",
     max_tokens: Annotated[
         int | None,
-        _option(min=16, help="Stop each answer after this many tokens (default: 256; 64 on a CPU)."),
+        _option(
+            "--max-tokens",
+            min=16,
+            help="Stop each answer after this many tokens (default: 256; 64 on a CPU).",
+        ),
     ] = None,
     output: Annotated[
         str | None,
@@ -111,7 +117,9 @@ def distill(
     ] = None,
     python: Annotated[
         str | None,
-        _option(metavar="PATH", help="Train an EAGLE-3 head with this Python, which has speculators."),
+        _option(
+            "--python", metavar="PATH", help="Train an EAGLE-3 head with this Python, which has speculators."
+        ),
     ] = None,
     no_write: Annotated[bool, flag("--no-write", "Leave the profile as it is.")] = False,
     dry_run: Annotated[

@@ -118,7 +118,8 @@ Settings = Annotated[
     list[str] | None, text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set")
 ]
 Alternative = Annotated[
-    str | None, text_option("NAME", "Use the block of this name from the profile's `alternatives`.")
+    str | None,
+    text_option("NAME", "Use the block of this name from the profile's `alternatives`.", "--alternative"),
 ]
 Baseline = Annotated[bool, flag("--baseline", "Leave speculation out.")]
 Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
@@ -133,6 +134,7 @@ NoLock = Annotated[bool, flag("--no-lock", "Ignore the lock beside the profile."
 Port = Annotated[
     int | None,
     typer.Option(
+        "--port",
         min=0,
         max=65535,
         show_default=False,
@@ -141,21 +143,29 @@ Port = Annotated[
 ]
 Assume = Annotated[
     str | None,
-    text_option("[NODESx]COUNTxNAME", "Assume this machine instead of the one at hand, such as 4xH100-80GB."),
+    text_option(
+        "[NODESx]COUNTxNAME",
+        "Assume this machine instead of the one at hand, such as 4xH100-80GB.",
+        "--assume",
+    ),
 ]
 Effective = Annotated[bool, flag("--effective", "Show what vLLM will really run (about 10 s, then cached).")]
 NodeRank = Annotated[
     int | None,
     typer.Option(
+        "--node-rank",
         min=0,
         metavar="N",
         show_default=False,
         help="Rank of this node, less than `hardware.nodes`.",
     ),
 ]
-MasterAddr = Annotated[str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].")]
+MasterAddr = Annotated[
+    str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].", "--master-addr")
+]
 Devices = Annotated[
-    str | None, text_option("LIST", "Use these GPUs instead of `hardware.devices`, such as 0,1 or UUIDs.")
+    str | None,
+    text_option("LIST", "Use these GPUs instead of `hardware.devices`, such as 0,1 or UUIDs.", "--devices"),
 ]
 
 NoCheck = Annotated[bool, flag("--no-check", "Start even if the check finds errors.")]
@@ -189,7 +199,8 @@ Output = Annotated[
     ),
 ]
 Budget = Annotated[
-    str | None, text_option("TIME", "Stop measuring after this long, not counting launches (default: 30m).")
+    str | None,
+    text_option("TIME", "Stop measuring after this long, not counting launches (default: 30m).", "--budget"),
 ]
 DryRun = Annotated[
     bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
@@ -197,6 +208,8 @@ DryRun = Annotated[
 ApiKeyEnv = Annotated[
     str | None,
     text_option(
-        "NAME", "Read the server's API key from this environment variable, not from that of the profile."
+        "NAME",
+        "Read the server's API key from this environment variable, not from that of the profile.",
+        "--api-key-env",
     ),
 ]

@@ -49,15 +49,18 @@ def plan(
     profile: ProfileOrCommand,
     *,
     format: Annotated[
-        PlanFormat, typer.Option(help="Output format: a command to paste, or JSON.")
+        PlanFormat, typer.Option("--format", help="Output format: a command to paste, or JSON.")
     ] = PlanFormat.SHELL,
     origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Effective = False,
-    engine: Annotated[Engine, typer.Option(help="The engine that serves the profile.")] = Engine.VLLM,
+    engine: Annotated[
+        Engine, typer.Option("--engine", help="The engine that serves the profile.")
+    ] = Engine.VLLM,
     baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
-        str | None, text_option("VERSION", "Plan for this vLLM version (default: the installed one).")
+        str | None,
+        text_option("VERSION", "Plan for this vLLM version (default: the installed one).", "--vllm"),
     ] = None,
     assume: Assume = None,
     no_lock: NoLock = False,
@@ -174,7 +177,7 @@ def diff(
     ] = None,
     *,
     alternative: Annotated[
-        str | None, text_option("NAME", "Compare A with this one of its `alternatives`.")
+        str | None, text_option("NAME", "Compare A with this one of its `alternatives`.", "--alternative")
     ] = None,
     baseline: Annotated[bool, flag("--baseline", "Compare A with A without speculation.")] = False,
     models: Annotated[
@@ -185,7 +188,9 @@ def diff(
     ] = True,
     vllm: Annotated[
         str | None,
-        text_option("VERSION", "Compare for this vLLM version (default: the newest that both allow)."),
+        text_option(
+            "VERSION", "Compare for this vLLM version (default: the newest that both allow).", "--vllm"
+        ),
     ] = None,
     vllm_source: Annotated[
         list[Path] | None,
@@ -195,6 +200,7 @@ def diff(
                 "Compare an upgrade: A on the installed vLLM with B (default: A) on this one. Given twice: A on the "
                 "first, B on the second."
             ),
+            "--vllm-source",
         ),
     ] = None,
     format: Format = TextOrJson.TEXT,

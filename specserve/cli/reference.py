@@ -23,10 +23,13 @@ def rules(
     *,
     needs: Annotated[
         Literal["nothing", "models", "hardware", "host"] | None,
-        typer.Option(show_default=False, help="List only rules that need this besides the profile."),
+        typer.Option(
+            "--needs", show_default=False, help="List only rules that need this besides the profile."
+        ),
     ] = None,
     severity: Annotated[
-        Severity | None, typer.Option(show_default=False, help="List only rules of this severity.")
+        Severity | None,
+        typer.Option("--severity", show_default=False, help="List only rules of this severity."),
     ] = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:

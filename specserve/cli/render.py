@@ -52,13 +52,17 @@ def render(
     force: Annotated[bool, flag("--force", "Overwrite files that specserve did not write.")] = False,
     image: Annotated[
         str | None,
-        text_option("IMAGE", "Use this image instead of the official one; name it by digest to pin it."),
+        text_option(
+            "IMAGE", "Use this image instead of the official one; name it by digest to pin it.", "--image"
+        ),
     ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
     canary: Annotated[
         str | None,
-        text_option("NAME=PERCENT%", "Also run this alternative, and send it this share of the requests."),
+        text_option(
+            "NAME=PERCENT%", "Also run this alternative, and send it this share of the requests.", "--canary"
+        ),
     ] = None,
     plain_pool: Annotated[
         bool,
@@ -69,13 +73,15 @@ def render(
     ] = False,
     vllm: Annotated[
         str | None,
-        text_option("VERSION", "Write for this vLLM version (default: the newest that the profile allows)."),
+        text_option(
+            "VERSION", "Write for this vLLM version (default: the newest that the profile allows).", "--vllm"
+        ),
     ] = None,
     no_check: Annotated[bool, flag("--no-check", "Write even if the rules find errors.")] = False,
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
-        TextOrJson, typer.Option(help="Output format without -o: the text, or JSON of all files.")
+        TextOrJson, typer.Option("--format", help="Output format without -o: the text, or JSON of all files.")
     ] = TextOrJson.TEXT,
 ) -> None:
     """Write the files that deploy a profile in production.

@@ -27,11 +27,15 @@ def tune(
     temperature: Temperature = None,
     objective: Annotated[
         Literal["tpot", "throughput", "goodput"] | None,
-        _option(help="What to optimise (default: goodput if `expect` limits TTFT or TPOT, else throughput)."),
+        _option(
+            "--objective",
+            help="What to optimise (default: goodput if `expect` limits TTFT or TPOT, else throughput).",
+        ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
         _option(
+            "--candidate",
             metavar="NAME",
             help="Also try ngram, suffix, one of the profile's `alternatives`, or this draft model; repeatable.",
         ),
@@ -39,6 +43,7 @@ def tune(
     k_max: Annotated[
         int | None,
         _option(
+            "--k-max",
             min=1,
             max=64,
             help="Try up to this many draft tokens (default: 8, or the block size of the draft head).",
@@ -46,11 +51,14 @@ def tune(
     ] = None,
     max_tokens: Annotated[
         int | None,
-        _option(min=8, help="Stop each answer after this many tokens (default: 256; 64 on a CPU)."),
+        _option(
+            "--max-tokens", min=8, help="Stop each answer after this many tokens (default: 256; 64 on a CPU)."
+        ),
     ] = None,
     budget: Annotated[
         str | None,
         _option(
+            "--budget",
             metavar="TIME",
             help=(
                 "Finish in about this time, launches included (such as 20m): tune drops prompts first, then candidates."
@@ -70,6 +78,7 @@ def tune(
     estimate: Annotated[
         str | None,
         _option(
+            "--estimate",
             metavar="[COUNTx]NAME",
             help="Measure nothing; estimate for this accelerator (`specserve gpus` lists the names).",
         ),
@@ -77,6 +86,7 @@ def tune(
     acceptance: Annotated[
         str | None,
         _option(
+            "--acceptance",
             metavar="CHANCE|LENGTH@K",
             help=(
                 "With --estimate: probability that a draft token is accepted if the one before it was, such as "
@@ -85,7 +95,7 @@ def tune(
         ),
     ] = None,
     format: Annotated[
-        Literal["text", "json"], typer.Option(help="Output format; json is for scripts.")
+        Literal["text", "json"], typer.Option("--format", help="Output format; json is for scripts.")
     ] = "text",
     settings: Settings = None,
 ) -> None:

@@ -40,7 +40,7 @@ def up(
     dry_run: Annotated[bool, flag("--dry-run", "Print the launch and exit, without any check.")] = False,
     format: Annotated[
         PlanFormat | None,
-        typer.Option(show_default=False, help="Output format of --dry-run (default: shell)."),
+        typer.Option("--format", show_default=False, help="Output format of --dry-run (default: shell)."),
     ] = None,
     exec_: Annotated[
         bool,
@@ -59,7 +59,7 @@ def up(
         ),
     ] = False,
     name: Annotated[
-        str | None, text_option("NAME", "Name the detached server (default: the profile's name).")
+        str | None, text_option("NAME", "Name the detached server (default: the profile's name).", "--name")
     ] = None,
     baseline: Baseline = False,
     alternative: Alternative = None,
@@ -82,7 +82,8 @@ def up(
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
     log_format: Annotated[
-        TextOrJson, typer.Option(help="Format of messages; json is one object per line on both streams.")
+        TextOrJson,
+        typer.Option("--log-format", help="Format of messages; json is one object per line on both streams."),
     ] = TextOrJson.TEXT,
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.

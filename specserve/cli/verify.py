@@ -43,7 +43,10 @@ def verify(
         text_option("LIST", "Verify at these temperatures (default: 0,0.7).", "--temperature", "-t"),
     ] = None,
     against: Annotated[
-        str | None, text_option("NAME|URL", "Have this other server score the text, instead of the same one.")
+        str | None,
+        text_option(
+            "NAME|URL", "Have this other server score the text, instead of the same one.", "--against"
+        ),
     ] = None,
     no_smoke: Annotated[
         bool, flag("--no-smoke", "Do not also test JSON schemas, stop strings, penalties and more.")
@@ -53,16 +56,20 @@ def verify(
         text_option(
             "FILE",
             "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 that ship).",
+            "--prompts",
         ),
     ] = None,
     seconds: Annotated[
         float,
         typer.Option(
-            min=1, max=86400, help="Stop measuring after this long; a longer run excludes smaller faults."
+            "--seconds",
+            min=1,
+            max=86400,
+            help="Stop measuring after this long; a longer run excludes smaller faults.",
         ),
     ] = 60.0,
     model: Annotated[
-        str | None, text_option("NAME", "Verify this served model (default: the first one).")
+        str | None, text_option("NAME", "Verify this served model (default: the first one).", "--model")
     ] = None,
     api_key_env: ApiKeyEnv = None,
     alternative: Alternative = None,

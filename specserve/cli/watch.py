@@ -27,14 +27,15 @@ def watch(
         text_option(
             "PROFILE",
             "Judge by the promises (`expect`) of this profile (default: the detached server's own).",
+            "--profile",
         ),
     ] = None,
     once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
     window: Annotated[
-        str, typer.Option(metavar="TIME", help="Length of the window that is measured.")
+        str, typer.Option("--window", metavar="TIME", help="Length of the window that is measured.")
     ] = "60s",
     interval: Annotated[
-        str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
+        str, typer.Option("--interval", metavar="TIME", help="Read the server's metrics this often.")
     ] = "5s",
     api_key_env: ApiKeyEnv = None,
     strict: Annotated[

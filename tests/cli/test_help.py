@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from typer.models import OptionInfo
 
 from specserve.cli.app import _run
 from specserve.cli.commands import (
@@ -77,6 +79,17 @@ def test_a_help_text_is_a_sentence_of_its_own(name: str) -> None:
         text = parameter.help or ""
         assert re.match(r"^(?:[A-Z`]|--)", text) and text.endswith("."), (parameter.name, text)
         assert not re.match(r"^(Of|Default|Instead|Only|Where|Which|For this|The same)\b", text), text
+
+
+@pytest.mark.parametrize("place", [*COMMANDS.values(), "specserve.cli.commands:root"])
+def test_every_option_declares_its_names(place: str) -> None:
+    """typer 0.27.0 to 0.27.2 name an option after its metavar if no name is declared."""
+    module, function = place.split(":")
+    hints = get_type_hints(getattr(importlib.import_module(module), function), include_extras=True)
+    for parameter, hint in hints.items():
+        for each in getattr(hint, "__metadata__", ()):
+            declared = [str(each.default), *(each.param_decls or ())]
+            assert not isinstance(each, OptionInfo) or any(d.startswith("--") for d in declared), parameter
 
 
 def test_every_command_stands_in_one_group_of_the_overview(text_of: Help) -> None:
