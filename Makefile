@@ -17,11 +17,12 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
 # No test may depend on where the clone lies: `make test`, and so CI, runs those without vLLM in a copy at such a path.
 ELSEWHERE := build/a specserve ü
 SOAK ?= 5
+VERSIONS := tests/cli tests/convert tests/metrics tests/models tests/serve
 
 ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev heads demo test quick check lint site fmt unit installed engine vllm sglang soak clean
+.PHONY: help setup dev heads demo test quick check lint site fmt unit installed engine vllm versions sglang soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -82,6 +83,14 @@ engine:
 
 vllm: dev ## every known vLLM: tables, facts, quoted sources, tests; VLLM=folder: wheels there (default: downloaded)
 	$(BIN)/python scripts/update_vllm.py --check --tests --known $(or $(VLLM),build/vllm)
+
+# The floors as constraints: pip fails if they do not resolve together. Warnings of old libraries are no failures here.
+versions: python ## the CLI's tests with the lowest and with the newest libraries that pyproject.toml allows
+	@rm -rf build/versions && mkdir -p build/versions && touch build/versions/newest.txt
+	@sed -nE '/^\[dependency-groups/q; s/^  "([a-z0-9.-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml >build/versions/lowest.txt
+	@for set in lowest newest; do echo "== $$set" && $(PYTHON) -m venv build/versions/$$set && \
+	build/versions/$$set/bin/pip install -q -c build/versions/$$set.txt '.[measure]' pytest pytest-xdist pytest-timeout hypothesis jsonschema && \
+	$(OFFLINE) build/versions/$$set/bin/pytest -q -n 2 -W default $(VERSIONS) -m "not engine and not vllm and not soak" || exit; done
 
 sglang: dev ## SGLang's options against its wheel, and public launches by its own parser; SGLANG=wheel (default: downloaded)
 	@rm -rf build/sglang && mkdir -p build/sglang

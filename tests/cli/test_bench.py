@@ -74,6 +74,8 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
     assert content["obstacle"]
 
 
+@pytest.mark.vllm
+@pytest.mark.installed
 def test_a_dry_run_is_shown_though_there_is_no_room_for_it(
     profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +170,7 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.Ca
         (["-t", "3"], "each value must be 0 to 2"),
         (["--request-rate", "-1"], ", but each value must be"),
         (["--budget", "soon"], "`--budget` is not a time"),
-        (["--blocks", "1"], "greater than or equal to 2"),
+        (["--blocks", "1"], "invalid value for '--blocks'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -179,7 +181,9 @@ def test_what_cannot_be_meant_is_refused(
     assert message in error and "Traceback" not in error
 
 
-@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    "dry", [["--dry-run"], pytest.param([], marks=[pytest.mark.vllm, pytest.mark.installed])]
+)
 def test_a_workload_that_is_none_is_refused_before_anything_starts(
     profile: Path, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

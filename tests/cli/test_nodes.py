@@ -60,6 +60,8 @@ def test_the_plan_shows_the_command_of_every_node(
     assert content["argv"] == content["nodes"][0]["argv"]
 
 
+@pytest.mark.vllm
+@pytest.mark.installed
 def test_other_commands_say_that_they_are_for_one(write: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(UsageError, match="is for 2 nodes"):
