@@ -12,11 +12,12 @@ from typing import NoReturn
 
 from specserve.errors import SpecserveError
 
-_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def main() -> NoReturn:
     """Run the command line; never returns and never shows a traceback."""
+    _open_streams()
     try:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -26,6 +27,22 @@ def main() -> NoReturn:
         code = 0  # whoever read stdout has seen enough
     _let_go()
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Opens what the caller closed: else the next file that is opened gets its number, and Python has None for it.
+
+    stdin is empty then, stderr leads nowhere, and who writes to stdout is refused.
+    """
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            stream = os.fdopen(os.open(os.devnull, flags), mode)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def _run(arguments: list[str]) -> int:
@@ -49,6 +66,11 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             _tell(f"error: cannot write: {error.strerror}")
+            return 2
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            from specserve.errors import quoted
+
+            _tell(f"error: {quoted(str(error.filename))} is too long for the name of a file")
             return 2
         from specserve.report.findings import crash_report, trace
 

@@ -122,11 +122,13 @@ def up(
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
     from specserve.serve.detached.launch import room_beside
-    from specserve.serve.detached.registry import arm_of, default_name
+    from specserve.serve.detached.registry import arm_of, default_name, folder_of
 
     refuse_exposed(source, insecure=insecure, notices=notices)
     arm = "baseline" if baseline else alternative
-    called = (name or default_name(plan.name, arm=arm)) if detach else None
+    called = (default_name(plan.name, arm=arm) if name is None else name) if detach else None
+    if called is not None:
+        folder_of(called)  # refuses what cannot be a name before anything is written under it
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)
     if exec_:
         _become_vllm(plan)

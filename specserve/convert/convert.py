@@ -42,7 +42,7 @@ _ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hard
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SGLANG_PORT = 30_000
-_TAG = re.compile(r"vllm-openai[\w-]*:v?(\d+)\.(\d+)[\w.+-]*")
+_TAG = re.compile(r"vllm-openai[\w-]*:v?(\d{1,4})\.(\d{1,4})\b[\w.+-]*")
 _PUBLISHED = re.compile(r"(?:(\[[^]]*\]|\d+\.[\d.]+):)?(?:(\d+):)?(\d+)(?:/\w+)?")
 
 

@@ -249,6 +249,7 @@ class _Shell:
             self.run(self.functions[name])
             self.positional = positional
         elif name == "eval":
+            self.steps += len(texts)  # each is read again, and an eval may be in an eval
             self.line = words[0].span.line
             self.run(_parsed(" ".join(texts)))
             self.line = line

@@ -170,7 +170,7 @@ def _up(size: float, step: int) -> int:
 
 
 _SERVED = frozenset({"F64", "F32", "F16", "BF16"})
-_INDEX = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_INDEX = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d{1,9})\.")
 _TABLES_EVERYWHERE = frozenset({
     "qwen3_moe", "qwen2_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "gpt_oss", "cohere2", "falcon", "gpt2",
     "opt", "bloom", "stablelm", "qwen3_next", "nemotron_h", "mamba2", "gemma4_text",

@@ -22,6 +22,8 @@ MAX_DEPTH = 64
 """Of nested JSON."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _TOO_DEEP = "it is nested too deeply"
+_TOO_LONG = "it contains a number with too many digits"
+_MOST_DIGITS = 100
 
 
 def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> bytes:
@@ -39,10 +41,17 @@ def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> b
     return data
 
 
+def whole_number(digits: str) -> int:
+    """A number of a file of JSON. Raises ValueError for one that fits into no float, or that Python does not read."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(_TOO_LONG)
+    return int(digits)
+
+
 def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
-    """A JSON object. Raises FactError for other JSON, for no JSON, and for nesting without end."""
+    """A JSON object. Raises FactError for other JSON, no JSON, nesting without end, and numbers of 100 digits."""
     try:
-        value = json.loads(data)
+        value = json.loads(data, parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise FactError(f"`{where}` is not valid JSON: {json_problem(error, data)}") from error
     if not isinstance(value, dict):
@@ -74,7 +83,7 @@ def json_problem(error: Exception, data: bytes) -> str:
         return _TOO_DEEP
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
-    return "it contains a number with too many digits"
+    return _TOO_LONG
 
 
 CONFIG, PARAMS, GENERATION = "config.json", "params.json", "generation_config.json"
@@ -244,7 +253,7 @@ def _header_length(start: bytes, *, name: str, size_bytes: int) -> int:
 def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
     """The tensors of a header whose file has this size. Raises FactError, UnknownType for a new type."""
     try:
-        content = json.loads(data, object_pairs_hook=_unique)
+        content = json.loads(data, object_pairs_hook=_unique, parse_int=whole_number)
     except _Duplicate as error:
         raise FactError(f"the header of `{name}` has {error} twice") from error
     except (ValueError, RecursionError) as error:
@@ -254,6 +263,8 @@ def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
     content.pop("__metadata__", None)
     room = size_bytes - LENGTH_BYTES - len(data)
     tensors, end = tensors_of(content, name=name, room_bytes=room)
+    if tensors and not end:
+        raise FactError(f"the tensors of `{name}` are all empty")
     if end < room:
         raise FactError(f"`{name}` has {room - end} bytes that belong to no tensor")
     return Header(tensors, hashlib.sha256(data).hexdigest())

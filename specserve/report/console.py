@@ -22,7 +22,7 @@ _CONTROL = re.compile(
 
 def clean(text: str) -> str:
     """Make text from elsewhere safe for a terminal: control characters and bidi overrides become visible."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    return text if text.isprintable() else _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def in_one_line(text: str) -> str:

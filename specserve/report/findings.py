@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 from unicodedata import combining, east_asian_width
@@ -73,7 +74,9 @@ def masked(key: str, value: str) -> str:
     return value if text == value else re.sub(r"\*{6,}", _HIDDEN, text)
 
 
+@lru_cache(maxsize=8)
 def _without_secrets(text: str) -> str:
+    """Remembered, as a long line may have a thousand findings."""
     return hushed(_NAMED.sub(lambda match: match[0].replace(match["value"], "*" * len(match["value"])), text))
 
 
@@ -100,6 +103,8 @@ def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> li
 def _columns(text: str) -> int:
     """How many columns a terminal takes for it."""
     shown = clean(text)
+    if shown.isascii():
+        return len(shown)
     wide = sum(east_asian_width(character) in "WF" for character in shown)
     return len(shown) + wide - sum(map(bool, map(combining, shown)))
 
@@ -123,10 +128,13 @@ def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
 def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
     """One line a finding: `file:line:column: severity[CODE] message`; and one for each group that did not run."""
     lines = [
-        f"{clean(str(finding.span))}: {finding.severity}[{finding.code}] {clean(finding.message)}\n"
+        f"{in_one_line(str(finding.span))}: {finding.severity}[{finding.code}] {in_one_line(finding.message)}\n"
         for finding in findings
     ]
-    lines += [f"{clean(item.profile)}:1:1: skipped[{item.group}] {clean(item.reason)}\n" for item in skipped]
+    lines += [
+        f"{in_one_line(item.profile)}:1:1: skipped[{item.group}] {in_one_line(item.reason)}\n"
+        for item in skipped
+    ]
     return "".join(lines)
 
 
@@ -202,7 +210,7 @@ def _place(span: Span) -> str:
     """The place, with the name of the alternative in which it is: two of them may bring the same message."""
     block, _, rest = span.path.partition(".")
     name = f" (alternative `{clean(rest.partition('.')[0])}`)" if block == "alternatives" and rest else ""
-    return f"{clean(str(span))}{name}"
+    return f"{in_one_line(str(span))}{name}"
 
 
 def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
@@ -240,7 +248,7 @@ def _body(finding: Finding, marked: list[Mark], sources: Sources, width: int) ->
         if text is None or not text.strip():
             continue
         if file != shown_file:
-            body += [f"{' ' * width}::: {clean(str(marks[0][0]))}", f"{' ' * width} |"]
+            body += [f"{' ' * width}::: {in_one_line(str(marks[0][0]))}", f"{' ' * width} |"]
         elif line > shown_line + 1:
             body.append("...")
         body += _snippet(text, marks, number=line, width=width)
@@ -250,15 +258,20 @@ def _body(finding: Finding, marked: list[Mark], sources: Sources, width: int) ->
 
 def failure(error: SpecserveError) -> str:
     """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
-    parts = [f"{styled('error', 'red')}: {readable(error.message)}"]
-    parts += [f"  Caused by: {readable(cause)}" for cause in error.causes]
+    parts = [f"{styled('error', 'red')}: {_sentence(error.message)}"]
+    parts += [f"  Caused by: {_sentence(cause)}" for cause in error.causes]
     if isinstance(error, LaunchError):
         parts += _log(error)
     if isinstance(error, ProfileError) and error.findings:
         parts = [render(error.findings), *parts]
     if error.hint:
-        parts += ["", f"{styled('hint', 'cyan')}: {readable(error.hint)}"]
+        parts += ["", f"{styled('hint', 'cyan')}: {_sentence(error.hint)}"]
     return "\n".join(parts)
+
+
+def _sentence(text: str) -> str:
+    """A line of CI that starts with `::` is a command to it, and a file's name may hold one behind a line break."""
+    return in_one_line(redacted(text))
 
 
 def readable(text: str) -> str:

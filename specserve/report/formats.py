@@ -277,5 +277,5 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
 
 def _command(command: str, title: str, place: Mapping[str, str], text: str) -> str:
     properties = {"title": f"specserve ({title})", **place}
-    head = ",".join(f"{name}={value.translate(_PROPERTY)}" for name, value in properties.items())
+    head = ",".join(f"{name}={clean(value).translate(_PROPERTY)}" for name, value in properties.items())
     return f"::{command} {head}::{clean(text).translate(_DATA)}\n"

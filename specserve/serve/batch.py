@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import IO, Any, NoReturn
 from specserve.errors import FactError, Interrupted, LaunchError, UsageError, quoted
 from specserve.files import open_descriptor, write_whole
 from specserve.metrics.counters import Acceptance
+from specserve.models.files import whole_number
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.logs import default_log
 from specserve.serve.offline import OfflineEngine
@@ -69,7 +71,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     """The JSON object of one line. Raises ValueError with the reason in words."""
     try:
         text = raw.decode("utf-8")
-        body = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+        body = json.loads(
+            text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=whole_number
+        )
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
@@ -86,8 +90,8 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     body = dict(pairs)
     if len(body) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"duplicate key {quoted(name)}")
     return body
 
 

@@ -16,7 +16,7 @@ FIRST = "0.26"
 @lru_cache(maxsize=256)
 def minor(version: str) -> tuple[int, int]:
     """(0, 32) of `0.32.1+cpu`; (0, 0) for a text that starts with no version."""
-    match = re.match(r"v?(\d+)\.(\d+)", version)
+    match = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 

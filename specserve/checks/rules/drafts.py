@@ -51,7 +51,7 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
     tensors = (facts.tensors if facts else None) or {}
     if not tensors or any(tensor.dtype not in BITS for tensor in tensors.values()):
         return None
-    return sum(tensor.size_bytes for tensor in tensors.values())
+    return sum(tensor.size_bytes for tensor in tensors.values()) or None
 
 
 @arm_rule("SD246", INFO, needs="models")

@@ -129,7 +129,7 @@ def missing_mtp_weights(arm: Arm) -> Hits:
 
 
 def is_further(name: str, depth: int) -> bool:
-    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    match = re.search(r"(?:^|\.)layers\.(\d{1,9})\.", name)
     return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, UsageError, quoted
 from specserve.files import write_whole
 from specserve.serve.files import private, read_own, state_folder
 
@@ -173,8 +173,8 @@ def folder_of(name: str) -> Path:
     """The folder of one server. Raises UsageError for what cannot be a name: it becomes part of a path."""
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not a valid server name",
-            hint="use lower-case letters, digits and `-`, such as `demo-2`",
+            f"{quoted(name)} is not a valid server name",
+            hint="use at most 63 lower-case letters, digits and `-`, such as `demo-2`",
         )
     return state_folder() / "servers" / name
 

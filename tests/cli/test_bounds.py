@@ -1,0 +1,252 @@
+"""Small inputs of a stranger: each ends with findings or with exit code 2 and words, and soon."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.app import _run
+from specserve.errors import did_you_mean
+from specserve.vllm.versions import known_versions, table
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+DEMO = json.loads((ROOT / "demo/target/config.json").read_text(encoding="utf-8"))
+DIGITS = "9" * 5000
+EMPTY = {"dtype": "BF16", "shape": [0, 64], "data_offsets": [0, 0]}
+LAYER = "model.layers.{}.mlp.down_proj.weight"
+
+
+def ended(specserve: Run, *arguments: str | Path, **options: Any) -> tuple[int, str]:
+    done = specserve(*arguments, **options)
+    said = (done.stdout + done.stderr).decode()
+    assert (
+        done.returncode in (0, 1, 2) and "Traceback" not in said and "a way it did not expect" not in said
+    ), said
+    return done.returncode, said
+
+
+def with_number(key: str, number: str) -> str:
+    return json.dumps({**DEMO, key: "@"}).replace('"@"', number)
+
+
+def weights(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+HUGE = "1" + "0" * 400
+MODELS: dict[str, tuple[str, dict[str, Any] | None, str]] = {
+    "context": (with_number("max_position_embeddings", HUGE), None, "too many digits"),
+    "vocabulary": (with_number("vocab_size", "-" + HUGE), None, "too many digits"),
+    "unreadable": (with_number("hidden_size", DIGITS), None, "too many digits"),
+    "layers": (with_number("num_hidden_layers", "1000000000"), None, "more than 2000"),
+    "infinite": (with_number("num_attention_heads", "1e999"), None, "is inf: expected a whole number"),
+    "text": (with_number("hidden_size", '"4096"'), None, "is '4096': expected a whole number"),
+    "factor": (
+        with_number("rope_scaling", f'{{"rope_type": "yarn", "factor": 1e400, "x": {HUGE}}}'),
+        None,
+        "too many",
+    ),
+    "name": (json.dumps(DEMO), {LAYER.format(DIGITS): EMPTY, "x": EMPTY}, "are all empty"),
+    "empty": (json.dumps(DEMO), {LAYER.format(0): EMPTY}, "are all empty"),
+    "shape": (json.dumps(DEMO), {"x": {**EMPTY, "shape": [10**99]}}, "has no valid type, shape and"),
+    "offset": (json.dumps(DEMO), {"x": {**EMPTY, "data_offsets": [0, 10**99]}}, "has no valid type, shape"),
+}
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_folder_that_cannot_be_meant_is_a_finding(
+    name: str, role: str, write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, header, words = MODELS[name]
+    folder = write(config, "model/config.json").parent
+    if header is not None:
+        (folder / "model.safetensors").write_bytes(weights(header))
+    models = {"target": str(ROOT / "demo/target"), "draft": str(ROOT / "demo/draft"), role: str(folder)}
+    profile = write(
+        f"target: {{model: {models['target']}, max_model_len: 512}}\n"
+        f"speculation: {{method: draft_model, model: {models['draft']}, num_speculative_tokens: 3}}\n"
+    )
+    code = _run(["check", str(profile), "--offline", "--assume", "1xH100-80GB"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert code in (0, 1) and (words in said or role == "draft"), (
+        said
+    )  # without weights a draft is no model at all
+
+
+def test_a_layer_of_5000_digits_is_no_layer(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a tensor with bytes, so that the file can be read."""
+    folder = write(json.dumps(DEMO), "model/config.json").parent
+    full = {"dtype": "BF16", "shape": [2, 64], "data_offsets": [0, 256]}
+    content = weights({LAYER.format(DIGITS): EMPTY, f"model.layers.0.x.{DIGITS}": full}) + bytes(256)
+    (folder / "model.safetensors").write_bytes(content)
+    for more in ("", "speculation: {method: mtp, num_speculative_tokens: 1}\n"):
+        profile = write(f"target: {{model: {folder}, max_model_len: 512}}\n{more}")
+        assert _run(["check", str(profile), "--offline", "--assume", "1xH100-80GB"]) in (0, 1)
+        assert more or "GiB" in "".join(capsys.readouterr())
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "configs/demo.yaml", "--detach", "--name", LONG], "use at most 63 lower-case letters"),
+        (["up", "configs/demo.yaml", "--detach", "--name", ""], "`` is not a valid server name"),
+        (["up", "configs/demo.yaml", "--detach", "--name", "../x"], "`../x` is not a valid server name"),
+        (["ask", "hi", "--name", LONG], "is too long for the name of a file"),
+        (["watch", LONG, "--once"], "is too long for the name of a file"),
+        (["verify", LONG], "is too long for the name of a file"),
+        (["bench", LONG, "--dry-run"], "is too long for the name of a file"),
+        (["lint", LONG], "is too long for the name of a file"),
+        (["drafts", LONG], "is too long for the name of a file"),
+        (["plan", "configs/demo.yaml", "--vllm", f"0.{DIGITS}rc1"], "is not among the versions"),
+        (["plan", "configs/demo.yaml", "--alternative", "x\n::error::y"], "no alternative `x\\n::error::y`"),
+        (["plan", "configs/demo.yaml", "--alternative", ""], "has no alternative ``"),
+    ],
+)
+@pytest.mark.vllm
+@pytest.mark.installed
+def test_a_name_that_cannot_be_one_is_refused(specserve: Run, arguments: list[str], words: str) -> None:
+    code, said = ended(specserve, *arguments)
+    assert (code, words in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "words"),
+    [
+        ("rules", ">&-", 2, "error: cannot write to stdout: Bad file descriptor"),
+        ("--help", ">&-", 2, "error: cannot write: Bad file descriptor"),
+        ("lint configs/demo.yaml", ">&-", 0, "All checks passed"),
+        ("schema", ">&- 2>&-", 2, ""),
+        ("lint -", "<&-", 1, "the file is empty"),
+        ("convert -", "<&-", 2, "found nothing in `stdin` that starts vLLM"),
+        ("plan -", "<&- 2>&-", 2, ""),
+        ("--bogus", "2>&-", 2, ""),
+        ("rules", "2>&-", 0, "SD001"),
+    ],
+)
+def test_a_closed_stream_is_no_bug(arguments: str, closed: str, code: int, words: str) -> None:
+    command = ["sh", "-c", f"exec {sys.executable} -m specserve {arguments} {closed}"]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=120, check=False)
+    said = (done.stdout + done.stderr).decode()
+    assert (done.returncode, words in said, "Traceback" in said) == (code, True, False), said
+
+
+@pytest.mark.parametrize("form", ["text", "concise", "github", "json", "sarif"])
+@pytest.mark.parametrize(
+    "name",
+    ["a\n::error::x.yaml", "b\r::error::x.yaml", "c\x1b[31m%0A::x.yaml", "d\u2028::x.yaml", "e,::x.yaml"],
+)
+def test_a_file_name_writes_no_command_of_ci_and_no_escape(
+    name: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("target: {modl: x}\n")
+    assert _run(["lint", str(tmp_path / name), "--format", form]) == 1
+    shown = capsys.readouterr()
+    lines = [line for line in (shown.out + shown.err).splitlines() if line.lstrip().startswith("::")]
+    assert len(lines) == (form == "github") and all(
+        line.startswith("::error title=specserve") for line in lines
+    )
+    assert not set("\x1b\r\u2028") & set(shown.out + shown.err)
+
+
+def test_an_error_that_names_a_file_is_one_line(specserve: Run, tmp_path: Path) -> None:
+    (tmp_path / "a\n::error::x.yaml").write_text("target: {modl: x}\n")
+    for command in ("plan", "lock", "convert"):
+        code, said = ended(specserve, command, tmp_path / "a\n::error::x.yaml")
+        assert code == 2 and not [line for line in said.splitlines() if line.lstrip().startswith("::")], said
+
+
+def many(form: str, count: int, *, between: str = "") -> str:
+    return between.join(form.format(number) for number in range(count))
+
+
+SCRIPTS = {
+    "evals": "eval " * 4000 + "vllm serve x/y\n",
+    "evals of a variable": "X='" + "a " * 9000 + "'\n" + "eval eval eval vllm serve x/y $X\n" * 50,
+    "lines of eval": many("eval 'X{}=1'\n", 4000) + "vllm serve x/y\n",
+    "defaults": "vllm serve " + "${a:-" * 1500 + "x" + "}" * 1500 + "\n",
+    "open defaults": "vllm serve " + "${a:-" * 20_000 + "\n",
+    "arithmetic": "vllm serve x --port " + "$((" * 5000 + "1" + "))" * 5000 + "\n",
+    "unknown options": "vllm serve x/y " + many("--unknown-option-{} 1 ", 3000) + "\n",
+    "misspelt options": "vllm serve x/y " + many("--max-num-seqss{} 1 ", 3000) + "\n",
+    "image": f"docker run vllm/vllm-openai:v0.{DIGITS} --model x/y\n",
+    "port": f"vllm serve x/y --port {DIGITS} --max-model-len {DIGITS}\n",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_read_soon_or_refused(specserve: Run, name: str, write: Callable[..., Path]) -> None:
+    """The time limit of `specserve` is far above what any of them takes, and below what they took."""
+    code, said = ended(specserve, "convert", write(SCRIPTS[name], "run.sh"))
+    assert code != 2 or "error: " in said, said
+
+
+X = "target: {model: x/y}\n"
+PROFILES = {
+    "engine": X + "engine:\n" + many("  unknown_kex_number_{}: 1\n", 1000),
+    "env": X + "env:\n" + many("  VLLM_UNKNOWN_{}: '1'\n", 1000),
+    "one line": X + f"engine: {{compilation_config: {{{many('unknown_{}: 1', 1000, between=', ')}}}}}\n",
+    "top": X + many("unknown_kex_number_{}: 1\n", 1000),
+    "alternatives": X + "alternatives:\n" + many("  a{}: {{method: ngrm, k: 1}}\n", 2000),
+    "range": X + f"vllm: '{many('>=0.{}', 20_000, between=',')}'\n",
+    "version": X + f"vllm: '>=0.{DIGITS}'\n",
+    "numbers": f"target: {{model: x/y, max_model_len: {DIGITS}}}\nengine: {{seed: -{HUGE}, block_size: 1e400}}\n",
+    "depth": "target: " + "{a: " * 20_000 + "1" + "}" * 20_000 + "\n",
+    "aliases": "a: &a [x, x, x, x]\n" + many("b{0}: &b{0} [*a, *a, *a, *a, *a, *a]\n", 3000),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_judged_soon(specserve: Run, name: str, write: Callable[..., Path]) -> None:
+    code, said = ended(specserve, "lint", write(PROFILES[name]))
+    assert code == (0 if name == "env" else 1) and "Found" in said, said[-500:]
+
+
+def test_a_guess_is_made_among_a_few_of_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    import difflib
+
+    newest = table(known_versions()[-1])
+    names = {**newest.engine, **newest.frontend}
+    compared: list[int] = []
+    real = difflib.get_close_matches
+
+    def counted(word: str, likely: list[str], **options: Any) -> list[str]:
+        compared.append(len(likely))
+        return real(word, likely, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    for word in ("max_model_lenn", "max-model-len", "tensor_paralel_size", "gpu_memory_utilisation", "sede"):
+        assert did_you_mean(word, names) in names
+    assert did_you_mean("nmae", ("model", "name", "target")) == "name"
+    assert max(compared) <= 12 < len(names)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (json.dumps({"prompt": "a", **{f"k{n}": 1 for n in range(30_000)}}), None),
+        ('{"prompt": "a", ' + many('"k{}": 1, ', 30_000) + '"k29999": 2}', "duplicate key `k29999`"),
+        ('{"prompt": "a", "seed": ' + DIGITS + "}", "a number with too many digits"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps({"messages": [{"role": "user", **{f"k{n}": n for n in range(30_000)}}]}), None),
+    ],
+)
+def test_a_line_of_a_batch_is_read_in_linear_time(line: str, words: str | None) -> None:
+    from specserve.serve.batch import entries
+
+    (entry,) = entries(line.encode())
+    assert (words or "") in (entry.error or "") and bool(words) is bool(entry.error)
