@@ -8,9 +8,10 @@ its `concurrency`; what a promise does not name matches everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from specserve.measure.bench.result import Interval
 from specserve.profile.schema import Expectation, Profile
@@ -51,39 +52,65 @@ class Judged:
     """Why it is not decided, in one clause."""
 
 
-def limits(
-    profile: Profile, *, workload: str | None, temperature: float | None, concurrency: float | None
-) -> Iterator[Limit]:
-    """Yield every limit of a profile, also those that do not hold at this point.
+def why_not(
+    promise: Expectation, workload: str | None, temperature: float | None, load: float | None
+) -> str | None:
+    """Return why a promise does not hold at a point, in one clause; None if it does.
 
-    `None` is not known: it matches only a promise that does not name it.
+    A workload, temperature or load of None is not known, and matches no promise that names it.
     """
+    most = promise.concurrency
+    if promise.workload not in (None, workload):
+        return f"the promise is for the workload `{promise.workload}`"
+    if promise.temperature not in (None, temperature):
+        return f"the promise is for temperature {promise.temperature:g}"
+    if most is not None and (load is None or load > most + 0.5):
+        running = "an unknown number of" if load is None else f"{load:.0f}"
+        return f"{running} requests run in parallel, and the promise is for {most}"
+    return None
+
+
+def limits(
+    profile: Profile, workload: str | None, temperature: float | None, load: float | None
+) -> Iterator[Limit]:
+    """Yield every limit of a profile, also those that do not hold at this point."""
     for index, promise in enumerate(profile.expect):
-        why_not, most = None, promise.concurrency
-        if promise.workload not in (None, workload):
-            why_not = f"the promise is for the workload `{promise.workload}`"
-        elif promise.temperature not in (None, temperature):
-            why_not = f"the promise is for temperature {promise.temperature:g}"
-        elif most is not None and (concurrency is None or concurrency > most + 0.5):
-            load = "an unknown number of" if concurrency is None else f"{concurrency:.0f}"
-            why_not = f"{load} requests run in parallel, and the promise is for {most}"
+        reason = why_not(promise, workload, temperature, load)
         for key in KEYS:
             if (promised := getattr(promise, key)) is not None:
                 place = str(profile.span(f"expect[{index}].{key}"))
-                yield Limit(key, float(promised), place, why_not)
+                yield Limit(key, float(promised), place, reason)
+
+
+def strictest(
+    expect: Iterable[Expectation], workload: str, temperature: float, load: float | None
+) -> Expectation | None:
+    """Return one promise with the strictest limit of each kind that holds at a point, if any."""
+    here = [each for each in expect if why_not(each, workload, temperature, load) is None]
+    found: dict[str, Any] = {}
+    for key in KEYS:
+        values = [value for each in here if (value := getattr(each, key)) is not None]
+        found[key] = (max if key.startswith("min_") else min)(values, default=None)
+    return Expectation(**found) if here else None
+
+
+def keeps(key: str, promised: float, measured: Interval | None) -> bool | None:
+    """Return whether the whole interval keeps a limit (True) or misses it (False)."""
+    if measured is None:
+        return None
+    if key.startswith("max_"):
+        return True if measured.high <= promised else False if measured.low > promised else None
+    return True if measured.low >= promised else False if measured.high < promised else None
 
 
 def judge(limit: Limit, measured: Interval | None) -> Judged:
-    """Hold a limit against the interval of its figure."""
+    """Hold a limit against the interval of its figure, if it holds at its point."""
+    is_kept = keeps(limit.key, limit.promised, measured)
     if limit.why_not is not None:
         return Judged(limit, Kept.NOT_JUDGED, measured, limit.why_not)
-    if measured is None:
-        return Judged(limit, Kept.UNDECIDED, why="there are too few requests for an interval")
-    is_least = limit.key.startswith("min_")
-    if measured.low >= limit.promised if is_least else measured.high <= limit.promised:
-        return Judged(limit, Kept.KEPT, measured)
-    if measured.high < limit.promised if is_least else measured.low > limit.promised:
-        return Judged(limit, Kept.MISSED, measured)
-    few = "there are too few requests to bound a P99"
-    why = few if math.isinf(measured.high) else "the promise is inside the interval"
+    if is_kept is not None:
+        return Judged(limit, Kept.KEPT if is_kept else Kept.MISSED, measured)
+    why = "the promise is inside the interval"
+    if measured is None or math.isinf(measured.high):
+        why = f"there are too few requests {'for an interval' if measured is None else 'for a P99'}"
     return Judged(limit, Kept.UNDECIDED, measured, why)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from specserve.measure.bench.result import Interval
-from specserve.measure.expect import Limit, judge, limits
+from specserve.measure.expect import Limit, judge, limits, strictest
 from specserve.profile.schema import Profile
 
 MakeProfile = Callable[[str], Profile]
@@ -27,7 +27,7 @@ def holding(
     temperature: float | None = None,
     concurrency: float | None = None,
 ) -> list[float]:
-    found = limits(profile, workload=workload, temperature=temperature, concurrency=concurrency)
+    found = limits(profile, workload, temperature, concurrency)
     return [limit.promised for limit in found if limit.why_not is None]
 
 
@@ -57,10 +57,19 @@ def test_a_promise_for_a_temperature_holds_at_it(profile: MakeProfile) -> None:
 
 
 def test_what_does_not_hold_says_why_and_where(profile: MakeProfile) -> None:
-    found = list(limits(profile(THREE), workload="chat", temperature=0, concurrency=9))
+    found = list(limits(profile(THREE), "chat", 0.0, 9))
     places = [limit.place.rpartition("/")[2] for limit in found]
     assert places == ["p.yaml:4:23", "p.yaml:5:55", "p.yaml:6:23"]
     assert found[1].why_not == "9 requests run in parallel, and the promise is for 4"
+
+
+def test_of_several_limits_of_a_kind_the_strictest_is_that_of_a_request(profile: MakeProfile) -> None:
+    expect = profile(THREE).expect
+    both = strictest(expect, "chat", 0.0, 4)
+    assert both is not None and (both.max_tpot_p99_ms, both.max_ttft_p99_ms) == (30, 800)
+    alone = strictest(expect[1:2], "chat", 0.0, 4)
+    assert alone is not None and alone.max_tpot_p99_ms is None
+    assert strictest(expect[1:2], "code", 0.0, 4) is None
 
 
 @pytest.mark.parametrize(

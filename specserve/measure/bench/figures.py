@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,6 @@ from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 from statistics import median_high
-from typing import Any
 
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import (
@@ -25,6 +25,7 @@ from specserve.measure.bench.result import (
 )
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.variants import Variant
+from specserve.measure.expect import KEYS, keeps, strictest, why_not
 from specserve.measure.statistics import (
     LogEstimate,
     Share,
@@ -37,20 +38,13 @@ from specserve.measure.statistics import (
     verdict,
 )
 from specserve.metrics.counters import Acceptance, total_acceptance
-from specserve.profile.schema import Expectation, Profile
+from specserve.profile.schema import Expectation
 
 SATURATED = 0.85
 """Share of a core above which the load generator, one thread, may hold the server up."""
 MOST_FAILED = 0.02
 _MOST_CUT = 0.5
 _RESAMPLES = 1000
-_LIMITS = (
-    "min_speedup",
-    "min_mean_acceptance_length",
-    "min_acceptance_rate",
-    "max_ttft_p99_ms",
-    "max_tpot_p99_ms",
-)
 
 
 def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Figures | None:
@@ -290,13 +284,14 @@ def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | 
 
 
 def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
-    """Yields each limit of each promise, held against what was measured of the profile at its point."""
+    """Yields each limit of each promise, held against what was measured at each point that it matches."""
     if plan.profile is None:
         return
     own, first = plan.own_arm, plan.arms[0]
     against = first.name if first.is_baseline and first.name != own else None
-    for index, (expectation, at) in enumerate(zip(plan.profile.expect, plan.promised_at, strict=True)):
-        for key in _LIMITS:
+    for index, (expectation, wanted) in enumerate(zip(plan.profile.expect, plan.promised_at, strict=True)):
+        matching = [at for at in plan.points if why_not(expectation, *where(at)) is None]
+        for at, key in itertools.product(matching or [wanted], KEYS):
             promised = getattr(expectation, key)
             if promised is not None:
                 measured = _measured(
@@ -304,7 +299,12 @@ def promises(plan: BenchPlan, passes: Sequence[Pass]) -> Iterable[Promise]:
                 )
                 span = plan.profile.span(f"expect[{index}].{key}")
                 place = f"{span.file}:{span.line}" if span.line else span.file
-                yield Promise(at, key, float(promised), measured, kept(key, promised, measured), place)
+                yield Promise(at, key, float(promised), measured, keeps(key, promised, measured), place)
+
+
+def where(at: Point) -> tuple[str, float, float | None]:
+    """Returns what promises are matched with."""
+    return at.workload, at.temperature, at.concurrency
 
 
 def _measured(
@@ -323,29 +323,6 @@ def _measured(
     else:
         found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
     return found.interval if found else None
-
-
-def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
-    """Returns whether the whole interval keeps the promise (True) or misses it (False); None between."""
-    if measured is None:
-        return None
-    low, high = measured.low, measured.high
-    if key.startswith("max_"):
-        return True if high <= promised else False if low > promised else None
-    return True if low >= promised else False if high < promised else None
-
-
-def limits(profile: Profile | None, at: Sequence[Point]) -> dict[Point, Expectation]:
-    """Returns by point what limits its requests: of several promises the strictest limit of each kind."""
-    found: dict[Point, Expectation] = {}
-    for place, promise in zip(at, profile.expect if profile is not None else (), strict=True):
-        both = (found.get(place, promise), promise)
-        strictest: dict[str, Any] = {}
-        for key in _LIMITS:
-            values = [value for each in both if (value := getattr(each, key)) is not None]
-            strictest[key] = (min if key.startswith("max_") else max)(values, default=None)
-        found[place] = replace(promise, **strictest)
-    return found
 
 
 def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at: float) -> Interval | None:
@@ -377,7 +354,8 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
 
 def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
     """Returns `about`, which has no figures yet, with what the passes say of the plan's points and promises."""
-    limit = limits(plan.profile, plan.promised_at)
+    expect = plan.profile.expect if plan.profile is not None else ()
+    limit = {at: strictest(expect, *where(at)) for at in plan.points}
     cells: dict[tuple[str, Point], Cell] = {}
     for at in plan.points:
         for arm in plan.arms:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Interval, Point
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.expect import strictest
 from specserve.measure.statistics import library
 from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, observed
 from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, TuneLaunch, TunePlan
@@ -115,19 +116,9 @@ def place_of(point: Point) -> str:
 
 
 def limits_at(expect: Iterable[Expectation], point: Point) -> Expectation | None:
-    """The promise of latencies that holds at a point, the most particular one; None without any."""
-
-    def given(item: Expectation) -> list[tuple[object, object]]:
-        pairs = (
-            (item.workload, point.workload), (item.temperature, point.temperature),
-            (item.concurrency, point.concurrency),
-        )  # fmt: skip
-        return [(wanted, there) for wanted, there in pairs if wanted is not None]
-
-    found = [
-        item for item in expect if has_limits(item) and all(wanted == there for wanted, there in given(item))
-    ]
-    return max(found, key=lambda item: len(given(item)), default=None)
+    """The strictest limits of latencies that are promised at a point; None without any."""
+    found = strictest(expect, point.workload, point.temperature, point.concurrency)
+    return found if has_limits(found) else None
 
 
 def share_within(

@@ -89,9 +89,7 @@ def judge_promises(profile: Profile, seen: WindowFigures) -> tuple[Judged, ...]:
         judge(limit, measured[limit.key])
         if limit.key in measured
         else Judged(limit, Kept.NOT_JUDGED, why=why)
-        for limit in limits(
-            profile, workload=None, temperature=None, concurrency=seen.running_requests
-        )
+        for limit in limits(profile, None, None, seen.running_requests)
     )
 
 

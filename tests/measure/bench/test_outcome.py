@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.figures import (
     cut_answers,
-    kept,
-    limits,
     order_bounds,
     outcome,
     stops_paying,
     tail,
 )
 from specserve.measure.bench.plan import BenchPlan
-from specserve.measure.bench.result import Interval, Point, Result, Verdict, result_from_json
+from specserve.measure.bench.result import Point, Result, Verdict, result_from_json
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import Variant
 from specserve.profile.load import load_profile
@@ -140,20 +138,18 @@ def test_a_speedup_is_not_judged_by_a_baseline_that_counts_for_nothing(tmp_path:
     assert not found.is_missed and found.is_open
 
 
-def test_of_several_promises_at_one_point_the_strictest_limits_its_requests(tmp_path: Path) -> None:
-    promised = profile(
-        tmp_path,
-        """\
-          - {workload: chat, max_ttft_p99_ms: 200, min_speedup: 1.1}
-          - {workload: chat, max_ttft_p99_ms: 900, max_tpot_p99_ms: 50, min_speedup: 1.5}
+def test_a_promise_holds_at_every_point_that_it_matches(tmp_path: Path) -> None:
+    text = """\
+          - {max_ttft_p99_ms: 900}
+          - {workload: chat, concurrency: 4, max_ttft_p99_ms: 200}
           - {workload: code, max_ttft_p99_ms: 5}
-        """,
-    )
-    found = limits(promised, (POINT, POINT, Point("code", 0.0, 1)))
-    both = found[POINT]
-    assert (both.max_ttft_p99_ms, both.max_tpot_p99_ms, both.min_speedup) == (200, 50, 1.5)
-    assert found[Point("code", 0.0, 1)].max_ttft_p99_ms == 5
-    assert limits(None, ()) == {}
+        """
+    points = tuple(Point("chat", 0.0, load) for load in (1, 4, 8))
+    found = result(blocks_of("profile", FAST), points=points, promised=profile(tmp_path, text))
+    assert [(promise.promised, promise.point.concurrency) for promise in found.promises] == [
+        *((900, 1), (900, 4), (900, 8), (200, 1), (200, 4), (5, 1))
+    ]
+    assert found.promises[-1].kept is None  # of a workload that was not measured
 
 
 def test_promises_are_those_of_the_profile_and_not_of_its_alternatives(tmp_path: Path) -> None:
@@ -173,21 +169,6 @@ def test_promises_are_those_of_the_profile_and_not_of_its_alternatives(tmp_path:
 def test_no_promise_is_missed_where_none_is_made() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
     assert not found.is_missed and not found.is_open
-
-
-@pytest.mark.parametrize(
-    ("key", "low", "high", "expected"),
-    [
-        ("min_speedup", 1.5, 2.0, True),
-        ("min_speedup", 1.0, 1.4, False),
-        ("min_speedup", 1.4, 1.6, None),
-        ("max_ttft_p99_ms", 1.0, 1.5, True),
-        ("max_ttft_p99_ms", 1.6, math.inf, False),
-        ("max_ttft_p99_ms", 1.4, math.inf, None),
-    ],
-)
-def test_a_limit_is_judged_by_its_kind(key: str, low: float, high: float, expected: bool | None) -> None:
-    assert kept(key, 1.5, Interval((low + min(high, 9)) / 2, low, high)) is expected
 
 
 def test_few_requests_do_not_bound_the_slowest_hundredth() -> None:

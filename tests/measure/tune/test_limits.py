@@ -34,14 +34,16 @@ def test_both_limits_count_where_they_are_given(limit: Expectation | None, share
     assert share_within(limit, tpots_s=[0.01, 0.03], ttfts_s=[0.1, 0.2, 0.3, 0.4]) == share
 
 
-def test_the_most_particular_promise_of_latencies_holds_at_a_point() -> None:
-    everywhere = Expectation(max_tpot_p99_ms=50.0)
+def test_all_promises_of_latencies_that_match_hold_at_a_point() -> None:
+    everywhere = Expectation(max_tpot_p99_ms=50.0, max_ttft_p99_ms=800.0)
     alone = Expectation(workload="code", concurrency=1, max_tpot_p99_ms=20.0)
     faster = Expectation(workload="code", concurrency=8, min_speedup=1.2)
     expect = [everywhere, alone, faster]
-    assert limits_at(expect, Point("code", 0.0, 1)) == alone
-    assert limits_at(expect, Point("code", 0.0, 8)) == everywhere
-    assert limits_at(expect, Point("chat", 0.7, 1)) == everywhere
+    both = limits_at(expect, Point("code", 0.0, 1))
+    assert both is not None and (both.max_tpot_p99_ms, both.max_ttft_p99_ms) == (20, 800)
+    for point in (Point("code", 0.0, 8), Point("chat", 0.7, 1)):
+        found = limits_at(expect, point)
+        assert found is not None and found.max_tpot_p99_ms == 50
     assert limits_at([faster], Point("code", 0.0, 8)) is None
 
 
