@@ -14,8 +14,6 @@ from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
 from specserve.report.text import STYLES, TONES, VERSION, count, json_values, number, picked, toned
 
-_BAR = 30
-
 
 def answer(report: WatchReport) -> str:
     """Return the verdict with its interval, and what to do."""
@@ -62,8 +60,8 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     found = [
         ("server", in_one_line(url)),
         ("measured", measured),
-        ("mean length", f"{shown(seen.mean_acceptance_length)} tokens per step"),
-        ("acceptance", f"{shown(seen.acceptance_rate)} of the drafted tokens"),
+        ("mean length", shown(seen.mean_acceptance_length)),
+        ("acceptance", shown(seen.acceptance_rate)),
         ("per position", " ".join(map(number, drafts.per_position)) or "-"),
         ("output", tokens),
         ("times", ", ".join(times) or "-"),
@@ -103,13 +101,7 @@ def picture(report: WatchReport, *, url: str) -> Any:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for label, text in rows(report, url=url):
-        if label != "per position" or report.window is None:
-            table.add_row(label, Text(text))
-            continue
-        for at, share in enumerate(report.window.counted.acceptance.per_position):
-            full = round(_BAR * min(share, 1.0))
-            bar = [("━" * full, "green"), ("─" * (_BAR - full), "dim")]
-            table.add_row(f"position {at + 1}", Text.assemble(*bar, f" {number(share)}"))
+        table.add_row(label, Text(text))
     state, _, sentence = answer(report).partition(": ")
     style = f"bold {STYLES.get(TONES.get(state, ''), 'default')}"
     foot = Text(f"{clock(report)}  Ctrl-C ends it", style="dim")

@@ -62,9 +62,10 @@ def test_the_figures(golden: Callable[[str, str], None]) -> None:
     golden("report/watch-figures.txt", text)
 
 
-def test_the_screen(golden: Callable[[str, str], None]) -> None:
-    text = drawn(report(advice="try `num_speculative_tokens: 3`"))
-    golden("report/watch-screen.txt", "\n".join(row.rstrip() for row in text.splitlines()[:-1]) + "\n")
+def test_the_screen_has_the_answer_first() -> None:
+    shown = drawn(report(advice="try `num_speculative_tokens: 3`")).splitlines()
+    assert shown[0].rstrip() == "STEADY: it is well. What to do: try `num_speculative_tokens: 3`"
+    assert any(row.startswith("per position  0.80 0.60 0.50 0.30") for row in shown)
     assert "UNSEEN: gone" in drawn(GONE)
 
 

@@ -89,7 +89,7 @@ def test_no_request_fails_and_nothing_grows_under_load(server: Server) -> None:
     server.down("demo")
     assert traffic.failed == []
     assert looking["watch"].wait(30) == 143 and looking["logs -f"].wait(30) == 0
-    # `watch` still fills its windows of ten minutes
+    # `watch` still fills its window
     assert all(size <= (2 if name == "watch" else 1) * MIB for name, size in grown.items())
 
 
