@@ -25,7 +25,7 @@ def document(pages: Iterable[Page]) -> str:
     lines = [
         "# Rules",
         "",
-        "Every finding of `specserve lint` and `specserve check`. `specserve explain CODE` shows a page on the",
+        "Every finding of `specserve lint` and `specserve check`. `specserve rules CODE` shows a page on the",
         "terminal, `specserve rules` the list. An *error* will not start, or serves wrong or crippled output; a",
         "*warning* works, but slower, riskier or not as the profile reads; an *info* is worth knowing. What a rule",
         "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, and SD201 and SD202",

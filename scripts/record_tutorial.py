@@ -56,7 +56,7 @@ alone, without the models, in a fraction of a second:""", "specserve lint config
     Step("""\
 For each mistake, `lint` says where it is and how to mend it. Try one, without changing the file:""",
          "specserve lint configs/demo.yaml --set speculation.num_speculative_token=4", """\
-`specserve explain SD005` describes the rule. """, is_static=True),
+`specserve rules SD005` describes the rule. """, is_static=True),
     Step("""\
 ## 2. Will it start, and does it fit?
 

@@ -94,7 +94,7 @@ def versions() -> dict[str, str]:
 
 def _gpus() -> dict[str, Any]:
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT), *_python_path()])}
-    command = executable(["specserve", "gpus", "--format", "json"])
+    command = executable(["specserve", "doctor", "--accelerators", "--format", "json"])
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode:
         raise MachineError(

@@ -18,20 +18,19 @@ from specserve.cli.options import OPTION_GROUPS
 from specserve.errors import UsageError
 
 COMMAND_GROUPS: Mapping[str, str] = {
-    "Profiles": "lint check convert drafts plan diff lock pull explain rules schema",
+    "Profiles": "lint check convert drafts plan diff lock pull rules schema",
     "Serving": "up ask generate ps logs down render",
     "Measuring": "verify bench tune watch distill",
-    "This host": "doctor gpus",
+    "This host": "doctor",
 }
 _SHARED_FILES: Mapping[str, str] = {
     "check": "lint check",
     "plan": "plan diff",
     "models": "lock pull",
     "drafts": "drafts distill",
-    "reference": "explain rules schema",
+    "reference": "rules schema",
     "ask": "ask generate",
     "servers": "ps logs down",
-    "doctor": "doctor gpus",
 }
 """Files with several commands; every other command has a file of its name."""
 _FILES = {name: file for file, names in _SHARED_FILES.items() for name in names.split()}

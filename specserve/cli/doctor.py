@@ -1,4 +1,4 @@
-"""`specserve doctor` and `gpus`: what this host is to a launch."""
+"""`specserve doctor`: what this host is to a launch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from specserve.cli.options import Format, TextOrJson, flag
 def doctor(
     *,
     format: Format = TextOrJson.TEXT,
+    accelerators: Annotated[
+        bool, flag("--accelerators", "Show only the accelerators here, and the names for --assume.")
+    ] = False,
     leftovers: Annotated[
         bool,
         flag("--leftovers", "Print only files that killed servers left and no process uses, one per line."),
@@ -25,9 +28,12 @@ def doctor(
 
     \b
     specserve doctor
-    specserve doctor --format json
+    specserve doctor --accelerators
     specserve doctor --leftovers | xargs -d '\\n' rm
     """
+    if accelerators:
+        _show_accelerators(format)
+        return
     from specserve.checks.doctor.host import host_lines
     from specserve.checks.doctor.leftovers import find_leftovers, remains
     from specserve.report.console import out
@@ -47,19 +53,10 @@ def doctor(
         raise typer.Exit(1)
 
 
-def gpus(*, format: Format = TextOrJson.TEXT) -> None:
-    """Show this machine's accelerators, and the names for --assume.
-
-    `specserve tune --estimate` takes the same names.
-
-    \b
-    specserve gpus
-    specserve check my.yaml --assume 4xH100-80GB
-    """
-    from specserve.hardware.accelerators import gpus as found_here
-    from specserve.hardware.accelerators import this_cpu
+def _show_accelerators(format: TextOrJson) -> None:
+    from specserve.hardware.accelerators import gpus, this_cpu
     from specserve.report.check import accelerators_json, accelerators_text
     from specserve.report.console import out
 
     show = accelerators_json if format is TextOrJson.JSON else accelerators_text
-    out(show(found_here(), cpu=this_cpu()))
+    out(show(gpus(), cpu=this_cpu()))

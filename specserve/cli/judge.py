@@ -101,4 +101,4 @@ def tell(report: Report, *, explain: bool) -> None:
     say(summary(report))
     if explain and report.findings and is_terminal(sys.stderr):
         worst = min(report.findings, key=lambda finding: list(Severity).index(finding.severity))
-        say(f"\n{styled('hint', 'cyan')}: `specserve explain {worst.code}` describes a rule")
+        say(f"\n{styled('hint', 'cyan')}: `specserve rules {worst.code}` describes a rule")

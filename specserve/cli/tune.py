@@ -80,7 +80,7 @@ def tune(
         _option(
             "--estimate",
             metavar="[COUNTx]NAME",
-            help="Measure nothing; estimate for this accelerator (`specserve gpus` lists the names).",
+            help="Measure nothing; estimate for this accelerator (`specserve doctor --accelerators` lists the names).",
         ),
     ] = None,
     acceptance: Annotated[

@@ -145,7 +145,7 @@ def _nearest(wanted: str) -> str:
     same = [name for plain, name in names.items() if plain.startswith(wanted + "-")]
     close = same or [names[plain] for plain in get_close_matches(wanted[:_LONGEST_NAME], names, n=1)]
     if not close:
-        return "`specserve gpus` lists the names"
+        return "`specserve doctor --accelerators` lists the names"
     return f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
 
 

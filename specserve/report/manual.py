@@ -97,7 +97,7 @@ def find(word: str) -> Page:
         raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
     digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
     guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
-    hint = f"did you mean `specserve explain {guess}`?" if guess else "`specserve rules` lists them"
+    hint = f"did you mean `specserve rules {guess}`?" if guess else "`specserve rules` lists them"
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 

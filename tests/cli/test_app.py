@@ -63,7 +63,7 @@ def test_the_help_of_a_command_shows_how_it_is_used(specserve: Run, command: str
     )
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["lint", "configs"], ["explain", "SD101"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["lint", "configs"], ["rules", "SD101"]])
 def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, arguments: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(

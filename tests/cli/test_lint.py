@@ -230,7 +230,7 @@ def test_a_person_is_told_once_how_to_read_more(
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("NO_COLOR", "1")
     assert _run(["lint", file, "--format", form]) == 1
-    assert terminal.getvalue().count("\n\nhint: `specserve explain SD108` describes a rule\n") == hints
+    assert terminal.getvalue().count("\n\nhint: `specserve rules SD108` describes a rule\n") == hints
 
 
 def test_a_pipe_is_told_nothing_more(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`specserve explain`, `rules` and `schema`: pages, the list, and what editors read."""
+"""`specserve rules` and `schema`: pages, the list, and what editors read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["explain", "open-bind", "sd104", "SD108"]) == 0
+    assert _run(["rules", "open-bind", "sd104", "SD108"]) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
     heads = [line for line in stdout.splitlines() if line.startswith("SD")]
@@ -24,12 +24,12 @@ def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.Cap
 
 
 def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
-    done = specserve("explain", "SD104", "SD999")
+    done = specserve("rules", "SD104", "SD999")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr.startswith(b"error: there is no rule `SD999`")
 
 
-def test_rules_are_filtered_by_code_need_and_severity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_is_listed_and_a_code_beside_it_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
     def codes(*arguments: str) -> list[str]:
         assert _run(["rules", *arguments, "--format", "json"]) == 0
         return [rule["code"] for rule in json.loads(capsys.readouterr().out)["rules"]]
@@ -37,22 +37,13 @@ def test_rules_are_filtered_by_code_need_and_severity(capsys: pytest.CaptureFixt
     everything = codes()
     assert codes("SD0") == [code for code in everything if code.startswith("SD0")]
     assert codes("sd104", "SD4")[0] == "SD104"
-    assert set(codes("--needs", "nothing")) < set(everything)
-    assert not set(codes("--severity", "error")) & set(codes("--severity", "warning"))
-    assert codes("SD104", "--severity", "info") == []
 
 
 def test_the_list_is_data_and_the_sum_is_talk(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["rules", "SD104"]) == 0
+    assert _run(["rules", "SD4"]) == 0
     stdout, stderr = capsys.readouterr()
-    assert stdout.startswith("SD104  error") and len(stdout.splitlines()) == 2
-    assert stderr.startswith("1 of ") and stderr.endswith("`specserve explain CODE` describes one\n")
-
-
-def test_a_prefix_of_no_code_is_an_error(specserve: Run) -> None:
-    done = specserve("rules", "SD9")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"no code starts with `SD9`" in done.stderr
+    assert stdout.startswith("SD4") and len(stdout.splitlines()) > 2
+    assert " of " in stderr and stderr.endswith("`specserve rules CODE` describes one\n")
 
 
 def test_the_schema_is_valid_and_is_the_one_beside_the_shipped_profiles(

@@ -74,7 +74,7 @@ def test_a_machine_is_told_by_nodes_count_and_name(text: str, nodes: int, count:
         ("0xH100-80GB", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
         ("", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
         ("4x", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
-        ("abacus", "`specserve gpus` lists the names"),
+        ("abacus", "`specserve doctor --accelerators` lists the names"),
     ],
 )
 def test_what_names_no_machine_is_answered_with_the_way_out(text: str, hint: str) -> None:
@@ -163,21 +163,24 @@ def test_a_launch_sees_the_devices_that_cuda_shows(
 
 
 def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> None:
-    text = specserve("gpus").stdout.decode()
+    text = specserve("doctor", "--accelerators").stdout.decode()
     assert "Found here" in text and "cpu" in text
     assert all(f"  {item.name} " in text for item in catalogue())
     assert all(len(line) <= 100 for line in text.splitlines())
-    data = json.loads(specserve("gpus", "--format", "json").stdout)
+    data = json.loads(specserve("doctor", "--accelerators", "--format", "json").stdout)
     assert (data["version"], len(data["found"])) == (1, len(gpus()))
     assert [row["name"] for row in data["catalogue"]] == [item.name for item in catalogue()]
     assert data["cpu"]["total_bytes"] == this_cpu().accelerator.total_bytes
 
 
 def test_the_command_shows_which_accelerators_can_be_estimated(specserve: Program) -> None:
-    _, _, names = specserve("gpus").stdout.decode().partition("Names for")
+    _, _, names = specserve("doctor", "--accelerators").stdout.decode().partition("Names for")
     assert all(len(line) <= 80 for line in names.splitlines())
     assert re.search(r"H100-80GB +79.18 GiB +9.0 +3,350 GB/s +989 TFLOPS\n", names)
     assert re.search(r"DGX-Spark-128GB +119.18 GiB +12.1 +- +-\n", names)
-    rows = {row["name"]: row for row in json.loads(specserve("gpus", "--format", "json").stdout)["catalogue"]}
+    rows = {
+        row["name"]: row
+        for row in json.loads(specserve("doctor", "--accelerators", "--format", "json").stdout)["catalogue"]
+    }
     assert (rows["H100-80GB"]["bandwidth_bytes_per_s"], rows["H100-80GB"]["flops"]) == (3.35e12, 9.894e14)
     assert rows["DGX-Spark-128GB"]["flops"] is None

@@ -125,8 +125,8 @@ def test_a_page_is_found_by_code_and_by_name_in_any_case(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("splitdraft", "did you mean `specserve explain split-draft`?"),
-        ("SD1O4", "did you mean `specserve explain SD104`?"),
+        ("splitdraft", "did you mean `specserve rules split-draft`?"),
+        ("SD1O4", "did you mean `specserve rules SD104`?"),
         ("what", "`specserve rules` lists them"),
         ("x" * 1000, "`specserve rules` lists them"),
         ("\x1b[2J", "`specserve rules` lists them"),

@@ -208,7 +208,7 @@ def unknown_accelerator(ctx: Context) -> Hits:
     """The name in `hardware.accelerator` is not in the list of accelerators.
 
     The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
-    `specserve gpus` lists the names.
+    `specserve doctor --accelerators` lists the names.
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: B9000}
