@@ -113,10 +113,7 @@ def bench(
     max_tokens: MaxTokens = None,
     output: Output = None,
     resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.", "--resume")] = None,
-    show: Annotated[
-        list[str] | None,
-        text_option("RUN", "Print the report of an earlier run; given twice, compare two runs.", "--show"),
-    ] = None,
+    show: Annotated[str | None, text_option("RUN", "Print the report of an earlier run.", "--show")] = None,
     dry_run: DryRun = False,
     strict: Annotated[
         bool, flag("--strict", "Also exit with 1 if a verdict or a limit of `expect` is undecided.")
@@ -142,7 +139,7 @@ def bench(
     specserve bench configs/demo.yaml --quick
     specserve bench big.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
     specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
-    specserve bench --show OLD --show NEW
+    specserve bench --show RUN --format markdown
     """
     from specserve.measure.bench.plan import BenchRequest
 
@@ -208,21 +205,12 @@ def _files(result: Result) -> dict[str, str]:
     return {"result.json": rendered(result, form="json"), "report.html": rendered(result, form="html")}
 
 
-def _show(context: typer.Context, runs: list[str], *, format: BenchFormat) -> None:
-    """One or two earlier runs. Raises UsageError for options of a measurement, FactError if there is no such run."""
+def _show(context: typer.Context, run: str, *, format: BenchFormat) -> None:
+    """Print an earlier run. Raises UsageError for options of a measurement, FactError if there is no such run."""
     from specserve.measure.bench.result import read_result
     from specserve.report.bench import rendered
-    from specserve.report.benchcompare import compare, compared
 
     others = given_besides(context, "show", "format")
     if others:
         raise UsageError("`--show` measures nothing", hint=f"leave `{others[0]}` out")
-    if len(runs) > 2:
-        raise UsageError("`--show` takes at most two runs")
-    if len(runs) == 2 and format is BenchFormat.HTML:
-        raise UsageError("two runs are shown as text, markdown or JSON, not as HTML")
-    results = [read_result(Path(run)) for run in runs]
-    if len(results) == 2:
-        out(compared(compare(*results), form=format.value))
-    else:
-        out(rendered(results[0], form=format.value))
+    out(rendered(read_result(Path(run)), form=format.value))

@@ -1,16 +1,16 @@
-"""A benchmark's report: what it says, by workload and temperature, as text, markdown, a page and JSON."""
+"""A benchmark's report: the answer first, then every load, as text, markdown, a page and JSON."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TextIO
 
 from specserve.errors import without_user
+from specserve.measure.bench.figures import WAITING
 from specserve.measure.bench.result import (
     ArmInfo,
     Cell,
@@ -52,58 +52,39 @@ from specserve.report.text import (
     with_spread,
 )
 
-FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
 _HEAD = (
     Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
-    Column("verdict", "verdict"), Column("per step"),
-    Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
-    Column("goodput/s"), Column("failed"), Column("requests", is_detail=True),
-    Column("gap P99, ms", is_detail=True),
+    Column("verdict", "verdict"), Column("per step"), Column("needed"),
+    *(Column(name, is_detail=True) for name in (
+        "TTFT, ms", "TPOT, ms", "E2E, s", "accepted", "goodput/s", "failed", "waited, ms", "preempted",
+        "requests", "gap P99, ms")),
 )  # fmt: skip
-_LEGEND = (
-    ("speedup", "output tokens/s over those of the first variant, with a 95 % interval"),
-    ("per step", "mean acceptance length, in tokens per step"),
-    ("needed", "the mean acceptance length at which speculation breaks even (never below 1)"),
-    ("latencies", "P50/P90/P99"),
-)
 _METHOD = (
-    f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. COSTS: below "
-    f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
-    "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across variants: "
-    "with speculation one chunk holds several tokens."
+    f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. "
+    f"COSTS: below {COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between "
+    f"{COSTS_BELOW} and {PAYS_ABOVE}. INCONCLUSIVE: more requests are needed. Latencies are "
+    "P50/P90/P99. Do not compare the gap between two chunks of a stream across variants: with "
+    "speculation one chunk holds several tokens."
 )
-
-
-def size(point: Point) -> float:
-    """Returns the load as a number."""
-    return float(point.concurrency if point.concurrency is not None else point.request_rate or 0)
 
 
 def load(point: Point) -> str:
     """Returns `16`, or `2.5/s`."""
-    return f"{size(point):g}{'' if point.concurrency is not None else '/s'}"
+    return f"{point.concurrency}" if point.concurrency is not None else f"{point.request_rate:g}/s"
 
 
 def load_words(point: Point) -> str:
-    """Returns what its load is."""
-    return "requests/s" if point.concurrency is None else "concurrency"
-
-
-def setting(point: Point) -> str:
-    """Returns `chat, temperature 0.7`."""
-    return f"{point.workload}, temperature {point.temperature:g}"
+    """Returns `concurrency 16`, or `2.5 requests/s`."""
+    if point.concurrency is None:
+        return f"{point.request_rate:g} requests/s"
+    return f"concurrency {point.concurrency}"
 
 
 def where(point: Point) -> str:
     """Returns `chat, concurrency 16, temperature 0.7`."""
-    return setting(point).replace(f"{point.workload}, ", f"{point.workload}, {_loaded(point)}, ", 1)
-
-
-def _loaded(point: Point) -> str:
-    """Returns `concurrency 16`, or `2.5 requests/s`."""
-    return f"{size(point):g} requests/s" if point.concurrency is None else f"concurrency {size(point):g}"
+    return f"{point.workload}, {load_words(point)}, temperature {point.temperature:g}"
 
 
 def arm_words(arm: ArmInfo) -> str:
@@ -114,96 +95,36 @@ def arm_words(arm: ArmInfo) -> str:
     return f"{arm.method}{tokens}" + (f", {arm.draft_model}" if arm.draft_model else "")
 
 
-def machine(result: Result) -> str:
-    """Returns `4xH100-80GB`, or the processor if there is no accelerator."""
-    found = result.host.get("accelerator", "")
-    if found and found != "cpu":
-        return found
-    cores, processor = result.host.get("cores"), result.host.get("cpu", "an unknown machine")
-    return f"{cores} cores of {processor}" if cores else processor
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRow:
-    """One variant at one load. `comparison`: None for the variant that the others are compared with."""
-
-    cell: Cell
-    comparison: Comparison | None
-
-    @property
-    def figures(self) -> Figures | None:
-        """What was measured; None if it counts for nothing."""
-        return self.cell.figures if self.cell.invalid is None else None
-
-    def cells(self) -> list[str]:
-        """Returns one row of the table, in the order of its head."""
-        known, against, is_invalid = self.figures, self.comparison, self.cell.invalid is not None
-        verdict = "invalid" if is_invalid else against.verdict.value if against else ""
-        own = known.acceptance.mean_acceptance_length if known and known.acceptance else None
-        compared = ["", verdict, number(own) if own else "", ""]
-        if against:
-            lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
-            compared = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]
-        cells = [load(self.cell.point), self.cell.arm]
-        if known is None:
-            return [*cells, NONE, *compared, *[NONE] * 8]
-        accepted = percent(known.acceptance.acceptance_rate) if known.acceptance else ""
-        return [
-            *cells, rate(known.output_tokens_per_s), *compared, quantiles_words(known.ttft_ms),
-            quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000), accepted,
-            rate(known.goodput_per_s), str(known.failed_requests or NONE),
-            str(known.requests), rate(known.inter_chunk_p99_ms),
-        ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class BenchSection:
-    """One workload at one temperature under one kind of load: all loads, rising, and all variants."""
-
-    title: str
-    """`chat, temperature 0.7`."""
-    load_words: str
-    rows: Sequence[BenchRow]
-
-    @property
-    def arms(self) -> list[str]:
-        """In the order of the result."""
-        return list(dict.fromkeys(row.cell.arm for row in self.rows))
-
-
-def sections(result: Result) -> list[BenchSection]:
-    """Returns the measured cells, by workload, temperature, prefix cache and kind of load."""
-    order = [arm.name for arm in result.arms]
-    compared = {(item.arm, item.point): item for item in result.comparisons}
-    groups: dict[tuple[str, str], list[BenchRow]] = {}
-    for cell in result.cells:
-        key = (setting(cell.point), load_words(cell.point))
-        groups.setdefault(key, []).append(BenchRow(cell, compared.get((cell.arm, cell.point))))
-
-    def place(row: BenchRow) -> tuple[float, int]:
-        return size(row.cell.point), order.index(row.cell.arm) if row.cell.arm in order else len(order)
-
-    return [BenchSection(*key, sorted(rows, key=place)) for key, rows in groups.items()]
-
-
 def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
-    """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
+    """Returns the report; text is coloured if `stream` (default stdout) is a terminal."""
     if form == "json":
         return without_user(json_document(result)) + "\n"
     return render(_document(result), form=form, stream=stream or sys.stdout)
 
 
 def _document(result: Result) -> Document:
-    blocks: list[Block] = [Paragraph(_question(result), is_muted=True)]
+    against = next((item.against for item in result.comparisons), "the first variant")
+    blocks: list[Block] = [Cards(list(_answers(result)))]
     if not result.is_complete:
         blocks.append(Paragraph("Not complete: some cells are still to be measured."))
+    blocks.append(Paragraph(_question(result, against), is_muted=True))
     targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
-    arms = [(arm.name, arm_words(arm)) for arm in result.arms]
-    blocks += [Cards(list(_cards(result))), Items([*(("target", model) for model in targets), *arms])]
-    has_break_even = any(item.break_even_mean_acceptance_length for item in result.comparisons)
-    legend = [entry for entry in _LEGEND if entry[0] != "needed" or has_break_even]
-    blocks.append(Section("In the tables", [Items(legend)]))
-    blocks += [_section(result, each) for each in sections(result)]
+    room = {
+        arm.name: f"; KV cache of {arm.kv_cache_tokens:,} tokens" if arm.kv_cache_tokens else ""
+        for arm in result.arms
+    }
+    arms = [(arm.name, arm_words(arm) + room[arm.name]) for arm in result.arms]
+    blocks.append(Items([*(("target", model) for model in targets), *arms]))
+    groups: dict[str, list[Cell]] = {}
+    for cell in result.cells:
+        kind = "requests/s" if cell.point.concurrency is None else "concurrency"
+        title = f"{cell.point.workload}, temperature {cell.point.temperature:g} (load: {kind})"
+        groups.setdefault(title, []).append(cell)
+    blocks += [_section(result, title, cells) for title, cells in groups.items()]
+    legend = f"speedup: output tokens/s over those of {against}; per step: mean acceptance length"
+    if any(item.break_even_mean_acceptance_length for item in result.comparisons):
+        legend += "; needed: the length at which speculation breaks even (never below 1)"
+    blocks.append(Paragraph(legend, is_muted=True))
     if result.stops_paying:
         ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]
         blocks.append(Section("Load at which speculation stops paying", [Items(ends)]))
@@ -215,153 +136,188 @@ def _document(result: Result) -> Document:
     basis = f"measured over {result.launches} {launches} of each variant"
     if any(arm.url is None for arm in result.arms):
         basis += f"; the intervals allow for {LAUNCH_SPREAD:.0%} between two starts of one server"
-    blocks += [Paragraph(basis), _method(result)]
-    return Document("benchmark", result.name, blocks)
+    return Document("benchmark", result.name, [*blocks, Paragraph(basis), _method(result)], has_answer=True)
 
 
-def _question(result: Result) -> str:
+def _question(result: Result, against: str) -> str:
     """Returns what is compared with what, where and when."""
-    against = next((item.against for item in result.comparisons), "")
-    words = f"Servers compared with {against}" if against else "Servers measured"
+    words = f"Servers compared with {against}"
     if any(arm.is_baseline for arm in result.arms):
         words = "Speculation against the same server without it"
+    found, cores = result.host.get("accelerator", ""), result.host.get("cores")
+    if not found or found == "cpu":
+        found = result.host.get("cpu", "an unknown machine")
+        found = f"{cores} cores of {found}" if cores else found
     vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
-    return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
+    return f"{words}: {found}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
 
 
-def _cards(result: Result) -> Iterator[Card]:
-    """Yields the worst point of each variant with its interval, how often the variant pays, and its best point."""
+def _answers(result: Result) -> Iterator[Card]:
+    """Yields for each variant how often it pays, its worst and best point, and what to do."""
     for arm in result.arms:
         mine = [item for item in result.comparisons if item.arm == arm.name]
+        if not mine:
+            continue
+        counts, total = Counter(item.verdict for item in mine), len(mine)
+        words = [
+            f"{verdict.words} at {counts[verdict]}{f' of {total} points' if not at else ''}"
+            for at, verdict in enumerate(each for each in Verdict if counts[each])
+        ]
+        answer = mine[0].verdict.words if total == 1 else ", ".join(words)
+        if total > 1 and len(counts) == 1:
+            answer = f"{mine[0].verdict.words} at all {total} points"
         known = [(item.speedup, item.point) for item in mine if item.speedup]
         known.sort(key=lambda item: item[0].value)
-        if not known:
-            if mine:
-                yield Card(arm.name, NONE, [_counted(mine)])
-            continue
-        (worst, worst_point), (best, best_point) = known[0], known[-1]
-        if len(known) == 1:
-            lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
-            yield Card(arm.name, f"{number(worst.value)}x", lines)
-            continue
-        lines = [f"95 % interval {spread(worst)}, on {where(worst_point)}", _counted(mine)]
-        lines.append(f"best point: {with_spread(best, unit='x')}, on {where(best_point)}")
-        yield Card(arm.name, f"{number(worst.value)}x at the worst point", lines)
+        ends = [known[0], known[-1]] if len(known) > 1 else known
+        names = ("at worst on ", "at best on ") if len(known) > 1 else ("on ",)
+        lines = [
+            f"{with_spread(speedup, unit='x')} {name}{where(point)}"
+            for name, (speedup, point) in zip(names, ends, strict=False)
+        ]
+        yield Card(arm.name, answer, [*lines, *_advice(result, mine)])
 
 
-def _counted(comparisons: Sequence[Comparison]) -> str:
-    """Returns `pays at 3 of 4 points, costs at the other`."""
-    counts = Counter(item.verdict for item in comparisons)
-    total = len(comparisons)
-    if len(counts) == 1:
-        points = "the one point" if total == 1 else f"all {total} points"
-        return f"{comparisons[0].verdict.words} at {points}"
-    first, *others = [(verdict.words, counts[verdict]) for verdict in Verdict if counts[verdict]]
-    parts = [
-        f"{first[0]} at {first[1]} of {total} points",
-        *(f"{words} at {times}" for words, times in others),
+def _advice(result: Result, mine: Sequence[Comparison]) -> Iterator[str]:
+    """Yields what to do: decide it where it is open, else serve with or without speculation."""
+    verdicts = {item.verdict for item in mine}
+    undecided = next((item for item in mine if item.verdict is Verdict.INCONCLUSIVE), None)
+    if undecided is not None:
+        at = f" at {where(undecided.point)}" if len(mine) > 1 else ""
+        yield f"to decide{at}: {undecided.needed or 'more requests'}"
+    elif not any(arm.is_baseline for arm in result.arms):
+        return
+    elif verdicts == {Verdict.PAYS}:
+        yield "serve with it"
+    elif Verdict.PAYS in verdicts:
+        yield "serve with it where it pays; `specserve tune` looks for a K for the other loads"
+    else:
+        yield "serve without it, or let `specserve tune` look for a K that pays"
+
+
+def _section(result: Result, title: str, cells: Sequence[Cell]) -> Section:
+    """Returns one workload at one temperature: all loads, rising, and all variants."""
+    order = {arm.name: at for at, arm in enumerate(result.arms)}
+    compared = {(item.arm, item.point): item for item in result.comparisons}
+    cells = sorted(
+        cells,
+        key=lambda cell: (
+            cell.point.concurrency or cell.point.request_rate or 0,
+            order.get(cell.arm, len(order)),
+        ),
+    )
+    rows = [row(cell, compared.get((cell.arm, cell.point))) for cell in cells]
+    remarks = [
+        (cell.arm, f"at {load_words(cell.point)}, {words}")
+        for cell in cells
+        for words in _remarks(cell, compared.get((cell.arm, cell.point)))
     ]
-    if len(others) == 1:
-        words, times = others[0]
-        parts[1] = f"{words} at the other{f' {times}' if times > 1 else ''}"
-    return ", ".join(parts)
+    charts = list(_charts(result, cells, compared))
+    return Section(title, [Charts(charts), Table(_HEAD, rows, keys=2), Items(remarks)])
 
 
-def _section(result: Result, section: BenchSection) -> Section:
-    blocks: list[Block] = [
-        Charts(list(_charts(result, section))),
-        Table(_HEAD, [row.cells() for row in section.rows], keys=2),
-        Items(list(_remarks(section.rows))),
-    ]
-    return Section(f"{section.title} (load: {section.load_words})", blocks)
+def row(cell: Cell, against: Comparison | None) -> list[str]:
+    """Returns one row of the table. `against`: None for the variant that others are compared with."""
+    known = cell.figures if cell.invalid is None else None
+    own = known.acceptance if known else None
+    verdict = "invalid" if cell.invalid else against.verdict.value if against else ""
+    columns = ["", verdict, number(own.mean_acceptance_length) if own else "", ""]
+    if against:
+        lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
+        columns = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]
+    cells = [load(cell.point), cell.arm]
+    if known is None:
+        return [*cells, NONE, *columns, *[NONE] * 10]
+    return [
+        *cells, rate(known.output_tokens_per_s), *columns, quantiles_words(known.ttft_ms),
+        quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000),
+        percent(own.acceptance_rate) if own else "", rate(known.goodput_per_s),
+        str(known.failed_requests or NONE), rate(known.queue_ms), str(known.preemptions or NONE),
+        str(known.requests), rate(known.inter_chunk_p99_ms),
+    ]  # fmt: skip
 
 
-def _remarks(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
-    """Yields rows without a verdict, with their reason; and slower slowest requests, which a rate hides."""
-    for row in rows:
-        label, at, against = row.cell.arm, f"at {_loaded(row.cell.point)}, ", row.comparison
-        if row.cell.invalid is not None:
-            yield label, f"{at}invalid: {row.cell.invalid}"
-        elif against is not None:
-            if against.verdict is Verdict.INCONCLUSIVE:
-                also = (
-                    f" because the 99.5 % interval is {spread(against.interval_99_5)}"
-                    if against.interval_99_5
-                    else ""
-                )
-                yield label, f"{at}inconclusive{also}; needs {against.needed or 'more requests'}"
-            if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
-                longer = percent(against.e2e_p99_ratio - 1)
-                yield label, f"{at}P99 of E2E is {longer} longer than that of {against.against}"
+def _remarks(cell: Cell, against: Comparison | None) -> Iterator[str]:
+    """Yields why there is no verdict, who waited for room, and slower slowest requests."""
+    known = cell.figures
+    if cell.invalid is not None:
+        yield f"invalid: {cell.invalid}"
+        return
+    if known and ((known.queue_ms or 0) > WAITING * known.e2e_ms.p50 or known.preemptions):
+        yield f"requests waited {rate(known.queue_ms)} ms before they ran, {known.preemptions} were preempted"
+    if against is None:
+        return
+    if against.verdict is Verdict.INCONCLUSIVE:
+        wide = against.interval_99_5
+        also = f" because the 99.5 % interval is {spread(wide)}" if wide else ""
+        yield f"inconclusive{also}; needs {against.needed or 'more requests'}"
+    if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
+        yield f"P99 of E2E is {percent(against.e2e_p99_ratio - 1)} longer than that of {against.against}"
 
 
-def _charts(result: Result, section: BenchSection) -> Iterator[Chart]:
+def _charts(
+    result: Result, cells: Sequence[Cell], compared: Mapping[tuple[str, Point], Comparison]
+) -> Iterator[Chart]:
     """Yields each chart of a section that has at least one value."""
-    rival = next((row.comparison.against for row in section.rows if row.comparison), "the first variant")
-    loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
-    x = section.load_words
+    rivals = dict.fromkeys(item.against for item in compared.values())
+    others = [arm.name for arm in result.arms if arm.name not in rivals]
+    loads = list(dict.fromkeys(load(cell.point) for cell in cells))
+    arms = list(dict.fromkeys(cell.arm for cell in cells))
+    x = load_words(cells[0].point).split()[0] if cells[0].point.concurrency else "requests/s"
 
-    def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
+    def colour(arm: str) -> int:
+        """Grey for what the others are compared with."""
+        return 0 if arm in rivals else other_colour(others.index(arm) if arm in others else 0)
+
+    def series(value: Callable[[Cell, Figures], Value | None]) -> list[Series]:
         known = {
-            (row.cell.arm, load(row.cell.point)): value(row, row.figures)
-            for row in section.rows
-            if row.figures
+            (cell.arm, load(cell.point)): value(cell, cell.figures)
+            for cell in cells
+            if cell.figures and cell.invalid is None
         }
-        rows = [(arm, tuple(known.get((arm, each)) for each in loads)) for arm in section.arms]
-        return [Series(arm, _colour(result, arm), values) for arm, values in rows if any(values)]
+        lines = [(arm, tuple(known.get((arm, each)) for each in loads)) for arm in arms]
+        return [Series(arm, colour(arm), values) for arm, values in lines if any(values)]
 
-    def speedup(row: BenchRow, _: Figures) -> Value | None:
-        known = row.comparison.speedup if row.comparison else None
+    def speedup(cell: Cell, _: Figures) -> Value | None:
+        found = compared.get((cell.arm, cell.point))
+        known = found.speedup if found else None
         return clean_value(known.value, known.low, known.high) if known else None
 
     def latency(title: str, unit: str, of: Callable[[Figures], Quantiles], divisor: float = 1) -> Chart:
-        values = series(
-            lambda _, known: clean_value(
-                *(getattr(of(known), name) / divisor for name in ("p50", "p50", "p99"))
-            )
-        )
-        title_y = f"{unit}, P50 (mark) to P99 (bar)"
-        return Chart("ranges", title, title_y, x, loads, values, bounds="P99")
+        def value(_: Cell, known: Figures) -> Value | None:
+            middle, high = of(known).p50 / divisor, of(known).p99 / divisor
+            return clean_value(middle, middle, high)
 
+        return Chart(
+            "ranges", title, f"{unit}, P50 (mark) to P99 (bar)", x, loads, series(value), bounds="P99"
+        )
+
+    shares: dict[str, tuple[float, ...]] = {}
+    for cell in cells:  # at the lowest load that has it: it hardly depends on the load
+        if cell.figures and cell.figures.acceptance and cell.invalid is None:
+            shares.setdefault(cell.arm, cell.figures.acceptance.per_position)
+    tokens = [str(at + 1) for at in range(max(map(len, shares.values()), default=0))]
+    positions = [
+        Series(arm, colour(arm), tuple(clean_value(100 * each[at]) if at < len(each) else None
+                                       for at in range(len(tokens))))
+        for arm, each in shares.items() if each
+    ]  # fmt: skip
     rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
-    times = f"times the tokens/s of {rival}, 95 % interval"
+    times = f"times the tokens/s of {next(iter(rivals), 'the first variant')}, 95 % interval"
+    unit = "% of steps that accept draft token n"
     drawn = (
         Chart("bars", "Throughput", "output tokens/s", x, loads, rates),
         Chart("lines", "Speedup", times, x, loads, series(speedup), reference=1.0),
         latency("Time to the first token", "ms", attrgetter("ttft_ms")),
         latency("Time per output token", "ms", attrgetter("tpot_ms")),
         latency("Time per request", "s", attrgetter("e2e_ms"), 1000),
-        _positions(result, section),
+        Chart("bars", "Acceptance by position", unit, "draft token", tokens, positions),
     )
     yield from (chart for chart in drawn if chart.series)
 
 
-def _positions(result: Result, section: BenchSection) -> Chart:
-    """Returns acceptance per position at the lowest load that has it: it hardly depends on the load."""
-    found: dict[str, tuple[float, ...]] = {}
-    for row in section.rows:
-        if row.figures and row.figures.acceptance and row.figures.acceptance.per_position:
-            found.setdefault(row.cell.arm, row.figures.acceptance.per_position)
-    groups = [str(at + 1) for at in range(max(map(len, found.values()), default=0))]
-    series = []
-    for arm, shares in found.items():
-        missing = [None] * (len(groups) - len(shares))
-        values = (*(clean_value(100 * share) for share in shares), *missing)
-        series.append(Series(arm, _colour(result, arm), values))
-    unit = "% of steps that accept draft token n"
-    return Chart("bars", "Acceptance by position", unit, "draft token", groups, series)
-
-
-def _colour(result: Result, arm: str) -> int:
-    """Returns grey for what the others are compared with."""
-    against = {item.against for item in result.comparisons}
-    others = [each.name for each in result.arms if each.name not in against]
-    return 0 if arm in against else other_colour(others.index(arm) if arm in others else 0)
-
-
 def _method(result: Result) -> Details:
-    launches = {"launches of each variant": str(result.launches)}
-    facts = {**launches, **result.host, **result.settings, **result.versions}
+    facts = {"launches of each variant": str(result.launches)}
+    facts |= {**result.host, **result.settings, **result.versions}
     facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
     head = (
         Column("workload", "name"), Column("prompts"), Column("from", "name"),
@@ -373,10 +329,13 @@ def _method(result: Result) -> Details:
     ]
     blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), Table(head, rows)]
     for arm in result.arms:
-        known = (
-            ("target", arm.model), ("draft", arm.draft_model), ("URL", arm.url), ("fingerprint", arm.fingerprint)
-        )  # fmt: skip
-        named = [(name, f"`{value}`") for name, value in known if value]
+        names = {
+            "target": arm.model,
+            "draft": arm.draft_model,
+            "URL": arm.url,
+            "fingerprint": arm.fingerprint,
+        }
+        named = [(name, f"`{value}`") for name, value in names.items() if value]
         blocks.append(Items([(arm.name, arm_words(arm)), *named]))
         if arm.argv:
             blocks.append(Verbatim(shlex.join(arm.argv)))

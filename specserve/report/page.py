@@ -92,6 +92,8 @@ class Document:
     kind: str
     title: str
     blocks: Sequence[Block]
+    has_answer: bool = False
+    """The first block says it all: text begins with it, without a heading."""
 
     @property
     def heading(self) -> str:
@@ -101,7 +103,8 @@ class Document:
     def text(self, stream: TextIO) -> str:
         """Returns the report at 80 columns, coloured if the stream is a terminal."""
         parts = ["\n".join(lines) for block in self.blocks if (lines := list(_text(block, stream)))]
-        return without_user("\n\n".join([in_one_line(self.heading), *parts]) + "\n")
+        heading = [] if self.has_answer and parts else [in_one_line(self.heading)]
+        return without_user("\n\n".join([*heading, *parts]) + "\n")
 
     def markdown(self) -> str:
         """Returns the report for a pull request; everything from outside is escaped."""

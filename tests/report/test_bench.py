@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Interval, Point, Result, Verdict, read_result, result_from_json
 from specserve.metrics.counters import Acceptance
-from specserve.report.bench import FORMS, BenchRow, load, rendered
+from specserve.report.bench import load, rendered, row
 from specserve.report.text import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
 
+FORMS = ("text", "markdown", "html", "json")
 RUN = Path(__file__).parents[1] / "data" / "bench_run.json"
 Golden = Callable[[str, str], None]
 VOID = {"meta", "br", "line", "rect", "circle", "polygon", "polyline"}
@@ -144,10 +145,12 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
-def test_the_report_leads_with_the_worst_point_and_its_interval(form: str) -> None:
+def test_the_report_leads_with_the_answer_its_interval_and_what_to_do(form: str) -> None:
     shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
-    words = ["0.83x at the worst point", "95 % interval 0.79-0.87, on creative, concurrency 16",
-             "pays at 3 of 6 points, costs at 1", "best point: 2.17x (2.08-2.25), on chat, concurrency 1",
+    words = ["pays at 3 of 6 points, costs at 1, is inconclusive at 2",
+             "0.83x (0.79-0.87) at worst on creative, concurrency 16",
+             "2.17x (2.08-2.25) at best on chat, concurrency 1",
+             "to decide at chat, concurrency 16, temperature 0.7: about 4 more blocks",
              "needs about 4 more blocks"]  # fmt: skip
     places = [shown.replace("\\", "").index(word) for word in words]
     assert places == sorted(places)
@@ -173,6 +176,44 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
     assert "289.0" not in shown
 
 
+@pytest.mark.parametrize(
+    ("change", "verdict", "advice"),
+    [
+        (
+            {},
+            Verdict.PAYS,
+            "profile: pays; 2.00x (1.90-2.10) on chat, concurrency 1, temperature 0.7; serve with it",
+        ),
+        ({}, Verdict.COSTS, "serve without it, or let `specserve tune` look for a K that pays"),
+        ({}, Verdict.NO_DIFFERENCE, "profile: makes no difference; 2.00x"),
+        ({"needed": "about 2 more launches"}, Verdict.INCONCLUSIVE, "to decide: about 2 more launches"),
+    ],
+)
+def test_text_begins_with_the_answer_and_what_to_do(
+    change: dict[str, Any], verdict: Verdict, advice: str
+) -> None:
+    (first, *_) = [item for item in example().comparisons if item.arm == "profile"]
+    only = dataclasses.replace(first, verdict=verdict, speedup=Interval(2.0, 1.9, 2.1), **change)
+    shown = plain(dataclasses.replace(example(), comparisons=(only,)), "text")
+    assert shown.startswith("profile: ")
+    assert advice in " ".join(shown.split("\n\n")[0].split())
+
+
+def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
+    cells = tuple(
+        dataclasses.replace(cell, figures=dataclasses.replace(cell.figures, queue_ms=900.0, preemptions=7))
+        if cell.figures and (cell.arm, cell.point.concurrency) == ("profile", 16)
+        else cell
+        for cell in example().cells
+    )
+    arms = tuple(dataclasses.replace(arm, kv_cache_tokens=12_345) for arm in example().arms)
+    result = dataclasses.replace(example(), cells=cells, arms=arms)
+    text = " ".join(plain(result, "text").split())
+    assert "at concurrency 16, requests waited 900.0 ms before they ran, 7 were preempted" in text
+    assert "KV cache of 12,345 tokens" in text
+    assert "| waited, ms | preempted |" in plain(result, "markdown")
+
+
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
     assert re.search(
@@ -189,7 +230,7 @@ def test_the_interval_of_99_5_percent_is_shown_if_it_decided() -> None:
     result = dataclasses.replace(example(), comparisons=(close, pays))
     shown = " ".join(plain(result, "text").split())
     assert "inconclusive because the 99.5 % interval is 0.94-8.40; needs about 2 more blocks" in shown
-    assert "pays at 1 of 2 points, is inconclusive at the other" in shown
+    assert shown.startswith("profile: pays at 1 of 2 points, is inconclusive at 1; ")
 
 
 def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
@@ -202,8 +243,8 @@ def test_the_server_that_others_are_compared_with_shows_its_acceptance_if_it_spe
     cell = next(each for each in example().cells if each.arm == "baseline" and each.figures)
     assert cell.figures is not None and cell.figures.acceptance is None
     figures = dataclasses.replace(cell.figures, acceptance=Acceptance(10, 40, 25))
-    rows = [BenchRow(each, None).cells() for each in (cell, dataclasses.replace(cell, figures=figures))]
-    assert [(row[5], row[10]) for row in rows] == [("", ""), ("3.50", "62 %")]
+    rows = [row(each, None) for each in (cell, dataclasses.replace(cell, figures=figures))]
+    assert [(each[5], each[10]) for each in rows] == [("", ""), ("3.50", "62 %")]
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
