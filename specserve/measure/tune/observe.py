@@ -133,7 +133,8 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     timed = [
         _timed([each for each in done.requests if each.ok], load=point.concurrency or 1) for done in passes
     ]
-    each_s = [step_s for times, _, _ in timed for step_s in times]
+    # chunks that came together have no time between them
+    each_s = [step_s for times, _, _ in timed for step_s in times if step_s > 0]
     steps = _steps_by_request(good, passes) if tokens else ()
     step_s, error = None, 0.0
     chunks, busy_s = 0, math.fsum(each.latency_s for each in good)

@@ -146,6 +146,11 @@ def test_a_pass_of_which_nothing_came_whole_says_nothing() -> None:
     assert observed([done(replace(request(1.0), ok=False), load=1)], tokens=0) is None
 
 
+def test_chunks_that_came_all_together_time_no_step() -> None:
+    seen = observed([done(request(*[0.0] * 9, ttft_s=0.1), load=1)], tokens=0)
+    assert seen is not None and seen.step_s is None
+
+
 def test_a_request_that_failed_has_no_part_in_it() -> None:
     good = closed_loop([20] * 9, load=4)
     broken = replace(good, requests=(*good.requests, replace(request(900.0), ok=False)))
