@@ -1,15 +1,12 @@
 """Make docs/terminal.svg from a real run: lint a mistake, serve the demo, ask it, verify it, stop it.
 
-    python scripts/record_terminal.py            about a minute; needs `make setup`
-    python scripts/record_terminal.py --check    the same run, but only says if the picture is stale
+    python scripts/record_terminal.py    about a minute; needs `make setup`
 
-The text is what the commands printed, except for shortened paths. `--check` compares it without figures, without the
-model's answer and without the phases of the start, which depend on the machine.
+The text is what the commands printed, except for shortened paths.
 """
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import signal
@@ -36,24 +33,11 @@ speculation:
 """
 
 
-_PROGRESS = re.compile(r"  .*(…|planned: )")
-"""How far a start or a measurement is: how often that is said depends on the machine."""
-_SAME = {"ask": "TTFT", "verify": "  `demo` at"}
-"""Where the output begins that does not depend on the machine: above it are an answer, and how far a minute gets."""
-
-
 def main() -> None:
-    """Run the commands; write the picture, or compare it."""
+    """Run the commands and write the picture."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
     with tempfile.TemporaryDirectory() as folder:
-        is_check = "--check" in sys.argv[1:]
-        # what is compared of `verify` does not depend on how long it measures
-        found = session(Path(folder), port="0" if is_check else "8000", verify_s=15 if is_check else 60)
-        shown = [(command, shortened(text, folder)) for command, text in found]
-    if is_check:
-        stale = missing(shown, OUT.read_text(encoding="utf-8"))
-        print("\n".join(["stale: run scripts/record_terminal.py", *stale]) if stale else "up to date")
-        sys.exit(1 if stale else 0)
+        shown = [(command, shortened(text, folder)) for command, text in session(Path(folder))]
     OUT.write_text(drawn(shown), encoding="utf-8")
     print(f"wrote {OUT.relative_to(ROOT)}")
 
@@ -73,22 +57,6 @@ def drawn(shown: list[tuple[str, str]]) -> str:
         return screen.export_svg(title="specserve", unique_id="specserve")
 
 
-def missing(shown: list[tuple[str, str]], picture: str) -> list[str]:
-    """The lines of a run that the picture does not show; figures, answers and phases of the start do not count."""
-    there = _bare(html.unescape("".join(re.findall(r">([^<]*)</text>", picture))))
-    lines = []
-    for command, text in shown:
-        begin = next((start for name, start in _SAME.items() if f" {name} " in command), "")
-        told = text[text.index(begin) :]
-        lines += [command, *(line for line in told.splitlines() if not _PROGRESS.match(line))]
-    return [line for line in lines if _bare(line) not in there]
-
-
-def _bare(text: str) -> str:
-    """The text without blanks, and with one 0 for each number: a picture breaks lines, and figures change."""
-    return re.sub(r"[0-9]+(?:[.,][0-9]+)*", "0", "".join(text.split()))
-
-
 def coloured(line: str) -> object:
     """The colours that the commands use on a terminal."""
     from rich.text import Text
@@ -100,8 +68,8 @@ def coloured(line: str) -> object:
     return text
 
 
-def session(folder: Path, *, port: str, verify_s: int) -> list[tuple[str, str]]:
-    """Each command as it would be typed, and what it printed. Port 0 is a free one."""
+def session(folder: Path) -> list[tuple[str, str]]:
+    """Each command as it would be typed, and what it printed."""
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     env["COLUMNS"] = str(WIDTH)
     env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', os.defpath)}"  # `specserve` is then what is typed
@@ -110,7 +78,7 @@ def session(folder: Path, *, port: str, verify_s: int) -> list[tuple[str, str]]:
     log = folder / "up.txt"
     with log.open("wb") as stream:
         up = subprocess.Popen(
-            [BIN / "specserve", "up", "configs/demo.yaml", "--port", port],
+            [BIN / "specserve", "up", "configs/demo.yaml"],
             cwd=ROOT, env=env, stdout=stream, stderr=stream,
         )  # fmt: skip
     try:
@@ -118,7 +86,7 @@ def session(folder: Path, *, port: str, verify_s: int) -> list[tuple[str, str]]:
         (url,) = re.findall(r"^url +(http://\S+)/v1$", log.read_text(), flags=re.MULTILINE)
         words = ["--completion", PROMPT, "--max-tokens", "48", "--temperature", "0"]
         ask = printed(["ask", *words, "--url", url], cwd=ROOT, env=env)
-        words = ["--temperature", "0", "--no-smoke", "--seconds", str(verify_s)]
+        words = ["--temperature", "0", "--no-smoke"]
         verify = printed(["verify", url, *words], cwd=ROOT, env=env)
         served = log.read_text()
         up.send_signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_name_that_cannot_be_one_is_refused(specserve: Run, arguments: list[st
     ],
 )
 def test_a_closed_stream_is_no_bug(arguments: str, closed: str, code: int, words: str) -> None:
-    command = ["sh", "-c", f"exec {sys.executable} -m specserve {arguments} {closed}"]
+    command = ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m specserve {arguments} {closed}"]
     done = subprocess.run(command, capture_output=True, cwd=ROOT, timeout=120, check=False)
     said = (done.stdout + done.stderr).decode()
     assert (done.returncode, words in said, "Traceback" in said) == (code, True, False), said
