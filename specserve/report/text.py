@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from specserve.measure.bench.result import Interval, Quantiles
 
 TONES: Mapping[str, str] = {
-    **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "SAME", "ok", "agree"), "good"),
-    **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ"), "bad"),
-    **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE"), "open"),
+    **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "ok", "agree"), "good"),
+    **dict.fromkeys(("COSTS", "missed", "LOSSY", "not ok", "failed", "differ"), "bad"),
+    **dict.fromkeys(("INCONCLUSIVE", "not decided"), "open"),
     "STEADY": "good",
     **dict.fromkeys(("COLLAPSED", "MISSED"), "bad"),
     **dict.fromkeys(("UNSEEN", "OFF", "UNDECIDED"), "open"),
