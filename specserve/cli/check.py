@@ -15,7 +15,7 @@ from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.profile.schema import Profile
-from specserve.report.console import clean, is_terminal, mute, out, say
+from specserve.report.console import escaped, is_terminal, mute, out, say
 
 
 def lint(
@@ -187,7 +187,7 @@ def _examined(
     live, started_s = is_terminal(sys.stderr), time.monotonic()
     for number, file in enumerate(files, start=1):
         if not live and time.monotonic() - started_s > _QUIET_S:
-            say(f"checking {clean(file)}, {number} of {len(files)}")
+            say(f"checking {escaped(file)}, {number} of {len(files)}")
         yield (file, *examine_partial(file, settings=settings))
 
 
@@ -201,7 +201,7 @@ def _show(report: Report, format: Format) -> None:
     out(check_text(report))
     judge.tell(report, explain=True)
     if undone := _undone(report):
-        say(f"exit code 2: `{clean(undone)}` was not checked, and nothing is published about it")
+        say(f"exit code 2: `{escaped(undone)}` was not checked, and nothing is published about it")
     elif any(item.cause == "unreachable" for item in report.skipped):
         say("the Hub did not answer; with `--complete` this is exit code 1")
 
@@ -235,7 +235,7 @@ def _minor(version: str) -> str:
     known = table(version)
     if not known.exact:
         say(
-            f"vLLM {clean(version)} is newer than every version that specserve knows, so it is judged as "
+            f"vLLM {escaped(version)} is newer than every version that specserve knows, so it is judged as "
             f"{known.minor}"
         )
     return known.minor

@@ -9,7 +9,7 @@ import typer
 from specserve.cli.options import Alternative, Settings, flag
 from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
-from specserve.report.console import clean, out, say
+from specserve.report.console import escaped, out, say
 from specserve.report.text import count
 
 
@@ -102,7 +102,7 @@ def at_lock(profile: Profile) -> Profile:
     if lock is None:
         return profile
     for use in not_locked(profile, lock):
-        say(f"warning: `{clean(use.model)}` is not in the lock")
+        say(f"warning: `{escaped(use.model)}` is not in the lock")
     return locked(profile, lock)
 
 
@@ -114,10 +114,10 @@ def fetch(profile: Profile, *, everything: bool = False) -> None:
     cache = cache_of(profile)
     wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))
     if not wanted:
-        say(f"nothing to download: every model of `{clean(profile.name)}` is a local directory")
+        say(f"nothing to download: every model of `{escaped(profile.name)}` is a local directory")
     refuse_full_disk(wanted, cache=cache)
     for download in wanted:
-        name = f"{clean(download.model)} at {download.commit[:12]}"
+        name = f"{escaped(download.model)} at {download.commit[:12]}"
         if download.missing:
             size = _size(download.missing_bytes)
             say(f"downloading {name}: {count(len(download.missing), 'file')}, {size}")

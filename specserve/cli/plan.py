@@ -223,7 +223,7 @@ def diff(
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
     from specserve.checks.compare import both_sides, compare_sides
-    from specserve.report.console import clean, out, say
+    from specserve.report.console import escaped, out, say
     from specserve.report.launch import Named, difference_json, difference_text
     from specserve.serve.detached.processes import running_command
 
@@ -245,9 +245,9 @@ def diff(
         out(difference_text(one, two, comparison))
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        say(f"models and memory are not compared: {clean(unknown[0])}{more}")
+        say(f"models and memory are not compared: {escaped(unknown[0])}{more}")
     for text in dict.fromkeys(text for item in taken for text in item.ignored):
-        say(f"note: not compared: {clean(text)}")
+        say(f"note: not compared: {escaped(text)}")
     if format is TextOrJson.TEXT:
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")

@@ -142,7 +142,7 @@ def down(
 def _stop_one(name: str, stop: StopRequest) -> bool:
     """Stop one; an error is printed, and the others are stopped all the same."""
     from specserve.errors import FactError, SpecserveError
-    from specserve.report.console import clean, say
+    from specserve.report.console import escaped, say
     from specserve.report.findings import failure
     from specserve.serve.detached.processes import stop_marked, stop_server
     from specserve.serve.detached.registry import read, remove
@@ -152,7 +152,7 @@ def _stop_one(name: str, stop: StopRequest) -> bool:
         try:
             record = read(name)
         except FactError as error:
-            say(clean(f"{name}: {error.message}"))
+            say(escaped(f"{name}: {error.message}"))
             record = None
         if record is None:
             stop_marked(name, stop=stop, emit=show)
@@ -160,9 +160,9 @@ def _stop_one(name: str, stop: StopRequest) -> bool:
             say(f"{name}: cleared")
             return True
         if record.ended is not None:
-            say(clean(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}"))
+            say(escaped(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}"))
         stop_server(record, stop=stop, emit=show)
-        say(clean(f"{name}: its log stays: {record.log_path}"))
+        say(escaped(f"{name}: its log stays: {record.log_path}"))
     except SpecserveError as error:
         say(failure(error))
         return False

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
-from specserve.report.console import LiveLine, clean, say
-from specserve.report.text import VERSION, count, picked
+from specserve.report.console import LiveLine, escaped, say
+from specserve.report.text import VERSION, count, fields_of
 from specserve.serve.client import Answer, SpeculationCounts
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def acceptance_json(run: Acceptance | None) -> dict[str, object] | None:
     if run is None:
         return None
     return {
-        **picked(run, "acceptance_rate", "mean_acceptance_length"),
+        **fields_of(run, "acceptance_rate", "mean_acceptance_length"),
         "acceptance_rate_per_position": list(run.per_position),
         "num_drafts": run.drafts,
         "num_draft_tokens": run.draft_tokens,
@@ -77,9 +77,9 @@ def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
     return {
         "version": VERSION,
         "url": url,
-        **picked(answer, "model", "mode", "text"),
+        **fields_of(answer, "model", "mode", "text"),
         "reasoning": answer.reasoning or None,
-        **picked(answer, "finish_reason", "prompt_tokens", "completion_tokens"),
+        **fields_of(answer, "finish_reason", "prompt_tokens", "completion_tokens"),
         "ttft_ms": None if answer.ttft_s is None else round(1000 * answer.ttft_s, 3),
         "tokens_per_s": None if answer.tokens_per_s is None else round(answer.tokens_per_s, 3),
         "speculates": speculation.is_on,
@@ -108,7 +108,7 @@ class AnswerScreen:
             self._end()
         self._open = stream  # before the write, which a Ctrl-C may end
         encoding = stream.encoding or "utf-8"
-        stream.write(clean(text).encode(encoding, "replace").decode(encoding))
+        stream.write(escaped(text).encode(encoding, "replace").decode(encoding))
         stream.flush()
         if text.endswith("\n"):
             self._open = None
@@ -129,7 +129,7 @@ def say_generated(found: Generated) -> None:
     if found.errors:
         say(f"{count(len(found.errors), 'line')} failed:")
         for error in found.errors[:_SHOWN_ERRORS]:
-            say(f"  {clean(error)}")
+            say(f"  {escaped(error)}")
         if len(found.errors) > _SHOWN_ERRORS:
             say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
 

@@ -38,17 +38,17 @@ from specserve.report.page import (
     render,
 )
 from specserve.report.text import (
-    NONE,
+    DASH,
     Column,
     Table,
+    decimals,
+    duration,
     json_document,
     moment,
-    number,
     percent,
     quantiles_words,
     rate,
     spread,
-    took,
     with_spread,
 )
 
@@ -149,7 +149,7 @@ def _question(result: Result, against: str) -> str:
         found = result.host.get("cpu", "an unknown machine")
         found = f"{cores} cores of {found}" if cores else found
     vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
-    return f"{words}: {found}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
+    return f"{words}: {found}, {vllm}, {moment(result.created)}, {duration(result.duration_s)}."
 
 
 def _answers(result: Result) -> Iterator[Card]:
@@ -220,18 +220,18 @@ def row(cell: Cell, against: Comparison | None) -> list[str]:
     known = cell.figures if cell.invalid is None else None
     own = known.acceptance if known else None
     verdict = "invalid" if cell.invalid else against.verdict.value if against else ""
-    columns = ["", verdict, number(own.mean_acceptance_length) if own else "", ""]
+    columns = ["", verdict, decimals(own.mean_acceptance_length) if own else "", ""]
     if against:
         lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
-        columns = [with_spread(against.speedup) if known else "", verdict, *map(number, lengths)]
+        columns = [with_spread(against.speedup) if known else "", verdict, *map(decimals, lengths)]
     cells = [load(cell.point), cell.arm]
     if known is None:
-        return [*cells, NONE, *columns, *[NONE] * 10]
+        return [*cells, DASH, *columns, *[DASH] * 10]
     return [
         *cells, rate(known.output_tokens_per_s), *columns, quantiles_words(known.ttft_ms),
         quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000),
         percent(own.acceptance_rate) if own else "", rate(known.goodput_per_s),
-        str(known.failed_requests or NONE), rate(known.queue_ms), str(known.preemptions or NONE),
+        str(known.failed_requests or DASH), rate(known.queue_ms), str(known.preemptions or DASH),
         str(known.requests), rate(known.inter_chunk_p99_ms),
     ]  # fmt: skip
 

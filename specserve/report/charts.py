@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from specserve.errors import without_user
-from specserve.report.console import clean
+from specserve.report.console import escaped
 
 WIDTH, HEIGHT = 380, 236
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 370, 12, 196
@@ -181,4 +181,4 @@ def _mark(colour: int, x: float, y: float) -> str:
 
 def _escaped(text: str) -> str:
     """Text for SVG; control characters are made visible."""
-    return html.escape(clean(without_user(text)))
+    return html.escape(escaped(without_user(text)))

@@ -15,9 +15,9 @@ from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue
 from specserve.memory.constants import Bounds as Interval
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
-from specserve.report.console import clean, filled, styled
+from specserve.report.console import escaped, styled, wrapped
 from specserve.report.findings import COLOURS, render
-from specserve.report.text import GIB, Column, Table, count, gib, json_document, low_to_high, picked
+from specserve.report.text import GIB, Column, Table, count, fields_of, gib, json_document, low_to_high
 
 _TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
 _BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}
@@ -61,17 +61,17 @@ def _is_assumed(verdict: ProfileVerdict) -> bool:
 
 
 def _filled(text: str, lead: str, shown: str | None = None) -> str:
-    return filled(clean(text), lead=lead, shown=shown, stream=sys.stdout)
+    return wrapped(escaped(text), lead=lead, shown=shown, stream=sys.stdout)
 
 
 def _head(verdict: Checked) -> str:
     """What is checked, and a line for each group of rules."""
     on = f" on {_machine_words(verdict.machine)}" if verdict.machine else ""
     versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
-    lines = [f"Checking `{clean(verdict.name or verdict.file)}`{on}{versions}", ""]
+    lines = [f"Checking `{escaped(verdict.name or verdict.file)}`{on}{versions}", ""]
     for group in verdict.groups:
         lead = f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  "
-        lines.append(filled(_state(group), lead=lead, stream=sys.stdout))
+        lines.append(wrapped(_state(group), lead=lead, stream=sys.stdout))
     ways = dict.fromkeys(item.reason.partition("; ")[2] for group in verdict.groups for item in group.skipped)
     shown = f"  {styled('help', 'cyan', stream=sys.stdout)}: "
     lines += ["", *(_filled(way, "  help: ", shown) for way in ways if way)]
@@ -97,7 +97,7 @@ def _state(group: RuleGroup) -> str:
         text = whole if number == group.rules else f"{number} skipped"
         # the ways out stand below the table
         reasons = _of_several(item.reason.partition("; ")[0] for item in group.skipped)
-        words.append(styled(f"{text}: {clean('; '.join(reasons))}", "yellow", stream=sys.stdout))
+        words.append(styled(f"{text}: {escaped('; '.join(reasons))}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 
 
@@ -186,8 +186,8 @@ def _alternatives(estimates: Mapping[str, MemoryEstimate]) -> Iterator[str]:
     """What each alternative would leave for the KV cache, in the place of `speculation`."""
     for name, estimate in estimates.items():
         held = f"; KV cache {_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else ""
-        lead = f"  with the alternative `{clean(name)}`: "
-        yield filled(f"{_fits(estimate)}{held}", lead=lead, stream=sys.stdout)
+        lead = f"  with the alternative `{escaped(name)}`: "
+        yield wrapped(f"{_fits(estimate)}{held}", lead=lead, stream=sys.stdout)
 
 
 def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:
@@ -248,7 +248,7 @@ def effective_text(judged: Judged) -> str:
         return ""
     asked = {item.place: item for item in answer.asked}
     head = _COLUMNS.format("", "asked", "effective", "").rstrip()
-    lines = [f"Effective configuration by {clean(judged.basis)}:", head]
+    lines = [f"Effective configuration by {escaped(judged.basis)}:", head]
     for title, place in _effective_rows(answer):
         item, value = asked.get(place), answer.effective[place]
         wanted = _shown(item.value) if item else ""
@@ -275,7 +275,7 @@ def _marks(judged: Judged, place: str, item: VllmArgument | None) -> str:
 
 
 def _because(name: str, text: str) -> str:
-    return filled(clean(text), lead=f"  {clean(name)}: ", stream=sys.stdout)
+    return wrapped(escaped(text), lead=f"  {escaped(name)}: ", stream=sys.stdout)
 
 
 def effective_json(judged: tuple[Judged, ...]) -> list[dict[str, Any]]:
@@ -284,7 +284,7 @@ def effective_json(judged: tuple[Judged, ...]) -> list[dict[str, Any]]:
         {
             "arm": item.path or None,
             "basis": item.basis,
-            **picked(item.answer, "refused", "not_judged", "skipped", "effective"),
+            **fields_of(item.answer, "refused", "not_judged", "skipped", "effective"),
             "caused_by_speculation": dict(_caused(item)),
             "asked_otherwise": [
                 {
@@ -306,7 +306,7 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value:,}" if isinstance(value, int) else clean(str(value))
+    return f"{value:,}" if isinstance(value, int) else escaped(str(value))
 
 
 def _caused(judged: Judged) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -322,8 +322,8 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
     lines = ["Found here"]
     for gpu in found:
         memory = f"{_usable(kind(gpu))}  {gpu.free_bytes / GIB:.1f} GiB free"
-        lines.append(f"  {gpu.index}  {clean(kind(gpu).name):<22} {memory}  {clean(gpu.name)}")
-        lines += [f"     {clean(holder)}" for holder in gpu.holders]
+        lines.append(f"  {gpu.index}  {escaped(kind(gpu).name):<22} {memory}  {escaped(gpu.name)}")
+        lines += [f"     {escaped(holder)}" for holder in gpu.holders]
     if not found:
         lines.append("  no NVIDIA GPU")
     free_bytes = (cpu.free_bytes or (0,))[0]
@@ -349,14 +349,14 @@ def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
 
     def row(item: Accelerator) -> dict[str, object]:
         rates = ("bandwidth_bytes_per_s", "flops")
-        return picked(item, "name", "vendor", "total_bytes", "compute_capability", *rates)
+        return fields_of(item, "name", "vendor", "total_bytes", "compute_capability", *rates)
 
     here = [
         {
-            **picked(gpu, "index", "uuid"),
+            **fields_of(gpu, "index", "uuid"),
             "device": gpu.name,
             **row(kind(gpu)),
-            **picked(gpu, "free_bytes", "holders"),
+            **fields_of(gpu, "free_bytes", "holders"),
         }
         for gpu in found
     ]

@@ -20,14 +20,14 @@ _CONTROL = re.compile(
 )
 
 
-def clean(text: str) -> str:
+def escaped(text: str) -> str:
     """Make text from elsewhere safe for a terminal: control characters and bidi overrides become visible."""
     return text if text.isprintable() else _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def in_one_line(text: str) -> str:
     """The same where a line is an entry of its own, which text from elsewhere must not end."""
-    return clean(text.replace("\n", "\\n").replace("\t", " "))
+    return escaped(text.replace("\n", "\\n").replace("\t", " "))
 
 
 def json_text(text: str) -> str:
@@ -40,7 +40,7 @@ def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream or sys.stderr) else text
 
 
-def filled(text: str, *, lead: str, shown: str | None = None, stream: TextIO) -> str:
+def wrapped(text: str, *, lead: str, shown: str | None = None, stream: TextIO) -> str:
     """The text behind `lead`, in lines of the terminal's width that go on under its beginning, broken at blanks.
 
     In a pipe they have 80 columns. `shown`: the lead as it is printed, where it is coloured.

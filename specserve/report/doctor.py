@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specserve.report.console import clean, filled, styled
+from specserve.report.console import escaped, styled, wrapped
 from specserve.report.text import count as plural
-from specserve.report.text import json_document, picked
+from specserve.report.text import fields_of, json_document
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -31,11 +31,11 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
 
 
 def _rows(line: Line, stream: TextIO) -> Iterator[str]:
-    lead = f"{line.state:<4}  {clean(line.name):<{_NAME}}"
+    lead = f"{line.state:<4}  {escaped(line.name):<{_NAME}}"
     shown = styled(line.state, _STYLES[line.state], stream=stream) + lead.removeprefix(line.state)
-    yield filled(" ".join(clean(line.text).split()), lead=lead, shown=shown, stream=stream)
+    yield wrapped(" ".join(escaped(line.text).split()), lead=lead, shown=shown, stream=stream)
     if line.fix:
-        yield filled(f"fix: {' '.join(clean(line.fix).split())}", lead=" " * (6 + _NAME), stream=stream)
+        yield wrapped(f"fix: {' '.join(escaped(line.fix).split())}", lead=" " * (6 + _NAME), stream=stream)
 
 
 def count(lines: Sequence[Line], state: State) -> int:
@@ -49,10 +49,10 @@ def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
     leftovers = {
         "files": list(map(str, files.files)),
         "shared_memory_bytes": files.shared_bytes,
-        "orphans": [picked(process, "pid", "command") for process in processes.orphans],
-        "other_servers": [picked(process, "pid", "command") for process in processes.others],
+        "orphans": [fields_of(process, "pid", "command") for process in processes.orphans],
+        "other_servers": [fields_of(process, "pid", "command") for process in processes.others],
     }
-    shown = [picked(line, "name", "state", "text", "fix") for line in lines]
+    shown = [fields_of(line, "name", "state", "text", "fix") for line in lines]
     summary = {state: count(lines, state) for state in _STYLES}
     return json_document({"lines": shown, "leftovers": leftovers, "summary": summary})
 

@@ -20,21 +20,21 @@ from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.answer import generation_line
 from specserve.report.bench import rendered
-from specserve.report.console import LiveLine, clean, filled, say
+from specserve.report.console import LiveLine, escaped, say, wrapped
 from specserve.report.estimates import BenchView
 from specserve.report.servers import StartView
 from specserve.report.text import (
+    DASH,
     GIB,
-    NONE,
     Column,
     Table,
     count,
+    decimals,
+    duration,
+    fields_of,
     json_document,
     json_values,
     moment,
-    number,
-    picked,
-    took,
     with_spread,
 )
 from specserve.report.verify import VerifyProgress
@@ -62,7 +62,7 @@ _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 def drafts_text(found: FoundDrafts) -> str:
     """Returns the table, then for each draft what its authors report and where."""
     listed = [each for each in found.drafts if each.draft.method not in WITHOUT_DRAFT]
-    target = clean(found.target)
+    target = escaped(found.target)
     if listed:
         lines = [f"{count(len(listed), 'draft')} for {target}{_on(found.machine)}, as of {as_of()}:", ""]
     else:
@@ -70,12 +70,12 @@ def drafts_text(found: FoundDrafts) -> str:
     lines += Table(_COLUMNS, [_draft_row(each) for each in found.drafts], keys=1).text()
     for each in found.drafts:
         if each.draft.method not in WITHOUT_DRAFT or each.findings:
-            lines += ["", f"  {clean(_name(each.draft))}", *_about(each)]
+            lines += ["", f"  {escaped(_name(each.draft))}", *_about(each)]
     notes = [_TELLS]
     if any(each.is_assumed for each in found.drafts):
         notes.append(_ASSUMED)
     for note in (*notes, *found.notes):
-        lines += ["", filled(clean(note), lead="", stream=sys.stdout)]
+        lines += ["", wrapped(escaped(note), lead="", stream=sys.stdout)]
     return "\n".join(lines)
 
 
@@ -100,7 +100,8 @@ def drafts_json(found: FoundDrafts) -> str:
     shown = {
         "target": found.target,
         "as_of": str(as_of()),
-        "machine": machine and {**picked(machine, "count", "nodes"), "accelerator": machine.accelerator.name},
+        "machine": machine
+        and {**fields_of(machine, "count", "nodes"), "accelerator": machine.accelerator.name},
         "drafts": rows,
         "notes": list(found.notes),
     }
@@ -130,9 +131,9 @@ def _draft_row(each: JudgedDraft) -> tuple[str, ...]:
     return (
         _name(draft),
         draft.method,
-        str(draft.num_speculative_tokens or NONE),
-        f"{draft.parameters / 1e9:.1f}B" if draft.parameters else NONE,
-        f"{draft.length:.2f}" if draft.length else NONE,
+        str(draft.num_speculative_tokens or DASH),
+        f"{draft.parameters / 1e9:.1f}B" if draft.parameters else DASH,
+        f"{draft.length:.2f}" if draft.length else DASH,
         (f"refused: {codes}" if each.is_refused else codes) or "ok",
         *_on_machine(each),
     )
@@ -141,9 +142,9 @@ def _draft_row(each: JudgedDraft) -> tuple[str, ...]:
 def _on_machine(each: JudgedDraft) -> Iterator[str]:
     """The cells that a named machine fills."""
     memory, mark = each.memory, "*" * each.is_assumed
-    yield _MEMORY[memory.verdict] if memory else NONE
+    yield _MEMORY[memory.verdict] if memory else DASH
     is_weighed = memory is not None and memory.unknown_draft is None and each.draft.model is not None
-    yield f"{memory.per_gpu_bytes.draft_weights / GIB:.1f}{mark}" if memory and is_weighed else NONE
+    yield f"{memory.per_gpu_bytes.draft_weights / GIB:.1f}{mark}" if memory and is_weighed else DASH
 
 
 def _about(each: JudgedDraft) -> Iterator[str]:
@@ -156,8 +157,8 @@ def _about(each: JudgedDraft) -> Iterator[str]:
         draft.note or "",
     ]
     for text in (*filter(None, facts), *map(_reported, draft.reported)):
-        yield filled(clean(text), lead="    ", stream=sys.stdout)
-    yield from (f"    {clean(source.url)}" for source in draft.sources)
+        yield wrapped(escaped(text), lead="    ", stream=sys.stdout)
+    yield from (f"    {escaped(source.url)}" for source in draft.sources)
 
 
 def _reported(said: Reported) -> str:
@@ -189,7 +190,7 @@ _OUTCOMES = {
 def distill_plan_text(plan: DistillPlan) -> str:
     """Return what would be done, for `--dry-run`."""
     new, questions = plan.new, plan.questions
-    draft = clean(str(plan.block.model or "layers of the target"))
+    draft = escaped(str(plan.block.model or "layers of the target"))
     tokens = sum(line["max_tokens"] for line in questions)
     rows = {
         "Traffic": (
@@ -199,13 +200,13 @@ def distill_plan_text(plan: DistillPlan) -> str:
         "Parts": _parts(_sizes(new), new.overlap, new.most_overlap),
         "Old traffic": _parts(_sizes(plan.old)) if plan.old else "",
         "Answers": f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation",
-        "Training": f"at most {took(plan.request.train_for_s)}" if plan.draft else "",
+        "Training": f"at most {duration(plan.request.train_for_s)}" if plan.draft else "",
         "Then": "both drafts are simulated; if the new one is better, measured and verified"
         if plan.draft
         else "the data for the speculators library is written, and its commands are printed",
         "Kept in": str(plan.place),
     }
-    would = f"Would train {draft}, the draft of {clean(plan.profile.name)}, for K = {plan.k}."
+    would = f"Would train {draft}, the draft of {escaped(plan.profile.name)}, for K = {plan.k}."
     return "\n".join([would, "", *_labelled_rows(rows)])
 
 
@@ -224,7 +225,9 @@ def _parts(sizes: Mapping[str, int], overlap: float | None = None, most_overlap:
 
 def _labelled_rows(rows: Mapping[str, str]) -> list[str]:
     """Each text behind its name; empty ones are left out."""
-    return [filled(clean(text), lead=f"{name}: ", stream=sys.stdout) for name, text in rows.items() if text]
+    return [
+        wrapped(escaped(text), lead=f"{name}: ", stream=sys.stdout) for name, text in rows.items() if text
+    ]
 
 
 def commands_text(plan: DistillPlan, commands: Sequence[tuple[str, Sequence[str]]]) -> str:
@@ -241,12 +244,12 @@ def commands_text(plan: DistillPlan, commands: Sequence[tuple[str, Sequence[str]
 
 def distilled_text(found: Distilled) -> str:
     """Return the result for a person."""
-    lines = [filled(_OUTCOMES[found.outcome], lead="", stream=sys.stdout), "", *_gains(found), ""]
+    lines = [wrapped(_OUTCOMES[found.outcome], lead="", stream=sys.stdout), "", *_gains(found), ""]
     lines += _labelled_rows(
         {
             "Traffic": _parts(found.prompts, found.overlap, found.most_overlap),
             "Answers": f"{found.answers:,} with {found.answer_tokens:,} tokens",
-            "Training": f"{count(found.steps, 'step')} in {took(found.trained_s)}",
+            "Training": f"{count(found.steps, 'step')} in {duration(found.trained_s)}",
         }
     )
     for each in found.speedups:
@@ -257,7 +260,7 @@ def distilled_text(found: Distilled) -> str:
     lines += _labelled_rows({"Verify": found.verified or ""})
     lines += [row for note in found.notes for row in _labelled_rows({"note": note})]
     written = f"Written into the profile: alternatives.{found.alternative}" if found.alternative else ""
-    return "\n".join([*lines, "", *filter(None, [written, f"The new draft: {clean(found.folder)}"])])
+    return "\n".join([*lines, "", *filter(None, [written, f"The new draft: {escaped(found.folder)}"])])
 
 
 def _gains(found: Distilled) -> Iterator[str]:
@@ -275,7 +278,7 @@ def _gains(found: Distilled) -> Iterator[str]:
                 f"{100 * one:+.1f}" for one in (difference.value, difference.low, difference.high)
             )
             yield (
-                f"  {name:<24}{number(gain.old, 3)} -> {number(gain.new, 3)}  {value} points ({low} to {high}), "
+                f"  {name:<24}{decimals(gain.old, 3)} -> {decimals(gain.new, 3)}  {value} points ({low} to {high}), "
                 f"{count(gain.prompts, 'prompt')}"
             )
 
@@ -294,7 +297,7 @@ def card_text(found: Distilled) -> str:
         f"{found.prompts['train']} prompts of one traffic, for the target of that profile alone.",
         "",
         f"- {found.answers:,} answers of the target, {found.answer_tokens:,} tokens; {found.steps} steps in "
-        f"{took(found.trained_s)}",
+        f"{duration(found.trained_s)}",
         *(f"- {line.strip()}" for line in _gains(found)),
         f"- `verify`: {found.verified}",
         *(f"- {name} {version}" for name, version in sorted(found.versions.items())),

@@ -15,16 +15,16 @@ from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
 from specserve.report.bench import arm_words, where
-from specserve.report.console import LiveLine, filled, in_one_line, out, say
+from specserve.report.console import LiveLine, in_one_line, out, say, wrapped
 from specserve.report.page import Block, Document, Items, Paragraph, Section, render
 from specserve.report.text import (
-    NONE,
+    DASH,
     Column,
     Table,
     count,
+    decimals,
     duration,
     json_document,
-    number,
     with_spread,
 )
 
@@ -130,9 +130,9 @@ def estimate_text(found: TuneEstimate) -> str:
         (
             str(point.concurrency),
             str(point.num_speculative_tokens),
-            with_spread(point.speedup, unit="x") if point.num_speculative_tokens else NONE,
+            with_spread(point.speedup, unit="x") if point.num_speculative_tokens else DASH,
             f"{point.output_tokens_per_s:,.0f}",
-            number(point.break_even_mean_acceptance_length),
+            decimals(point.break_even_mean_acceptance_length),
         )
         for point in found.points
     ]
@@ -145,7 +145,7 @@ def estimate_text(found: TuneEstimate) -> str:
         f"The KV cache may hold {found.most_requests:,} such requests. "
         + ("An upper limit: every step is taken to find a match." if found.method in WITHOUT_MODEL else ""),
     )
-    head, legend = (filled(text, lead="", stream=sys.stdout) for text in texts)
+    head, legend = (wrapped(text, lead="", stream=sys.stdout) for text in texts)
     return "\n".join([head, "", *Table([Column(name) for name in names], rows, keys=2).text(), "", legend])
 
 

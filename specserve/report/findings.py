@@ -16,7 +16,7 @@ from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, names_a_secret, redacted
 from specserve.profile.source import recall
-from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
+from specserve.report.console import LiveLine, escaped, in_one_line, say, styled, wrapped
 from specserve.report.text import count
 
 _WIDTH = 100
@@ -91,18 +91,18 @@ def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> li
             start = max(0, first - _LEAD) if first > _WIDTH - _LEAD else 0
             end = min(end, start + _WIDTH)
         before = "…" if start else ""
-        rows.append(f"{number:>{width}} | {before}{clean(text[start:end])}{'…' if end < len(text) else ''}")
+        rows.append(f"{number:>{width}} | {before}{escaped(text[start:end])}{'…' if end < len(text) else ''}")
         for span, label, mark in part:
             stop = span.end_column - 1 if span.end_line == span.line else len(text)
             lead = " " * (_columns(text[start : span.column - 1]) + len(before))
             length = _columns(text[span.column - 1 : min(stop, end)].rstrip())
-            rows.append(f"{' ' * width} | {lead}{mark * max(1, length)} {clean(label)}".rstrip())
+            rows.append(f"{' ' * width} | {lead}{mark * max(1, length)} {escaped(label)}".rstrip())
     return rows
 
 
 def _columns(text: str) -> int:
     """How many columns a terminal takes for it."""
-    shown = clean(text)
+    shown = escaped(text)
     if shown.isascii():
         return len(shown)
     wide = sum(east_asian_width(character) in "WF" for character in shown)
@@ -189,7 +189,7 @@ def _not_judged(report: Report) -> str:
 
 def _head(finding: Finding, stream: TextIO) -> str:
     head = styled(f"{finding.severity}[{finding.code}]", COLOURS[finding.severity], stream=stream)
-    return f"{head}: {clean(finding.message)}"
+    return f"{head}: {escaped(finding.message)}"
 
 
 def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
@@ -209,7 +209,7 @@ def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
 def _place(span: Span) -> str:
     """The place, with the name of the alternative in which it is: two of them may bring the same message."""
     block, _, rest = span.path.partition(".")
-    name = f" (alternative `{clean(rest.partition('.')[0])}`)" if block == "alternatives" and rest else ""
+    name = f" (alternative `{escaped(rest.partition('.')[0])}`)" if block == "alternatives" and rest else ""
     return f"{in_one_line(str(span))}{name}"
 
 
@@ -217,7 +217,7 @@ def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
     """A line below the source, ` = note: …`."""
     lead = f"{pad or ' '} = {word}: "
     colour = f"{pad or ' '} = {styled(word, 'cyan', stream=stream)}: " if word == "help" else lead
-    return filled(clean(text), lead=lead, shown=colour, stream=stream)
+    return wrapped(escaped(text), lead=lead, shown=colour, stream=stream)
 
 
 def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
@@ -276,7 +276,7 @@ def _sentence(text: str) -> str:
 
 def readable(text: str) -> str:
     """Returns text of a server, a log or the Hub without keys and control characters."""
-    return clean(redacted(text))
+    return escaped(redacted(text))
 
 
 class StderrNotices:
@@ -304,13 +304,13 @@ def _log(error: LaunchError) -> list[str]:
     if error.log_tail:
         lines += ["", "  the log ends with", *(f"    | {readable(line)}" for line in error.log_tail)]
     if error.log_path:
-        lines += ["", f"  full log: {clean(error.log_path)}"]
+        lines += ["", f"  full log: {escaped(error.log_path)}"]
     return lines
 
 
 def crash_report(error: Exception) -> str:
     """Writes what is needed to find a bug, without values of profiles or keys, and says where."""
-    text = clean(redacted(f"{type(error).__name__}: {error}", shapes=True))
+    text = escaped(redacted(f"{type(error).__name__}: {error}", shapes=True))
     message = f"{styled('error', 'red')}: specserve failed in a way it did not expect: {text}"
     try:
         path = _write(error)

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from specserve import __version__
 from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
-from specserve.report.console import clean, json_text
+from specserve.report.console import escaped, json_text
 from specserve.report.manual import HOME, Page, body, pages
-from specserve.report.text import json_document, picked
+from specserve.report.text import fields_of, json_document
 
 if TYPE_CHECKING:
     from specserve.memory.constants import Bounds
@@ -38,14 +38,16 @@ def report_json(report: Report) -> str:
     content = {
         "findings": [
             {
-                **picked(finding, "code", "name", "severity", "message"),
+                **fields_of(finding, "code", "name", "severity", "message"),
                 "location": _labelled(finding),
                 "related": [_labelled(item) for item in finding.related],
-                **picked(finding, "notes", "help"),
+                **fields_of(finding, "notes", "help"),
             }
             for finding in report.findings
         ],
-        "skipped": [picked(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped],
+        "skipped": [
+            fields_of(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped
+        ],
         "profiles": [_profile(item) for item in report.verdicts],
         "summary": {"profiles": report.profiles, **counts, "suppressed": report.suppressed},
     }
@@ -53,12 +55,12 @@ def report_json(report: Report) -> str:
 
 
 def _labelled(item: Finding | Related) -> dict[str, Any]:
-    place = picked(item.span, "file", "line", "column", "end_line", "end_column", "path")
+    place = fields_of(item.span, "file", "line", "column", "end_line", "end_column", "path")
     return place | {"label": item.label}
 
 
 def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
-    content = picked(verdict, "file", "name", "fingerprint", "verdict")
+    content = fields_of(verdict, "file", "name", "fingerprint", "verdict")
     if type(verdict) is ProfileVerdict:  # of `lint`, which must not pay for the imports of `check`
         return content
     from specserve.checks.check import Checked
@@ -81,9 +83,9 @@ def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
 
     comparison = comparison or TokenizerComparison("not_applicable")
     first = comparison.first_difference
-    content = picked(comparison, "verdict", "overlap", "mismatch_by_occurrence")
-    content["first_difference"] = picked(first, "id", "target", "draft") if first else None
-    return content | picked(comparison, "reasons")
+    content = fields_of(comparison, "verdict", "overlap", "mismatch_by_occurrence")
+    content["first_difference"] = fields_of(first, "id", "target", "draft") if first else None
+    return content | fields_of(comparison, "reasons")
 
 
 def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
@@ -103,17 +105,17 @@ def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
         "max_concurrency": _bounds(estimate.max_concurrency, digits=2),
     }
     return {
-        **picked(estimate, "verdict", "rank"),
+        **fields_of(estimate, "verdict", "rank"),
         "per_gpu_bytes": {
-            **picked(per_gpu, "total", "budget", "target_weights"),
+            **fields_of(per_gpu, "total", "budget", "target_weights"),
             "draft_weights": per_gpu.draft_weights if is_known else None,
             **{name: _bounds(getattr(per_gpu, name)) for name in ("activation", "other", "kv_cache")},
         },
         "max_model_len": estimate.max_model_len,
         **(kv_cache if estimate.is_kv_known else dict.fromkeys(kv_cache)),
         "without_speculation": {"kv_cache_tokens": _bounds(alone)} if alone else None,
-        "knobs": [picked(knob, "path", "value", "frees_bytes", "verdict") for knob in estimate.knobs],
-        **picked(estimate, "basis", "calibration", "notes"),
+        "knobs": [fields_of(knob, "path", "value", "frees_bytes", "verdict") for knob in estimate.knobs],
+        **fields_of(estimate, "basis", "calibration", "notes"),
     }
 
 
@@ -159,7 +161,7 @@ def sarif(report: Report) -> str:
             "level": "warning",
             "descriptor": {"id": f"skipped-{item.group}"},
             "message": {
-                "text": clean(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
+                "text": escaped(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
             },
         }
         for item in report.skipped
@@ -213,7 +215,7 @@ def _message(finding: Finding) -> str:
     for number, item in enumerate(finding.related, start=1):
         sides.append(f"[{_link_text(item.label or 'the other place')}]({number})")
     head = f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"
-    return "\n".join(map(clean, [head, *map(_plain, _remarks(finding))]))
+    return "\n".join(map(escaped, [head, *map(_plain, _remarks(finding))]))
 
 
 def _remarks(finding: Finding) -> list[str]:
@@ -247,8 +249,8 @@ def _location(span: Span, *, label: str) -> dict[str, Any]:
         region = {**start, "endLine": end[0], "endColumn": end[1]}
         location["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     if span.path or not location:
-        location["logicalLocations"] = [{"fullyQualifiedName": clean(span.path or span.file)}]
-    return location | ({"message": {"text": clean(_plain(label))}} if label else {})
+        location["logicalLocations"] = [{"fullyQualifiedName": escaped(span.path or span.file)}]
+    return location | ({"message": {"text": escaped(_plain(label))}} if label else {})
 
 
 def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
@@ -277,5 +279,5 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
 
 def _command(command: str, title: str, place: Mapping[str, str], text: str) -> str:
     properties = {"title": f"specserve ({title})", **place}
-    head = ",".join(f"{name}={clean(value).translate(_PROPERTY)}" for name, value in properties.items())
-    return f"::{command} {head}::{clean(text).translate(_DATA)}\n"
+    head = ",".join(f"{name}={escaped(value).translate(_PROPERTY)}" for name, value in properties.items())
+    return f"::{command} {head}::{escaped(text).translate(_DATA)}\n"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from specserve.errors import FactError, UsageError
 from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.profile.secrets import hushed
-from specserve.report.console import clean, in_one_line, out, say, styled
+from specserve.report.console import escaped, in_one_line, out, say, styled
 from specserve.report.findings import masked
-from specserve.report.text import GIB, MIB, count, json_document, low_to_high, picked
+from specserve.report.text import GIB, MIB, count, fields_of, json_document, low_to_high
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -74,7 +74,7 @@ def print_sglang(profile: Profile, *, as_json: bool) -> None:
     made = launch_sglang(profile)
     if as_json:
         known = {"name": made.name, "fingerprint": made.fingerprint, "sglang": VERSION}
-        out(json_document({**known, **picked(made, "argv", "env", "notes")}))
+        out(json_document({**known, **fields_of(made, "argv", "env", "notes")}))
         return
     out(shell(made))
     say(f"# SGLang {VERSION}; specserve has never started SGLang")
@@ -85,7 +85,7 @@ def print_sglang(profile: Profile, *, as_json: bool) -> None:
 def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) -> None:
     """Rendered files to stdout. Raises UsageError if none of them is of use alone."""
     if as_json:
-        out(json_document({"target": target, "files": [picked(one, "path", "text") for one in artifacts]}))
+        out(json_document({"target": target, "files": [fields_of(one, "path", "text") for one in artifacts]}))
         return
     alone = [one for one in artifacts if one.alone]
     if not alone:
@@ -108,12 +108,12 @@ def say_written(
     `found`: files and their states, as after the writing.
     """
     for one in artifacts:
-        out(clean(str(folder / one.path)))
+        out(escaped(str(folder / one.path)))
     say(f"{count(len(artifacts), 'file')}, {f'{changed} of them' if changed else 'none'} changed")
     if left := [path for path, state in found if state == "left over"]:
         say(f"note: {count(len(left), 'file')} of another rendering left over, which can be deleted:")
         for path in left:
-            say(f"  {clean(str(folder / path))}")
+            say(f"  {escaped(str(folder / path))}")
 
 
 def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, again: str) -> int:
@@ -122,7 +122,7 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, aga
     `again`: the command that renders them.
     """
     for path, state in found:
-        out(f"{state}: {clean(str(folder / path))}")
+        out(f"{state}: {escaped(str(folder / path))}")
     if not found:
         say(f"up to date: {count(total, 'file')}")
         return 0
@@ -130,7 +130,7 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, aga
     say(f"stale: {len(found) - left} of {count(total, 'file')}" + (f"; {left} left over" if left else ""))
     say("")
     if len(found) > left:
-        say(f"{styled('hint', 'cyan')}: `{clean(hushed(again))}` renders them again")
+        say(f"{styled('hint', 'cyan')}: `{escaped(hushed(again))}` renders them again")
     if left:
         say(f"{styled('hint', 'cyan')}: delete the files that are left over from another rendering")
     return 1
@@ -151,11 +151,11 @@ def say_converted(
         about = f"`{note.path}`: " if note.path and f"`{note.path}:" not in note.text else ""
         notes.append((note.line or sys.maxsize, f"{place}{about}{note.text}"))
     for _, said in sorted(notes, key=lambda item: item[0]):
-        say(f"note: {clean(said)}")
+        say(f"note: {escaped(said)}")
     if findings:
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
-    what = f"`{clean(target)}`" if target else "the profile"
+    what = f"`{escaped(target)}`" if target else "the profile"
     still = f": {count(errors, 'error')} left to fix" if errors else " passes lint"
     if result.unresolved:
         still += f"; `{OPEN_MARK}` marks each missing value there, because `lint` does not see all of them"
@@ -182,7 +182,7 @@ def say_locked(done: Locked, profile: Profile) -> None:
     for facts in done.models:
         revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
         commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
-        say(f"  {clean(facts.model)}{revision} {commit}")
+        say(f"  {escaped(facts.model)}{revision} {commit}")
         for note in facts.notes:
             say(f"    note: {readable(note)}")
     out(_from_here(done.file))
@@ -217,7 +217,7 @@ def lock_state(profile: Profile, *, offline: bool) -> LockState:
         )
         holds = holds and drift.kind == "moved"
     for model in unused(profile, found):
-        out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))
+        out(escaped(f"{profile.file}: `{model}` of the lock is not in the profile"))
         holds = False
     return "holds" if holds else "stale"
 
@@ -266,7 +266,7 @@ def difference_text(a: Named, b: Named, comparison: LaunchComparison, *, stream:
 
 def _named_head(side: Named, other: Named) -> str:
     """A name with what differs of its frame."""
-    parts = [clean(side.file)]
+    parts = [escaped(side.file)]
     if side.vllm != other.vllm:
         parts.append(f"vLLM {side.vllm}")
     if side.platform != other.platform:
@@ -277,12 +277,12 @@ def _named_head(side: Named, other: Named) -> str:
 
 
 def _difference_block(item: Difference, stream: TextIO, *, in_units: bool) -> Iterator[str]:
-    yield f"  {clean(_MEANINGS.get(item.key, item.key))}"
+    yield f"  {escaped(_MEANINGS.get(item.key, item.key))}"
     sides = [(sign, written) for sign, written in (("-", item.a), ("+", item.b)) if written is not None]
     words = _in_units if in_units else _plain_value
     for (sign, written), text in zip(sides, words(item.key, [side.value for _, side in sides]), strict=True):
-        value = f"    {sign} {clean(masked(item.key, text))}"
-        where = f"  {clean(str(written.span))}" if written.span else ""
+        value = f"    {sign} {escaped(masked(item.key, text))}"
+        where = f"  {escaped(str(written.span))}" if written.span else ""
         style = "red" if sign == "-" else "green"
         yield styled(f"{value:<{_WHERE_COLUMN}}" if where else value, style, stream=stream) + where
 
@@ -330,5 +330,5 @@ def _written(key: str, written: Written | None) -> dict[str, Any] | None:
     if written is None:
         return None
     value = masked(key, written.value) if isinstance(written.value, str) else written.value
-    where = picked(written.span, "file", "line", "column") if written.span else None
+    where = fields_of(written.span, "file", "line", "column") if written.span else None
     return {"value": value, "where": where}

@@ -18,7 +18,7 @@ from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.profile.problems import CODES
 from specserve.report.console import WIDTH, styled
-from specserve.report.text import json_document, picked
+from specserve.report.text import fields_of, json_document
 
 HOME = "https://github.com/specserve/specserve"
 NEEDED: Mapping[Need, str] = {
@@ -189,7 +189,7 @@ def listing(pages: Iterable[Page]) -> str:
 def listing_json(pages: Iterable[Page]) -> str:
     """Returns the same for scripts; keys are never removed within a version."""
     names = ("code", "name", "severity", "needs", "summary", "url")
-    return json_document({"rules": [picked(page, *names) for page in pages]})
+    return json_document({"rules": [fields_of(page, *names) for page in pages]})
 
 
 def body(page: Page, *, level: int) -> str:

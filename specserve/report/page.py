@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from specserve import __version__
 from specserve.errors import FactError, without_user
 from specserve.report.charts import Chart, key
-from specserve.report.console import clean, filled, in_one_line, styled
-from specserve.report.text import TONES, Table, code, markdown, markdown_sentence, sentence_parts, toned
+from specserve.report.console import escaped, in_one_line, styled, wrapped
+from specserve.report.text import TONES, Table, code, coloured, markdown, markdown_sentence, sentence_parts
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -115,7 +115,7 @@ class Document:
 def _text(block: Block, stream: TextIO) -> Iterator[str]:
     match block:
         case Paragraph():
-            yield filled(in_one_line(block.text), lead="", stream=stream)
+            yield wrapped(in_one_line(block.text), lead="", stream=stream)
         case Items():
             yield from _items(block, stream)
         case Verbatim():
@@ -123,15 +123,15 @@ def _text(block: Block, stream: TextIO) -> Iterator[str]:
         case Cards():
             for card in block.cards:
                 sentence = in_one_line(f"{card.title}: {card.figure}; {'; '.join(card.lines)}")
-                yield filled(sentence, lead="", stream=stream)
+                yield wrapped(sentence, lead="", stream=stream)
         case Table():
             if block.rows:
                 yield from (
-                    [filled(in_one_line(block.caption), lead="  ", stream=stream)] if block.caption else []
+                    [wrapped(in_one_line(block.caption), lead="  ", stream=stream)] if block.caption else []
                 )
                 yield from block.text(stream=stream)
         case Section():
-            title = filled(in_one_line(block.title), lead="", stream=stream)
+            title = wrapped(in_one_line(block.title), lead="", stream=stream)
             yield styled(title, "bold", stream=stream)
             parts = [lines for each in block.blocks if (lines := list(_text(each, stream)))]
             for index, lines in enumerate(parts):
@@ -144,8 +144,8 @@ def _items(block: Items, stream: TextIO) -> Iterator[str]:
     for label, (_, words) in zip(labels, block.lines, strict=True):
         pad = " " * (width - len(label) + 2) if label else ""
         lead = f"  {label}{pad}"
-        yield filled(
-            in_one_line(words), lead=lead, shown=f"  {toned(label, stream=stream)}{pad}", stream=stream
+        yield wrapped(
+            in_one_line(words), lead=lead, shown=f"  {coloured(label, stream=stream)}{pad}", stream=stream
         )
 
 
@@ -209,7 +209,7 @@ def _template() -> Template:
     from markupsafe import Markup, escape
 
     def visible(value: Any) -> Any:
-        return value if isinstance(value, Markup) else clean(without_user(str(value)))
+        return value if isinstance(value, Markup) else escaped(without_user(str(value)))
 
     def sentence(text: object) -> Markup:
         """Names in backticks become code."""

@@ -18,8 +18,8 @@ from specserve.errors import FactError, LaunchError, SpecserveError
 from specserve.files import open_regular
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.console import WIDTH, LiveLine, clean, in_one_line, out, say, styled
-from specserve.report.text import NONE, VERSION, duration, json_values, number, picked
+from specserve.report.console import WIDTH, LiveLine, escaped, in_one_line, out, say, styled
+from specserve.report.text import DASH, VERSION, decimals, duration, fields_of, json_values
 from specserve.serve import events
 from specserve.serve.events import GIB, MemoryFigures
 from specserve.serve.logs import LogTail
@@ -74,13 +74,13 @@ def _cells(seen: Seen, *, now_s: float) -> dict[str, str]:
         "UP": uptime,
         "MODEL": record and record.model,
         "DRAFTS": method,
-        "ACCEPTED": number(seen.lately.acceptance_rate),
+        "ACCEPTED": decimals(seen.lately.acceptance_rate),
         "DEVICES": record and ",".join(record.devices),
         "PID": pid,
         "FINGERPRINT": record and record.fingerprint[:12],
     }
     return {
-        name: in_one_line(str(value)) if value not in (None, "") else NONE for name, value in cells.items()
+        name: in_one_line(str(value)) if value not in (None, "") else DASH for name, value in cells.items()
     }
 
 
@@ -97,15 +97,15 @@ def _one(seen: Seen) -> dict[str, Any]:
     launch = ("devices", "model", "method", "num_speculative_tokens", "started_at_s", "ready_at_s")
     return {
         **content,
-        **picked(record, "profile", "fingerprint", "vllm", "url", "port"),
+        **fields_of(record, "profile", "fingerprint", "vllm", "url", "port"),
         "pid": record.leader[0] if record.leader else None,
-        **picked(record, *launch),
+        **fields_of(record, *launch),
         "uptime_s": round(time.time() - record.started_at_s, 1) if seen.state not in _ENDED else None,
-        **picked(seen, "running_requests", "waiting_requests"),
+        **fields_of(seen, "running_requests", "waiting_requests"),
         "acceptance_rate": seen.lately.acceptance_rate,
         "log": record.log_path,
         "api_key_env": record.api_key_env,
-        "ended": picked(ended, "at_s", "exit_code", "message", "cause", "hint") if ended else None,
+        "ended": fields_of(ended, "at_s", "exit_code", "message", "cause", "hint") if ended else None,
     }
 
 
@@ -239,8 +239,8 @@ def _ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict
         "name": plan.name,
         "url": f"{ready.url}/v1",
         "model": ready.model,
-        **picked(plan, "fingerprint", "vllm"),
-        **picked(ready, "figures", "resident_bytes"),
+        **fields_of(plan, "fingerprint", "vllm"),
+        **fields_of(ready, "figures", "resident_bytes"),
         "log": log_path,
         "api_key_env": plan.api_key_env,
     }
@@ -315,7 +315,7 @@ def print_last(path: Path, *, lines: int) -> LogTail:
 def print_lines(lines: list[bytes]) -> None:
     """Lines of a log to stdout, with control characters made visible: a log holds text from outside."""
     if lines:
-        shown = [clean(line.decode(errors="replace").rstrip("\r")) for line in lines]
+        shown = [escaped(line.decode(errors="replace").rstrip("\r")) for line in lines]
         if os.environ.get("GITHUB_ACTIONS") == "true":
             shown = [_WORKFLOW_COMMAND.sub(_visible, line) for line in shown]
         out("\n".join(shown))

@@ -58,7 +58,7 @@ class Table:
     def filled(self, *, has_details: bool = True) -> Table:
         """Returns the table without the columns in which nothing stands."""
         shown = [at for at, column in enumerate(self.columns) if has_details or not column.is_detail]
-        kept = [at for at in shown if any(row[at] not in ("", NONE) for row in self.rows)]
+        kept = [at for at in shown if any(row[at] not in ("", DASH) for row in self.rows)]
         rows = [tuple(row[at] for at in kept) for row in self.rows]
         keys = sum(at < self.keys for at in kept)
         return Table([self.columns[at] for at in kept], rows, self.caption, keys)
@@ -74,7 +74,7 @@ class Table:
             lines += [""] if lines else []
             above = ""
             for row in cells:
-                if not lines or any(row[at] not in ("", NONE) for at in part[table.keys :]):
+                if not lines or any(row[at] not in ("", DASH) for at in part[table.keys :]):
                     first = "" if table.keys > 1 and row[0] == above else row[0]
                     shown = [
                         table._padded(at, first if at == 0 else row[at], widths[at], stream) for at in part
@@ -98,7 +98,7 @@ class Table:
     def _padded(self, at: int, cell: str, width: int, stream: TextIO | None) -> str:
         if self.columns[at].kind == "number":
             return cell.rjust(width)
-        shown = toned(cell, stream=stream) if stream and self.columns[at].kind == "verdict" else cell
+        shown = coloured(cell, stream=stream) if stream and self.columns[at].kind == "verdict" else cell
         return shown + " " * (width - len(cell))
 
     def markdown(self) -> str:
@@ -133,7 +133,7 @@ def _markdown_cell(column: Column, cell: str) -> str:
     return markdown_sentence(cell)
 
 
-def toned(word: str, *, stream: TextIO | None = None) -> str:
+def coloured(word: str, *, stream: TextIO | None = None) -> str:
     """Returns a verdict's word in its colour."""
     tone = TONES.get(word)
     return styled(word, STYLES[tone], stream=stream) if tone else word
@@ -182,7 +182,7 @@ def sentence_parts(text: object) -> list[tuple[str, bool]]:
     return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]
 
 
-NONE = "-"
+DASH = "-"
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -194,32 +194,32 @@ def count(number: int, word: str) -> str:
 def rate(value: float | None) -> str:
     """Returns three digits or more: `4.21`, `82.6`, `1,204`."""
     if value is None or not math.isfinite(value):
-        return NONE
+        return DASH
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
     return f"{value:,.{digits}f}"
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def decimals(value: float | None, digits: int = 2) -> str:
     """Returns the value with that many decimals."""
-    return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return DASH if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def percent(share: float | None) -> str:
     """Returns a share of 1 as `65 %`."""
-    return NONE if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
+    return DASH if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
 
 
 def spread(interval: Interval | None, digits: int = 2) -> str:
     """Returns the bounds, `2.08-2.25`; `2.08 or more` if too little was measured for an upper one."""
     if interval is None:
-        return NONE
-    low = number(interval.low, digits)
-    return f"{low}-{number(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
+        return DASH
+    low = decimals(interval.low, digits)
+    return f"{low}-{decimals(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
 
 
 def with_spread(interval: Interval | None, digits: int = 2, unit: str = "") -> str:
     """Returns the value and its bounds, `2.17 (2.08-2.25)`."""
-    return f"{number(interval.value, digits)}{unit} ({spread(interval, digits)})" if interval else NONE
+    return f"{decimals(interval.value, digits)}{unit} ({spread(interval, digits)})" if interval else DASH
 
 
 def low_to_high(low: str, high: str, *, between: str = "-") -> str:
@@ -230,7 +230,7 @@ def low_to_high(low: str, high: str, *, between: str = "-") -> str:
 def quantiles_words(quantiles: Quantiles | None, *, divisor: float = 1) -> str:
     """Returns P50, P90 and P99, `26.2/28.8/31.5`."""
     if quantiles is None:
-        return NONE
+        return DASH
     return "/".join(rate(value / divisor) for value in (quantiles.p50, quantiles.p90, quantiles.p99))
 
 
@@ -239,31 +239,21 @@ def gib(size_bytes: float) -> str:
     return f"{size_bytes / GIB:.2f}"
 
 
-def took(duration_s: float) -> str:
-    """Returns the length of a run: `42 s`, `2.5 min`, `12 min`, `3 h 07 min`."""
-    if not math.isfinite(duration_s):
-        return NONE
-    whole = max(0, round(duration_s))
-    if whole < 90:
-        return f"{whole} s"
-    if whole < 600:
-        return f"{whole / 60:.1f}".removesuffix(".0") + " min"
-    minutes = round(whole / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def duration(seconds: float) -> str:
-    """Returns how long something took: `3.1s`, `41s`, `2m05s`, `3h07m`, `5d02h`."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f}s"
-    if seconds < 120:
-        return f"{seconds:.0f}s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    """Returns how long something takes: `3.1 s`, `42 s`, `2.5 min`, `12 min`, `3 h 07 min`, `5 d 02 h`."""
+    if not math.isfinite(seconds):
+        return DASH
+    seconds = max(0.0, seconds)
+    if seconds < 89.5:
+        return f"{seconds:.1f} s" if 0 < seconds < 9.95 else f"{seconds:.0f} s"
+    if seconds < 599:
+        return f"{seconds / 60:.1f}".removesuffix(".0") + " min"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 1440:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
 
 
 def moment(created: str) -> str:
@@ -304,6 +294,6 @@ def json_values(value: Any, *, digits: int | None = None) -> Any:
     return str(value)
 
 
-def picked(source: object, *names: str) -> dict[str, Any]:
+def fields_of(source: object, *names: str) -> dict[str, Any]:
     """Returns these attributes of an object by their names, as JSON holds them."""
     return {name: json_values(getattr(source, name)) for name in names}

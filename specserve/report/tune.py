@@ -10,11 +10,11 @@ from typing import Any
 
 from specserve.measure.tune.choose import Choice, Confirmed, ranges
 from specserve.measure.tune.earlier import EarlierRun
-from specserve.measure.tune.plan import TUNED, TunePlan, duration
+from specserve.measure.tune.plan import TUNED, TunePlan
 from specserve.measure.tune.predict import Row, place_of
 from specserve.measure.tune.result import TuneResult
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.console import clean
+from specserve.report.console import escaped
 from specserve.report.page import (
     Block,
     Card,
@@ -28,15 +28,15 @@ from specserve.report.page import (
     Verbatim,
 )
 from specserve.report.text import (
-    NONE,
+    DASH,
     Column,
     Table,
     count,
+    decimals,
+    duration,
     json_document,
     json_values,
     moment,
-    number,
-    took,
     with_spread,
 )
 
@@ -79,7 +79,7 @@ def tune_document(found: TuneResult) -> Document:
     launches = "1 launch" if found.launches == 1 else f"{found.launches} launches"
     lead = (
         f"{machine}, vLLM {found.versions.get('vllm', 'of unknown version')}, model runner {found.runner.upper()}, "
-        f"{moment(found.created)}, {took(found.duration_s)}, {launches}"
+        f"{moment(found.created)}, {duration(found.duration_s)}, {launches}"
     )
     blocks: list[Block] = [Paragraph(lead, is_muted=True), *_choice(found), *_confirmed(found)]
     is_limited = any(row.predicted.within_limits is not None for row in found.points)
@@ -179,14 +179,14 @@ def _confirmation(each: Confirmed, found: TuneResult) -> tuple[str, ...]:
         with_spread(item.speedup, unit="x") if item.speedup else "not measured",
         str(item.verdict),
         f"{each.predicted_speedup:.2f}x",
-        f"{each.miss:+.0%}" if item.speedup else NONE,
+        f"{each.miss:+.0%}" if item.speedup else DASH,
         _share(each.within_limits),
         _share(each.plain_within_limits),
     )
 
 
 def _share(value: float | None) -> str:
-    return NONE if value is None else f"{value:.0%}"
+    return DASH if value is None else f"{value:.0%}"
 
 
 def _place(found: TuneResult, candidate: str, workload: str, temperature: float) -> Section:
@@ -216,7 +216,7 @@ def _grid(found: TuneResult, rows: Sequence[Row], loads: Sequence[int], unit: st
     shown = []
     for tokens in range(max(row.num_speculative_tokens for row in rows) + 1):
         here = [by_place.get((tokens, load)) for load in loads]
-        length = next((f"{row.mean_acceptance_length.value:.2f}" for row in here if row), NONE)
+        length = next((f"{row.mean_acceptance_length.value:.2f}" for row in here if row), DASH)
         shown.append((str(tokens), length, *(_cell(row, found, unit) for row in here)))
     return Table(head, shown, f"{unit} by concurrency", keys=1)
 
@@ -224,7 +224,7 @@ def _grid(found: TuneResult, rows: Sequence[Row], loads: Sequence[int], unit: st
 def _cell(row: Row | None, found: TuneResult, unit: str) -> str:
     """The figure, whether it was measured, and a star if it was chosen."""
     if row is None:
-        return NONE
+        return DASH
     star, within = "*" if found.is_chosen(row) else "", ""
     value, measured = row.predicted.output_tokens_per_s, row.measured.output_tokens_per_s
     if unit == "ms per token":
@@ -242,10 +242,10 @@ def _details(found: TuneResult, rows: Sequence[Row]) -> Table:
     shown = [
         (
             str(row.concurrency), str(row.num_speculative_tokens), "yes" if found.is_chosen(row) else "",
-            number(row.mean_acceptance_length.value), number(row.break_even_mean_acceptance_length),
-            number(row.step_ms), with_spread(row.predicted.speedup, unit="x"),
-            number(row.predicted.output_tokens_per_s), number(row.measured.output_tokens_per_s),
-            number(row.predicted.tpot_ms), number(row.measured.tpot_ms), _share(row.predicted.within_limits),
+            decimals(row.mean_acceptance_length.value), decimals(row.break_even_mean_acceptance_length),
+            decimals(row.step_ms), with_spread(row.predicted.speedup, unit="x"),
+            decimals(row.predicted.output_tokens_per_s), decimals(row.measured.output_tokens_per_s),
+            decimals(row.predicted.tpot_ms), decimals(row.measured.tpot_ms), _share(row.predicted.within_limits),
         )
         for row in sorted(rows, key=lambda each: (each.concurrency, each.num_speculative_tokens))
     ]  # fmt: skip
@@ -336,8 +336,8 @@ def plan_text(plan: TunePlan, found: EarlierRun | None = None) -> str:
     seconds = duration(content["seconds_guessed"])
     lines = [f"Would launch {count(len(content['launches']), 'server')}, about {seconds} (a guess):"]
     for each in content["launches"]:
-        lines.append(f"  {clean(each['name']):<24} {each['why']}")
-        lines += [f"    {clean(shlex.join(each['argv']))}"] if each["argv"] else []
+        lines.append(f"  {escaped(each['name']):<24} {each['why']}")
+        lines += [f"    {escaped(shlex.join(each['argv']))}"] if each["argv"] else []
     lines.append(
         f"Sends {', '.join(plan.workloads)} at temperature {', '.join(f'{t:g}' for t in plan.temperatures)}, "
         f"concurrency {', '.join(map(str, plan.loads))}: {plan.prompts} prompts each to choose by"
@@ -345,16 +345,18 @@ def plan_text(plan: TunePlan, found: EarlierRun | None = None) -> str:
     )
     if plan.other_hardware is not None:
         lines.append(
-            f"Planned for this machine ({plan.platform}); the profile names {clean(plan.other_hardware)}: "
+            f"Planned for this machine ({plan.platform}); the profile names {escaped(plan.other_hardware)}: "
             "measure there, or use `--estimate`"
         )
-    lines += [f"Not measured: {clean(each['name'])}: {clean(each['reason'])}" for each in content["left_out"]]
+    lines += [
+        f"Not measured: {escaped(each['name'])}: {escaped(each['reason'])}" for each in content["left_out"]
+    ]
     if plan.budget.exceeded:
         lines.append(f"That is more than {plan.budget.exceeded}.")
     if found is not None and found.answers(plan.request):
         same = "the same command shows that run, and launches nothing"
-        lines.append(f"Measured on {found.begun} already: {same}: {clean(str(found.path))}")
+        lines.append(f"Measured on {found.begun} already: {same}: {escaped(str(found.path))}")
     elif found is not None:
         same = "the same command resumes that run, and measures what is missing"
-        lines.append(f"Begun on {found.begun}: {same}: {clean(str(found.path))}")
+        lines.append(f"Begun on {found.begun}: {same}: {escaped(str(found.path))}")
     return "\n".join(lines)

@@ -18,8 +18,8 @@ from specserve.measure.verify.result import (
 )
 from specserve.measure.verify.run import VerifyStatus
 from specserve.report.answer import acceptance_json
-from specserve.report.console import LiveLine, filled, in_one_line
-from specserve.report.text import count, json_document, json_values, toned
+from specserve.report.console import LiveLine, in_one_line, wrapped
+from specserve.report.text import coloured, count, json_document, json_values
 
 _NOT_SEEN = (
     "wrong weights, a wrong chat template, quantization: the server is compared with itself (`--against URL` "
@@ -52,22 +52,22 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
     """Returns the answer, with what is wrong; `is_verbose`: and all that was measured. `stream`: default stdout."""
     stream = stream or sys.stdout
     verdict = found.verdict.value
-    answer = filled(f"{verdict}: {' '.join(_answer(found))}", lead="", stream=stream)
-    lines = [answer.replace(verdict, toned(verdict, stream=stream), 1)]
+    answer = wrapped(f"{verdict}: {' '.join(_answer(found))}", lead="", stream=stream)
+    lines = [answer.replace(verdict, coloured(verdict, stream=stream), 1)]
     scorer = f", scored by {in_one_line(found.against)}" if found.against else ""
     measured = f"{found.tokens:,} tokens in {found.elapsed_s:.0f} s{scorer}"
     outcomes = [item.outcome for item in found.smoke]
     counts = [f"{outcomes.count(each)} {each.value}" for each in Outcome if each in outcomes]
     smoke_words = f"; smoke tests: {', '.join(counts)}" if counts else ""
     text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}: {measured}{smoke_words}"
-    lines.append(filled(text, lead="  ", stream=stream))
+    lines.append(wrapped(text, lead="  ", stream=stream))
     wrong = found.greedy.wrong if found.greedy else ()
     for item in wrong[: None if is_verbose else _SHOWN]:
         text = (
             f"{in_one_line(item.prompt)}, token {item.index}: after {_quoted(item.before)} came "
             f"{_quoted(item.emitted)}, the target prefers {_quoted(item.best)} (by {item.gap:.2f} nats)"
         )
-        lines.append(filled(text, lead="  wrong: ", stream=stream))
+        lines.append(wrapped(text, lead="  wrong: ", stream=stream))
     if len(wrong) > _SHOWN and not is_verbose:
         lines.append(f"  and {len(wrong) - _SHOWN} more (`-v` shows them)")
     wide = max((len(item.name) for item in found.smoke), default=0)
@@ -75,14 +75,14 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
         word = smoke.outcome.value
         if is_verbose or smoke.outcome is Outcome.NOT_OK:
             lead = f"  {word:<7}  {smoke.name:<{wide}}  "
-            shown = lead.replace(word, toned(word, stream=stream), 1)
-            lines.append(filled(in_one_line(smoke.detail), lead=lead, shown=shown, stream=stream))
+            shown = lead.replace(word, coloured(word, stream=stream), 1)
+            lines.append(wrapped(in_one_line(smoke.detail), lead=lead, shown=shown, stream=stream))
     for name, reason in found.unused_prompts.items():
         text = f"the prompt `{in_one_line(name)}` was left out: {in_one_line(reason)}"
-        lines.append(filled(text, lead="  ", stream=stream))
+        lines.append(wrapped(text, lead="  ", stream=stream))
     if is_verbose:
         details = [*_details(found), *(f"not seen: {what}" for what in _NOT_SEEN)]
-        lines += [filled(text, lead="  ", stream=stream) for text in details]
+        lines += [wrapped(text, lead="  ", stream=stream) for text in details]
     return "\n".join(lines)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
-from specserve.report.console import filled, in_one_line, is_terminal, out, say, styled
-from specserve.report.text import STYLES, TONES, VERSION, count, json_values, number, picked, toned
+from specserve.report.console import in_one_line, is_terminal, out, say, styled, wrapped
+from specserve.report.text import STYLES, TONES, VERSION, coloured, count, decimals, fields_of, json_values
 
 
 def answer(report: WatchReport) -> str:
@@ -34,8 +34,8 @@ def line(report: WatchReport) -> str:
         return f"{clock(report)}  {in_one_line(report.verdict.sentence)}"
     length, rate = seen.mean_acceptance_length, seen.acceptance_rate
     return (
-        f"{clock(report)}  length {number(length.value if length else None):>4}"
-        f"  accepted {number(rate.value if rate else None):>4}"
+        f"{clock(report)}  length {decimals(length.value if length else None):>4}"
+        f"  accepted {decimals(rate.value if rate else None):>4}"
         f"  {seen.counted.generation_tokens / seen.seconds:>6,.0f} tokens/s"
         f"  running {report.running_requests:>3}  waiting {report.waiting_requests:>3}"
     )
@@ -62,7 +62,7 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
         ("measured", measured),
         ("mean length", shown(seen.mean_acceptance_length)),
         ("acceptance", shown(seen.acceptance_rate)),
-        ("per position", " ".join(map(number, drafts.per_position)) or "-"),
+        ("per position", " ".join(map(decimals, drafts.per_position)) or "-"),
         ("output", tokens),
         ("times", ", ".join(times) or "-"),
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
@@ -85,8 +85,8 @@ def as_json(report: WatchReport, watched: WatchedServer) -> dict[str, Any]:
         "profile": profile.name if profile else record and record.name,
         "fingerprint": record and record.fingerprint,
         "error": report.trouble and report.trouble.message,
-        **picked(report, "verdict", "advice", "promises", "restarts"),
-        **picked(report, "running_requests", "waiting_requests"),
+        **fields_of(report, "verdict", "advice", "promises", "restarts"),
+        **fields_of(report, "running_requests", "waiting_requests"),
         "window": json_values(report.window),
     }
 
@@ -142,15 +142,15 @@ def show_watch(
             out(line(report))
             if report.verdict.state is not state:
                 state = report.verdict.state
-                out(filled(answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
+                out(wrapped(answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
     if only_last and is_json:
         out(json.dumps(as_json(report, watched)))
     elif only_last:
         word = report.verdict.state.value
-        text = filled(answer(report), lead="", stream=sys.stdout)
-        out(text.replace(word, toned(word, stream=sys.stdout), 1))
+        text = wrapped(answer(report), lead="", stream=sys.stdout)
+        out(text.replace(word, coloured(word, stream=sys.stdout), 1))
         for label, text in rows(report, url=url) if verbose else ():
-            out(filled(text, lead=f"{label:<13}", stream=sys.stdout))
+            out(wrapped(text, lead=f"{label:<13}", stream=sys.stdout))
     return report
 
 

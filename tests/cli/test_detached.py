@@ -93,7 +93,7 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().out.startswith("NAME  STATE  PORT")
     assert run(["down", "demo"]) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "demo: sent SIGTERM; running requests may finish for up to 5.0s"
+    assert told[0] == "demo: sent SIGTERM; running requests may finish for up to 5.0 s"
     assert told[1].startswith("demo: stopped in ") and told[1].endswith("; nothing is left running")
     assert not is_healthy(server.url)
     assert servers(capsys) == []

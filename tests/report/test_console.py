@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.report.console import LiveLine, clean, filled, is_terminal, mute, out, say, styled
+from specserve.report.console import LiveLine, escaped, is_terminal, mute, out, say, styled, wrapped
 
 
 @given(st.text())
 def test_cleaned_text_gives_a_terminal_no_orders(text: str) -> None:
-    shown = clean(text)
+    shown = escaped(text)
     assert not [c for c in shown if (ord(c) < 32 and c not in "\t\n") or 0x7F <= ord(c) <= 0x9F]
     assert not set(shown) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2069\u2028")
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"])))
 def test_readable_text_stays_as_it_is(text: str) -> None:
-    assert clean(text) == text
+    assert escaped(text) == text
 
 
 @given(st.lists(st.text("ab`-,.", min_size=1, max_size=30), min_size=1).map(" ".join))
 def test_in_a_pipe_long_text_is_broken_at_blanks_and_loses_nothing(text: str) -> None:
-    lines = filled(text, lead="  = note: ", stream=io.StringIO()).split("\n")
+    lines = wrapped(text, lead="  = note: ", stream=io.StringIO()).split("\n")
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("  = note: ") and all(line.startswith(" " * 10) for line in lines[1:])
     assert " ".join(line[10:] for line in lines) == text
@@ -43,7 +43,7 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal_text_is_broken_at_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    lines = filled("word " * 40, lead="- ", stream=Terminal()).split("\n")
+    lines = wrapped("word " * 40, lead="- ", stream=Terminal()).split("\n")
     assert len(lines) == 3 and 90 < max(map(len, lines)) <= 100
 
 

@@ -19,4 +19,6 @@ def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
     with BenchView() as view:
         view(Passed("baseline", Point("summarise", 0.7, 16), 123.4, 7, 240, 332.0))
     line = capsys.readouterr().err.split("\r\x1b[K")[1]
-    assert line.startswith("7/240, about 5m32s left; baseline, summarise, concurrency 16") and len(line) < 80
+    assert (
+        line.startswith("7/240, about 5.5 min left; baseline, summarise, concurrency 16") and len(line) < 80
+    )

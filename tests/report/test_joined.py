@@ -21,7 +21,7 @@ def test_as_text_it_says_who_answers(capsys: pytest.CaptureFixture[str]) -> None
     TextView(PLAN)(JOINED)
     written = capsys.readouterr()
     assert written.out == ""  # there is no address to tell
-    assert written.err.startswith("node 1 of 2 joined in 24s\nnode 0 answers the requests")
+    assert written.err.startswith("node 1 of 2 joined in 24 s\nnode 0 answers the requests")
 
 
 def test_as_json_it_is_an_event(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specserve.report.text import json_document, json_values, picked
+from specserve.report.text import fields_of, json_document, json_values
 
 
 class _Word(StrEnum):
@@ -60,4 +60,4 @@ def test_text_from_elsewhere_steers_no_terminal_and_means_the_same() -> None:
 
 
 def test_picked_attributes_keep_their_names_and_order() -> None:
-    assert list(picked(OUTER.inner, "word", "figure").items()) == [("word", "PAYS"), ("figure", None)]
+    assert list(fields_of(OUTER.inner, "word", "figure").items()) == [("word", "PAYS"), ("figure", None)]

@@ -51,14 +51,14 @@ LIFE: tuple[events.Event, ...] = (
 )
 TALK = """\
 starting vLLM 0.32.0+cpu (pid 4711), log: /state/logs/demo.log
-  starting the engine … 14s
-  loading weights … 31s so far
-  loading weights … 62s so far
-  loading weights … 65s
-ready in 20s
+  starting the engine … 14 s
+  loading weights … 31 s so far
+  loading weights … 62 s so far
+  loading weights … 65 s
+ready in 20 s
 Ctrl-C stops it
-stopping: sent SIGTERM, waiting up to 30s; press Ctrl-C again to stop immediately
-stopped in 4.1s
+stopping: sent SIGTERM, waiting up to 30 s; press Ctrl-C again to stop immediately
+stopped in 4.1 s
 """
 BLOCK = """\
 url      http://127.0.0.1:8000/v1
@@ -94,7 +94,7 @@ def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
     view = TextView(PLAN, stream=terminal)
     view(events.PhaseStarted(Phase.WEIGHTS, 14.2))
     view(events.PhaseGoesOn(Phase.WEIGHTS, 3.1))
-    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s so far")
+    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1 s so far")
     view(events.PhaseEnded(Phase.WEIGHTS, 3.4))
     assert terminal.getvalue().endswith("\r\x1b[K")
 
@@ -194,8 +194,17 @@ def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-1, "0.0s"), (3.14, "3.1s"), (41.2, "41s"), (125, "2m05s"), (3599, "59m59s"), (3600, "1h00m"),
-     (86399, "23h59m"), (90000, "1d01h")],
-)  # fmt: skip
+    [
+        (-1, "0 s"),
+        (3.14, "3.1 s"),
+        (41.2, "41 s"),
+        (150, "2.5 min"),
+        (210, "3.5 min"),
+        (3599, "60 min"),
+        (11220, "3 h 07 min"),
+        (90000, "1 d 01 h"),
+        (float("inf"), "-"),
+    ],
+)
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
