@@ -265,7 +265,7 @@ it is not known. `specserve schema` prints the JSON Schema of a profile, which i
 _GOLDEN = FOLDER.parents[1] / "tests" / "golden"
 _OUTPUTS: Mapping[str, str] = {
     "`lint` and `check`": "report/three.json",
-    "`plan`": "plan/llama8b-eagle3-0.33.json",
+    "`plan`": "plan/llama8b-eagle3-schedule.json",
     "`diff`": "report/diff.json",
     "`verify`": "report/verify-right.json",
     "`bench`, and its `result.json`": "report/bench.json",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "tests" / "memory"
-CASES, RECORDED, CONFIGS = FOLDER / "cases.json", FOLDER / "recorded.json", FOLDER / "configs"
+CASES, RECORDED, CONFIGS = FOLDER / "cases.json", FOLDER / "recorded.json", FOLDER / "configs.json"
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 
 
@@ -31,7 +31,8 @@ def lay_out(folder: Path, config: str) -> Path:
     model = folder / config
     if not model.exists():
         model.mkdir()
-        (model / "config.json").write_bytes((CONFIGS / f"{config}.json").read_bytes())
+        known = json.loads(CONFIGS.read_text())[config]
+        (model / "config.json").write_text(json.dumps(known))
     return model
 
 

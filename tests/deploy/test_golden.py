@@ -16,57 +16,28 @@ SERVERS = {
     "demo": (CONFIGS / "demo.yaml", ()),
     "llama": (CONFIGS / "llama70b-8b.yaml", ("server.api_key_env=LLAMA_KEY",)),
     "eagle3": (CONFIGS / "llama33-70b-eagle3.yaml", ("engine.enforce_eager=true", "env.NCCL_DEBUG=WARN")),
-    "two-nodes": (
-        CONFIGS / "llama70b-8b.yaml",
-        ("name=two-nodes", "hardware.nodes=2", "target.pipeline_parallel_size=2"),
-    ),
 }
 CASES = [
-    ("demo", "compose", "compose.yaml"),
-    ("demo", "kubernetes", "deployment.yaml"),
-    ("demo", "ray", "serve.yaml"),
-    ("demo", "systemd", "demo.service"),
-    ("demo", "monitoring", "prometheus/prometheus.yml"),
     ("llama", "compose", "compose.yaml"),
-    ("llama", "kubernetes", "claims.yaml"),
     ("llama", "kubernetes", "deployment.yaml"),
     ("llama", "kubernetes", "kustomization.yaml"),
-    ("llama", "kubernetes", "components/autoscaling/autoscaler.yaml"),
     ("llama", "ray", "serve.yaml"),
     ("llama", "systemd", "llama70b-8b.service"),
+    ("demo", "monitoring", "prometheus/prometheus.yml"),
     ("eagle3", "sglang", "launch.sh"),
-    ("eagle3", "sglang", "compose.yaml"),
-    ("two-nodes", "kubernetes", "leaderworkerset.yaml"),
-    ("two-nodes", "kubernetes", "networkpolicy.yaml"),
-    ("two-nodes", "systemd", "two-nodes-node1.service"),
+    ("pools", "kubernetes", "components/autoscaling/autoscaler.yaml"),
+    ("pools", "kubernetes", "components/canary-analysis/analysistemplate.yaml"),
+    ("pools", "kubernetes", "components/routes/httproute.yaml"),
+    ("pools", "compose", "proxy/Caddyfile"),
 ]
 
 
 @pytest.mark.parametrize(("server", "target", "path"), CASES, ids=lambda part: part.replace("/", "-"))
 def test_the_file_is_what_was_reviewed(
-    server: str, target: str, path: str, golden: Callable[[str, str], None]
+    server: str, target: str, path: str, pools: Deployment, golden: Callable[[str, str], None]
 ) -> None:
-    file, settings = SERVERS[server]
-    golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made_of(file, *settings))[path])
-
-
-@pytest.mark.parametrize(
-    ("target", "path"),
-    [
-        ("kubernetes", "components/autoscaling/autoscaler.yaml"),
-        ("kubernetes", "components/canary/deployment.yaml"),
-        ("kubernetes", "components/canary-analysis/analysistemplate.yaml"),
-        ("kubernetes", "components/plain-pool-monitoring/podmonitor.yaml"),
-        ("kubernetes", "components/routes/httproute.yaml"),
-        ("compose", "compose.yaml"),
-        ("compose", "proxy/Caddyfile"),
-    ],
-    ids=lambda part: part.replace("/", "-"),
-)
-def test_pools_are_what_was_reviewed(
-    target: str, path: str, pools: Deployment, golden: Callable[[str, str], None]
-) -> None:
-    golden(f"deploy/pools/{target}/{Path(path).name}", files_of(target, pools)[path])
+    made = pools if server == "pools" else made_of(SERVERS[server][0], *SERVERS[server][1])
+    golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made)[path])
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS.keys() - {"sglang"}))  # which does not serve on a CPU

@@ -18,7 +18,8 @@ from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "specserve" / "deploy"
-EXPORTED = ROOT / "tests" / "data" / "metrics" / "demo-after.txt"
+EXPORTED = ROOT / "tests" / "data" / "vllm_metrics.txt"
+"""A server with speculation: one series of each name."""
 PROMTOOL = shutil.which("promtool")
 promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt install prometheus)")
 PROMISING = """

@@ -16,6 +16,7 @@ from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile
 
 FOLDER = Path(__file__).parent
+CONFIGS: dict[str, dict[str, Any]] = json.loads((FOLDER / "configs.json").read_text())
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
 RECORDED: dict[str, dict[str, Any]] = json.loads((FOLDER / "recorded.json").read_text())
 SERVED: list[dict[str, Any]] = json.loads((FOLDER / "served.json").read_text())
@@ -29,9 +30,8 @@ WITHOUT_FORMULA = frozenset({"jamba"})
 @functools.cache
 def facts_of(config: str) -> ModelFacts:
     """A model of which nothing but config.json is known."""
-    known = json.loads((FOLDER / "configs" / f"{config}.json").read_text())
     tensors = {"model.norm.weight": Tensor("BF16", (1,))} if config in WITHOUT_FORMULA else None
-    return ModelFacts(config, "directory", known, tensors=tensors)
+    return ModelFacts(config, "directory", CONFIGS[config], tensors=tensors)
 
 
 def settings_of(case: Mapping[str, Any]) -> Settings:

@@ -42,14 +42,6 @@ _OF_FORMULA = [
 ]
 
 
-def test_at_least_twenty_architectures_are_recorded_at_one_two_and_four_gpus() -> None:
-    sizes: dict[str, set[int]] = {}
-    for case in ANSWERED:
-        model = facts_of(case["model"]).config
-        sizes.setdefault(model["model_type"], set()).add(case["engine"]["tensor_parallel_size"])
-    assert len([name for name, found in sizes.items() if found >= {1, 2, 4}]) >= 20
-
-
 @pytest.mark.parametrize("case", _named(_OF_FORMULA))
 def test_weights_of_each_stage_are_within_half_a_percent_of_vllm(case: Case) -> None:
     for mine, theirs in zip(demand_of(case).stages, RECORDED[case["name"]]["stages"], strict=True):

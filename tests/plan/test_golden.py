@@ -1,4 +1,4 @@
-"""The exact launch of every shipped profile, for each vLLM it names, kept as text that a review can read."""
+"""The exact launch by each method, kept as text that a review can read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ from specserve.checks.prepare import prepare
 from specserve.plan.host import Host, localize
 from specserve.plan.launch import LaunchOptions
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
+from specserve.profile.load import load_profile
 from specserve.vllm.versions import Installed
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_"))
+METHODS = {
+    "draft_model": "qwen25-coder-7b-draft",
+    "eagle": "llama8b-eagle",
+    "eagle3": "llama8b-eagle3-schedule",
+    "mtp": "gemma4-31b-mtp",
+    "ngram": "qwen25-coder-32b-ngram",
+    "suffix": "qwen3-coder-30b-suffix",
+    "dflash": "qwen3-8b-dflash",
+}
+"""A shipped profile of each method."""
 OLD = """
     vllm: ">=0.26,<0.27"
     target: {model: org/target, tensor_parallel_size: 2, max_model_len: 4k}
@@ -46,26 +56,36 @@ def without_root(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("minor", ["0.32", "0.33"])
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_a_shipped_profile_is_launched_like_this(
-    file: Path, minor: str, golden: Callable[[str, str], None]
+@pytest.mark.parametrize(("method", "name"), METHODS.items())
+def test_a_launch_of_each_method_is_what_was_reviewed(
+    method: str, name: str, golden: Callable[[str, str], None]
 ) -> None:
-    _, plan = prepare(str(file), LaunchOptions(vllm=minor, starts=False))
-    as_shell, as_document = as_text(plan)
+    _, plan = prepare(str(ROOT / "configs" / f"{name}.yaml"), LaunchOptions(vllm="0.33", starts=False))
 
-    golden(f"plan/{file.stem}-{minor}.sh", as_shell)
-    golden(f"plan/{file.stem}-{minor}.json", as_document)
+    assert plan.speculation is not None and plan.speculation["method"] == method
+    golden(f"plan/{name}.sh", as_text(plan)[0])
+
+
+def test_every_method_that_a_shipped_profile_has_is_reviewed() -> None:
+    files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]
+    mains = [load_profile(str(file)).speculation for file in files]
+
+    assert {main.method for main in mains if main} == METHODS.keys()
+
+
+def test_the_plan_as_a_document_is_what_was_reviewed(golden: Callable[[str, str], None]) -> None:
+    file = ROOT / "configs" / f"{METHODS['eagle3']}.yaml"
+    _, plan = prepare(str(file), LaunchOptions(vllm="0.33", starts=False))
+
+    golden(f"plan/{METHODS['eagle3']}.json", as_text(plan)[1])
 
 
 def test_an_old_vllm_is_launched_without_what_it_does_not_have(
     write: Callable[..., Path], golden: Callable[[str, str], None]
 ) -> None:
     _, plan = prepare(str(write(OLD, "old.yaml")), LaunchOptions(vllm="0.26", starts=False))
-    as_shell, as_document = as_text(plan)
 
-    golden("plan/old-0.26.sh", as_shell)
-    golden("plan/old-0.26.json", as_document)
+    golden("plan/old-0.26.sh", as_text(plan)[0])
 
 
 def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
@@ -99,11 +119,3 @@ def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
 
     golden("plan/demo-here.sh", as_shell)
     golden("plan/demo-here.json", as_document)
-
-
-def test_the_golden_files_hold_no_path_of_a_machine_and_no_plan_of_a_profile_that_is_gone() -> None:
-    files = list((ROOT / "tests" / "golden" / "plan").iterdir())
-    stems = {file.stem.rpartition("-")[0] for file in files}
-
-    assert stems == {*(file.stem for file in SHIPPED), "old", "demo"}
-    assert not [file.name for file in files if str(ROOT) in file.read_text(encoding="utf-8")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,7 @@ from specserve.models.facts import Tensor, published
 from specserve.models.shape import Attention, Latent, Shape, State, read_mtp, read_shape
 from specserve.models.tensors import encoder_tensors, expected_tensors
 from specserve.profile.schema import Profile, Speculation, Target
-
-CONFIGS = Path(__file__).parents[2] / "memory" / "configs"
+from tests.memory.recordings import CONFIGS
 
 
 def shape_of(**config: Any) -> Shape:
@@ -28,8 +25,7 @@ def shape_of(**config: Any) -> Shape:
 
 
 def stored(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
-    return config
+    return CONFIGS[name]
 
 
 def windows(shape: Shape) -> list[int | None]:
@@ -267,7 +263,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
     max_leaves=8,
 )
-_NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+_NAMES = sorted(CONFIGS)
 
 
 @settings(max_examples=60, deadline=None)
