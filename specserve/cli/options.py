@@ -174,7 +174,7 @@ Workloads = Annotated[
     text_option(
         "NAME|FILE",
         (
-            "Prompts to send: chat, code, summarise, json, creative, long, random, or a file with your "
+            "Prompts to send: chat, code, summarise, json, creative, long, or a file with your "
             "prompts or request log as JSON lines; repeatable (default: those of `expect`, else chat and "
             "code)."
         ),

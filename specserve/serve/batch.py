@@ -11,121 +11,20 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
-from specserve.errors import FactError, Interrupted, LaunchError, UsageError, quoted
+from specserve.errors import FactError, Interrupted, LaunchError, UsageError
 from specserve.files import open_descriptor, write_whole
 from specserve.metrics.counters import Acceptance
-from specserve.models.files import whole_number
-from specserve.plan.launchplan import Json, LaunchPlan
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve.lines import Entry, Record, entries
 from specserve.serve.logs import default_log
 from specserve.serve.offline import OfflineEngine
 from specserve.serve.signals import stop_on_signals
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the input that is not blank. `index` counts these from 0, `line` all lines from 1."""
-
-    index: int
-    line: int
-    id: Json = None
-    request: Mapping[str, Json] | None = None
-    """`prompt` (text or token ids) or `messages`, and `params`: sampling parameters by vLLM's names."""
-    error: str | None = None
-
-    def record(self, answer: Mapping[str, Any]) -> Record:
-        """The output line: the answer, or its `error` with the number of the line."""
-        content = {"error": f"line {self.line}: {answer['error']}"} if "error" in answer else answer
-        return {"id": self.id, "index": self.index, **content}
-
-
-def entries(data: bytes) -> Iterator[Entry]:
-    """Read JSON lines; a line that is not a request becomes an Entry with an error, and stops nothing."""
-    index = 0
-    for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if raw.strip():
-            yield _entry(raw, index=index, line=number)
-            index += 1
-
-
-def _entry(raw: bytes, *, index: int, line: int) -> Entry:
-    identity: Json = None
-    try:
-        body = parse_object(raw)
-        identity = body.pop("id", None)
-        return Entry(index, line, identity, _request(body, identity))
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        return Entry(index, line, identity, error=reason)
-
-
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of one line. Raises ValueError with the reason in words."""
-    try:
-        text = raw.decode("utf-8")
-        body = json.loads(
-            text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant, parse_int=whole_number
-        )
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"invalid JSON at column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
-        ) from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    return body
-
-
-def _without_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    body = dict(pairs)
-    if len(body) < len(pairs):
-        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"duplicate key {quoted(name)}")
-    return body
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"`{name}` is not a JSON number")
-
-
-def _request(body: dict[str, Any], identity: Json) -> dict[str, Json]:
-    if not (identity is None or isinstance(identity, str | int | float)) or isinstance(identity, bool):
-        raise ValueError("`id` must be a string or a number")
-    given = {name: body.pop(name) for name in ("prompt", "messages") if name in body}
-    if len(given) != 1:
-        raise ValueError("one of `prompt` and `messages` is needed" + (", not both" if given else ""))
-    if "messages" in given:
-        _check_messages(given["messages"])
-    elif not (isinstance(given["prompt"], str) or _is_token_ids(given["prompt"])):
-        raise ValueError("`prompt` must be text, or a list of token ids")
-    request = {**given, "params": body}
-    try:
-        json.dumps(request, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("unpaired surrogate: not valid Unicode text") from None
-    return request
-
-
-def _is_token_ids(value: Json) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-
-
-def _check_messages(value: Any) -> None:
-    if not isinstance(value, list) or not value or not all(isinstance(message, dict) for message in value):
-        raise ValueError("`messages` must be a list of objects with `role` and `content`")
-    if not all(isinstance(message.get("role"), str) for message in value):
-        raise ValueError("every message needs a `role`")
 
 
 def _opened(path: Path, flags: int, *, buffering: int = -1) -> IO[bytes]:

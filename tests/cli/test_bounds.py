@@ -247,7 +247,7 @@ def test_a_guess_is_made_among_a_few_of_all_names(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_a_line_of_a_batch_is_read_in_linear_time(line: str, words: str | None) -> None:
-    from specserve.serve.batch import entries
+    from specserve.serve.lines import entries
 
     (entry,) = entries(line.encode())
     assert (words or "") in (entry.error or "") and bool(words) is bool(entry.error)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.batch import Entry, Stdout, entries
+from specserve.serve.batch import Stdout
+from specserve.serve.lines import Entry, entries
 
 
 def only(raw: bytes) -> Entry:

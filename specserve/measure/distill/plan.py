@@ -54,6 +54,11 @@ class DistillRequest:
     """Trains heads, if this Python cannot."""
 
 
+def line_of(prompt: Prompt, identity: str, most_tokens: int) -> dict[str, Any]:
+    """A line of `generate`, or of a file for `bench`."""
+    return {"id": identity, **prompt.body, "max_tokens": min(prompt.max_tokens, most_tokens)}
+
+
 @dataclass(frozen=True, slots=True)
 class DistillPlan:
     """What a distillation does."""
@@ -99,14 +104,14 @@ class DistillPlan:
         likeliest = _LIKELIEST if self.block.method == "draft_model" else 1
         for prompt in prompts:
             for number, temperature in enumerate((prompt.temperature or 0.0, *_TEMPERATURES[:more])):
-                line = prompt.line(f"{part}/{prompt.id}/{number}", max_tokens=self.max_tokens)
+                line = line_of(prompt, f"{part}/{prompt.id}/{number}", self.max_tokens)
                 yield {**line, "temperature": temperature, "logprobs": likeliest}
 
     def _held_out(self, mark: str, split: Split) -> Iterator[dict[str, Any]]:
         """Greedy answers: for them, what a draft would have guessed can be told without serving it."""
         for part, prompts in (("validation", split.validation), ("test", split.test)):
             for prompt in prompts:
-                line = prompt.line(f"{mark}{part}/{prompt.id}", max_tokens=self.max_tokens)
+                line = line_of(prompt, f"{mark}{part}/{prompt.id}", self.max_tokens)
                 yield {**line, "temperature": 0.0, "logprobs": 1}
 
     @property

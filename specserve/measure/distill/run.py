@@ -21,7 +21,14 @@ from specserve.measure.bench.result import Comparison, Interval, Verdict
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.variants import BASELINE, PROFILE
-from specserve.measure.distill.plan import EPOCHS, OLD_SHARE, DistillPlan, commands, write_samples
+from specserve.measure.distill.plan import (
+    EPOCHS,
+    OLD_SHARE,
+    DistillPlan,
+    commands,
+    line_of,
+    write_samples,
+)
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.servers import Outlet
 from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
@@ -247,7 +254,10 @@ def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distill
     place = plan.place / "bench"
     parts = {"held-out": plan.new.test, **({"old-traffic": plan.old.test} if plan.old else {})}
     files = [
-        plan.write(f"{name}.jsonl", "".join(json.dumps(prompt.line()) + "\n" for prompt in prompts))
+        plan.write(
+            f"{name}.jsonl",
+            "".join(json.dumps(line_of(each, each.id, each.max_tokens)) + "\n" for each in prompts),
+        )
         for name, prompts in parts.items()
     ]
     served = f"alternatives.{ALTERNATIVE}={json.dumps(plan.new_block, ensure_ascii=False)}"

@@ -56,7 +56,7 @@ def read_split(path: Path, *, is_mix: bool = False, seed: int = 0) -> Split:
 
     `is_mix`: it is the traffic that the draft serves already; half of it measures what is lost.
     """
-    prompts, remarks = read(path, may_mix=True)
+    prompts, remarks = read(path)
     unique = list({_key(prompt): prompt for prompt in reversed(prompts)}.values())[::-1]
     many = f"`{path}` has {len(unique)} different prompts"
     if is_mix and len(unique) < LEAST_OLD:

@@ -33,8 +33,8 @@ def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
 
     Raises FactError for what cannot be read.
     """
-    found, _ = read(Path(path) if path is not None else SHIPPED, may_mix=True)
-    return found[:MAX_PROMPTS], max(0, len(found) - MAX_PROMPTS)
+    found, _ = read(Path(path) if path is not None else SHIPPED)
+    return tuple(found[:MAX_PROMPTS]), max(0, len(found) - MAX_PROMPTS)
 
 
 def run_verification(

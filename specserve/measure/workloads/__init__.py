@@ -1,1 +1,1 @@
-"""What a benchmark sends: sets of prompts that ship with specserve, a user's own, and the traffic of a log."""
+"""What a benchmark sends: prompts that ship, a user's own, and the traffic of a log."""
