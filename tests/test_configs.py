@@ -92,14 +92,14 @@ def test_each_plans_a_launch_for_every_vllm_of_its_range_with_each_arm_and_witho
 
     assert versions
     for known, arm in itertools.product(versions, [None, *profile.alternatives]):
-        variant = with_alternative(profile, arm, baseline=False)
+        variant = with_alternative(profile, arm)
         plan = launch(variant, table=known, platform="cuda")
         flag = plan.argv.index("--speculative-config")
         assert plan.argv[:3] == ("vllm", "serve", profile.target.model)
         assert json.loads(plan.argv[flag + 1]) == plan.speculation == plan.engine_kwargs["speculative_config"]
         assert plan.speculation is not None and plan.speculation["method"] == _speculation(variant).method
 
-        baseline = launch(with_alternative(profile, None, baseline=True), table=known, platform="cuda")
+        baseline = launch(with_alternative(profile, "baseline"), table=known, platform="cuda")
         assert not any("spec" in word for word in baseline.argv if word.startswith("--"))
 
 

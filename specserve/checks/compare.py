@@ -51,13 +51,12 @@ class Compared:
 def both_sides(
     words: list[str],
     alternative: str | None,
-    baseline: bool,
     settings: Iterable[str],
     *,
     is_alone: bool,
     running: Callable[[str], list[str] | None],
 ) -> tuple[Compared, Compared]:
-    """Both sides by the words that name them; an alternative, or the baseline, is a side of its own.
+    """Both sides by the words that name them; an alternative (`baseline`: no speculation) is a side of its own.
 
     `is_alone`: the same launch twice, if no other is named; `running`: the command of a server of that name. Raises
     UsageError, ProfileError, FactError.
@@ -70,16 +69,14 @@ def both_sides(
 
     first, second = _split(words)
     a = side(first)
-    if alternative or baseline:
+    if alternative:
         if second:
-            text = "`--alternative` and `--baseline` derive B from A, so a second launch cannot be given"
+            text = "`--alternative` derives B from A, so a second launch cannot be given"
             raise UsageError(text)
-        arm = f"alternative {alternative}" if alternative else "baseline"
-        return a, Compared(
-            f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
-        )
+        changed = with_alternative(a.profile, alternative)
+        return a, Compared(f"{a.label} (alternative {alternative})", changed, a.lock)
     if not second and not is_alone:
-        hint = "add a second one, or derive it by `--alternative`, `--baseline` or `--vllm-source`"
+        hint = "add a second one, or derive it by `--alternative` or `--vllm-source`"
         raise UsageError("`specserve diff` takes two launches; found one", hint=hint)
     return a, side(second) if second else a
 
@@ -208,7 +205,7 @@ def _compare_known(
 def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | None:
     """The profile's models and memory without its alternatives; None if a model of it could not be read."""
     is_locked, minor = side.lock is not None, ".".join(version.split(".")[:2])
-    wanted = CheckOptions(offline=True, version=minor, locked=is_locked, no_lock=not is_locked)
+    wanted = CheckOptions(offline=True, version=minor, locked=is_locked)
     try:
         known = gather(replace(side.profile, alternatives={}), wanted=wanted)
     except FactError as error:
@@ -286,14 +283,13 @@ def effective(
     source: Path | None = None,
     machine: Machine | None = None,
     offline: bool = False,
-    use_lock: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Judged:
     """What vLLM makes of a profile, without its alternatives. `source`: another vLLM than the installed one.
 
     Raises FactError if vLLM refuses the launch or cannot judge it here.
     """
-    options = CheckOptions(offline, machine, "always", source, no_lock=not use_lock, tell=tell)
+    options = CheckOptions(offline, machine, "always", source, tell=tell)
     known = gather(replace(profile, alternatives={}), wanted=options)
     path = "speculation" if profile.speculation else ""
     judged = next((item for item in known.context.vllm if item.path == path), None)

@@ -65,10 +65,8 @@ class CheckOptions:
     """A folder or a wheel that holds the vLLM to ask; None for the installed one."""
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
-    locked: bool = False
-    """Models come from the lock, and from nowhere else."""
-    no_lock: bool = False
-    """The lock beside the profile is passed over."""
+    locked: bool | None = None
+    """Models come from the lock and from nowhere else; False: the lock beside the profile is ignored."""
     here: bool = True
     """Whether the machine that runs this is looked at."""
     launch: bool = False
@@ -200,7 +198,7 @@ def _is_elsewhere(path: object, profile: Profile, wanted: CheckOptions) -> bool:
 
 def _lock(profile: Profile, wanted: CheckOptions) -> tuple[Lock | None, tuple[Drift, ...]]:
     """The lock beside the profile, and what is no longer as it says."""
-    if wanted.no_lock:
+    if wanted.locked is False:
         return None, ()
     from specserve.models.lock import Drift, drift_of
     from specserve.plan.locking import lock_of

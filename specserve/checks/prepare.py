@@ -29,7 +29,7 @@ lines = JsonLines()  # before any library, which may print
 from specserve.checks.prepare import child
 child(lines)
 """
-_FOR_CHILD = ("settings", "alternative", "baseline", "devices", "use_lock")
+_FOR_CHILD = ("settings", "alternative", "devices", "locked")
 
 
 def prepare(
@@ -69,7 +69,7 @@ def cleared(
 
 def loaded(path: str, options: LaunchOptions) -> Profile:
     """The profile as the options choose it."""
-    chosen = {name: getattr(options, name) for name in ("settings", "alternative", "baseline", "devices")}
+    chosen = {name: getattr(options, name) for name in ("settings", "alternative", "devices")}
     return load_profile(path, **chosen)
 
 
@@ -81,7 +81,7 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
     from specserve.checks.run import examined
 
     found = examined(profile, here=options.starts, needs=("nothing", "host"), **here).findings
-    # an arm that is not launched cannot stop the launch
+    # an alternative that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)
 
@@ -171,12 +171,12 @@ def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[l
 
         remember(request["command"])
     options = LaunchOptions(**request["options"])
-    # arms that are not launched cannot stop the launch
+    # alternatives that are not launched cannot stop the launch
     profile = replace(loaded(request["path"], options), alternatives={})
     wanted = CheckOptions(
         launch=True,
         offline=request["offline"],
-        no_lock=not options.use_lock,
+        locked=False if options.locked is False else None,
         tell=tell,
     )
     known = gather(profile, wanted=wanted)

@@ -14,12 +14,10 @@ import typer
 from specserve.cli.options import (
     Alternative,
     ApiKeyEnv,
-    Baseline,
     Devices,
     Format,
     Locked,
     NoCheck,
-    NoLock,
     Settings,
     TextOrJson,
     flag,
@@ -164,11 +162,9 @@ def generate(
         str,
         typer.Option("--output", "-o", metavar="OUT.jsonl", help="Write the answers here; `-` is stdout."),
     ] = "-",
-    locked: Locked = False,
-    no_lock: NoLock = False,
+    locked: Locked = None,
     settings: Settings = None,
     alternative: Alternative = None,
-    baseline: Baseline = False,
     devices: Devices = None,
     no_check: NoCheck = False,
     resume: Annotated[
@@ -194,7 +190,7 @@ def generate(
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
-    cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
+    cat in.jsonl | specserve generate demo.yaml - --alternative baseline
     """
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions
@@ -212,9 +208,7 @@ def generate(
             settings=tuple(settings or ()),
             devices=devices,
             alternative=alternative,
-            baseline=baseline,
             check=not no_check,
-            use_lock=not no_lock,
             locked=locked,
         ),
         notices=StderrNotices(),

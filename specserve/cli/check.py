@@ -12,7 +12,7 @@ import typer
 
 from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
-from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
+from specserve.cli.options import Assume, Locked, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.profile.schema import Profile
 from specserve.report.console import escaped, is_terminal, mute, out, say
@@ -93,8 +93,7 @@ def check(
     offline: Annotated[
         bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")
     ] = False,
-    locked: Annotated[bool, flag("--locked", "Judge from the profile and its lock alone.")] = False,
-    no_lock: NoLock = False,
+    locked: Locked = None,
     strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
     vllm: Annotated[
@@ -159,7 +158,6 @@ def check(
     wanted = CheckOptions(
         offline=offline,
         locked=locked,
-        no_lock=no_lock,
         machine=machine_of(assume) if assume else None,
         ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
         vllm_source=vllm_source,

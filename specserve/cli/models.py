@@ -83,7 +83,7 @@ def pull(
 
     if everything and alternative:
         raise UsageError("`--all` and `--alternative` cannot be combined")
-    loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative, baseline=False)
+    loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative)
     try:
         fetch(loaded if no_lock else at_lock(loaded), everything=everything)
     except NotCached as error:

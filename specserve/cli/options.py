@@ -10,32 +10,32 @@ import typer
 
 OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
     "up": {
-        "What to start": "alternative baseline settings port devices node_rank master_addr",
+        "What to start": "alternative settings port devices node_rank master_addr",
         "How to start it": "detach name exec_ dry_run",
-        "Checks": "verify no_warm_up no_check insecure locked no_lock",
+        "Checks": "verify no_warm_up no_check insecure locked",
         "Output": "format log_format",
     },
     "check": {
         "What to judge by": "assume vllm ask_vllm vllm_source settings",
-        "Where models come from": "offline locked no_lock",
+        "Where models come from": "offline locked",
         "Output": "strict complete format",
     },
     "plan": {
-        "What to plan": "alternative baseline settings port devices node_rank master_addr no_lock",
+        "What to plan": "alternative settings port devices node_rank master_addr",
         "For which engine and machine": "engine vllm assume",
         "Output": "effective origin format",
     },
     "diff": {
-        "What to compare": "alternative baseline models settings",
+        "What to compare": "alternative models settings",
         "For which vLLM": "vllm vllm_source",
         "Output": "format exit_code",
     },
     "render": {
-        "What to write": "to image vllm alternative baseline canary plain_pool settings no_lock",
+        "What to write": "to image vllm alternative canary plain_pool settings",
         "Output": "output check force no_check format",
     },
     "generate": {
-        "What to run": "alternative baseline settings devices locked no_lock no_check",
+        "What to run": "alternative settings devices locked no_check",
         "Output": "output resume overwrite",
     },
     "distill": {
@@ -119,18 +119,21 @@ Settings = Annotated[
 ]
 Alternative = Annotated[
     str | None,
-    text_option("NAME", "Use the block of this name from the profile's `alternatives`.", "--alternative"),
-]
-Baseline = Annotated[bool, flag("--baseline", "Leave speculation out.")]
-Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
-Locked = Annotated[
-    bool,
-    flag(
-        "--locked",
-        "Use exactly the files that the profile's lock names (see `lock`), without the Hub; fail if one is missing.",
+    text_option(
+        "NAME",
+        "Use this one of the profile's `alternatives`; `baseline` leaves speculation out.",
+        "--alternative",
     ),
 ]
-NoLock = Annotated[bool, flag("--no-lock", "Ignore the lock beside the profile.")]
+Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
+Locked = Annotated[
+    bool | None,
+    typer.Option(
+        "--locked/--no-lock",
+        show_default=False,
+        help="Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore the lock.",
+    ),
+]
 Port = Annotated[
     int | None,
     typer.Option(

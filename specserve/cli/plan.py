@@ -13,13 +13,11 @@ import typer
 from specserve.cli.options import (
     Alternative,
     Assume,
-    Baseline,
     Devices,
     Effective,
     Format,
     MasterAddr,
     NodeRank,
-    NoLock,
     PlanFormat,
     Port,
     ProfileOrCommand,
@@ -56,14 +54,12 @@ def plan(
     engine: Annotated[
         Engine, typer.Option("--engine", help="The engine that serves the profile.")
     ] = Engine.VLLM,
-    baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
         str | None,
         text_option("VERSION", "Plan for this vLLM version (default: the installed one).", "--vllm"),
     ] = None,
     assume: Assume = None,
-    no_lock: NoLock = False,
     settings: Settings = None,
     port: Port = None,
     devices: Devices = None,
@@ -96,11 +92,9 @@ def plan(
         settings=tuple(settings or ()),
         devices=devices,
         alternative=alternative,
-        baseline=baseline,
         port=port,
         vllm=vllm,
         machine=machine_of(assume) if assume else None,
-        use_lock=not no_lock,
         starts=False,
         whole=True,
     )
@@ -149,7 +143,7 @@ def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool)
     from specserve.report.check import effective_json, effective_text
     from specserve.report.console import out
 
-    judged = effective(profile, machine=options.machine, use_lock=options.use_lock)
+    judged = effective(profile, machine=options.machine)
     out(
         json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
         if as_json
@@ -177,9 +171,11 @@ def diff(
     ] = None,
     *,
     alternative: Annotated[
-        str | None, text_option("NAME", "Compare A with this one of its `alternatives`.", "--alternative")
+        str | None,
+        text_option(
+            "NAME", "Compare A with this one of its `alternatives`, or with `baseline`.", "--alternative"
+        ),
     ] = None,
-    baseline: Annotated[bool, flag("--baseline", "Compare A with A without speculation.")] = False,
     models: Annotated[
         bool,
         typer.Option(
@@ -231,9 +227,7 @@ def diff(
     if len(sources) > 2:
         raise UsageError(f"`--vllm-source` can be given at most twice; found {len(sources)}")
     words = [a, *(b or [])]
-    taken = both_sides(
-        words, alternative, baseline, settings or (), is_alone=bool(sources), running=running_command
-    )
+    taken = both_sides(words, alternative, settings or (), is_alone=bool(sources), running=running_command)
     comparison, sides, unknown = compare_sides(taken, vllm, sources, models=models)
     one, two = (
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)

@@ -12,8 +12,6 @@ import typer
 
 from specserve.cli.options import (
     Alternative,
-    Baseline,
-    NoLock,
     ProfileOrCommand,
     Settings,
     TextOrJson,
@@ -56,7 +54,6 @@ def render(
             "IMAGE", "Use this image instead of the official one; name it by digest to pin it.", "--image"
         ),
     ] = None,
-    baseline: Baseline = False,
     alternative: Alternative = None,
     canary: Annotated[
         str | None,
@@ -78,7 +75,6 @@ def render(
         ),
     ] = None,
     no_check: Annotated[bool, flag("--no-check", "Write even if the rules find errors.")] = False,
-    no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
         TextOrJson, typer.Option("--format", help="Output format without -o: the text, or JSON of all files.")
@@ -109,11 +105,9 @@ def render(
     options = LaunchOptions(
         settings=tuple(settings or ()),
         vllm=vllm,
-        baseline=baseline,
         check=not no_check,
         starts=False,
         whole=True,
-        use_lock=not no_lock,
     )
     made_of = partial(_made, profile, image, options)
     made = replace(made_of(alternative), has_plain_pool=plain_pool)
@@ -147,12 +141,12 @@ def _made(profile: str, image: str | None, options: LaunchOptions, alternative: 
     version = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
     asked = replace(options, alternative=alternative, vllm=version)
     source, plan = prepare(profile, asked, notices=StderrNotices())
-    weights = locked_bytes(source) if options.use_lock else None
+    weights = locked_bytes(source)
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 
 
 _CHANGE_THE_FILES = (
-    "alternative", "baseline", "canary", "plain_pool", "image", "vllm", "no_check", "no_lock", "settings",
+    "alternative", "canary", "plain_pool", "image", "vllm", "no_check", "settings",
 )  # fmt: skip
 
 

@@ -11,13 +11,11 @@ import typer
 from specserve.checks.prepare import cleared, refuse_exposed
 from specserve.cli.options import (
     Alternative,
-    Baseline,
     Devices,
     Locked,
     MasterAddr,
     NoCheck,
     NodeRank,
-    NoLock,
     PlanFormat,
     Port,
     ProfileOrCommand,
@@ -61,7 +59,6 @@ def up(
     name: Annotated[
         str | None, text_option("NAME", "Name the detached server (default: the profile's name).", "--name")
     ] = None,
-    baseline: Baseline = False,
     alternative: Alternative = None,
     verify: Annotated[
         bool,
@@ -74,8 +71,7 @@ def up(
     insecure: Annotated[
         bool, flag("--insecure", "Allow a server without API key to listen beyond this host.")
     ] = False,
-    locked: Locked = False,
-    no_lock: NoLock = False,
+    locked: Locked = None,
     settings: Settings = None,
     port: Port = None,
     devices: Devices = None,
@@ -97,7 +93,7 @@ def up(
 
     \b
     specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
-    specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
+    specserve up configs/demo.yaml --alternative baseline
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
@@ -109,10 +105,8 @@ def up(
         port=port,
         devices=devices,
         alternative=alternative,
-        baseline=baseline,
         check=not no_check,
         starts=not dry_run,
-        use_lock=not no_lock,
         locked=locked,
         passed=("SD108",) if insecure else (),
         node=node,
@@ -125,8 +119,7 @@ def up(
     from specserve.serve.detached.registry import arm_of, default_name, folder_of
 
     refuse_exposed(source, insecure=insecure, notices=notices)
-    arm = "baseline" if baseline else alternative
-    called = (default_name(plan.name, arm=arm) if name is None else name) if detach else None
+    called = (default_name(plan.name, arm=alternative) if name is None else name) if detach else None
     if called is not None:
         folder_of(called)  # refuses what cannot be a name before anything is written under it
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)

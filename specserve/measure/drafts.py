@@ -246,7 +246,7 @@ def _judge(
 ) -> JudgedDraft:
     """What the rules say of the profile with this block, and on a machine what it takes and may bring."""
     profile = replace(base, speculation=block, alternatives={})
-    options = CheckOptions(offline=not wanted.online, machine=wanted.machine, here=False, no_lock=True)
+    options = CheckOptions(offline=not wanted.online, machine=wanted.machine, here=False, locked=False)
     known = gather(profile, wanted=options, read=read)
     broken = filter(None, (item.finding(profile) for item in known.unread))
     findings = examined_in(known.context, problems=broken).findings

@@ -32,7 +32,7 @@ class LaunchOptions:
     settings: tuple[str, ...] = ()
     """`--set`, as `key.path=value`."""
     alternative: str | None = None
-    baseline: bool = False
+    """Instead of the profile's `speculation`; `baseline`: none."""
     devices: str | None = None
     port: int | None = None
     """Instead of the profile's."""
@@ -46,10 +46,8 @@ class LaunchOptions:
     """Plan for this machine, not for the profile's `hardware`."""
     starts: bool = True
     """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
-    use_lock: bool = True
-    """Take the models of the lock beside the profile."""
-    locked: bool = False
-    """The lock must be there, and so must all that it names."""
+    locked: bool | None = None
+    """The lock beside the profile must be there, and all that it names; False: it is ignored; None: it is used."""
     check: bool = True
     passed: Collection[str] = ()
     """Codes of errors that do not stop the launch."""
@@ -78,7 +76,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     from specserve.plan.nodes import share_of_node
 
     written = _for_machine(profile, options.machine)
-    profile, lock = at_lock(profile, use_lock=options.use_lock, needed=options.locked)
+    profile, lock = at_lock(profile, is_needed=options.locked)
     meant = replace(profile, hardware=written.hardware)
     kind = meant.hardware.accelerator if meant.hardware else None
     is_cpu = None if kind is None else kind.strip().lower() == "cpu"
@@ -107,7 +105,7 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
 
     host = this_host()
     plan = localize(plan, installed=vllm.installed, host=host)
-    plan = without_hub(plan, profile, lock, needed=options.locked and options.starts)
+    plan = without_hub(plan, profile, lock, needed=bool(options.locked) and options.starts)
     return Planned(meant, plan, written, seen_from(host, plan))
 
 

@@ -310,19 +310,17 @@ def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
     return tuple(entry.model for entry in lock.models if entry not in used)
 
 
-def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile, Lock | None]:
-    """The profile at the commits of the lock beside it, and that lock.
+def at_lock(profile: Profile, *, is_needed: bool | None) -> tuple[Profile, Lock | None]:
+    """The profile at the commits of the lock beside it, and that lock; False: as if there were none.
 
-    Raises FactError if a lock is needed and fails, UsageError if it is needed and must not be used.
+    Raises FactError if a lock is needed and fails.
     """
-    if needed and not use_lock:
-        raise UsageError("`--locked` and `--no-lock` contradict each other", hint="give one of them")
-    lock = lock_of(profile) if use_lock else None
+    lock = None if is_needed is False else lock_of(profile)
     if lock is None:
-        if needed:
+        if is_needed:
             raise FactError(f"`{profile.file}` has no lock file", hint="`specserve lock` writes it")
         return profile, None
-    missing = not_locked(profile, lock) if needed else ()
+    missing = not_locked(profile, lock) if is_needed else ()
     if missing:
         raise FactError(f"`{missing[0].model}` is not in the lock", hint="`specserve lock` records it")
     return locked(profile, lock), lock

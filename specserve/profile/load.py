@@ -11,7 +11,7 @@ from pathlib import Path
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import ProfileError, UsageError, quoted, system_reason
 from specserve.profile.problems import ordered, problem
-from specserve.profile.schema import TOP, Hardware, Profile
+from specserve.profile.schema import BASELINE, TOP, Hardware, Profile
 from specserve.profile.source import parse, read
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, merged
@@ -210,10 +210,9 @@ def load_profile(
     *,
     settings: Iterable[str] = (),
     alternative: str | None = None,
-    baseline: bool = False,
     devices: str | None = None,
 ) -> Profile:
-    """The profile in a file (`-`: stdin), with `--set` values, a chosen arm and `--devices` over it.
+    """The profile in a file (`-`: stdin), with `--set` values, a chosen alternative and `--devices` over it.
 
     Raises ProfileError with every problem of the file, UsageError for a malformed setting.
     """
@@ -227,7 +226,7 @@ def load_profile(
         raise ProfileError(
             f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
         )
-    profile = with_alternative(profile, alternative, baseline=baseline)
+    profile = with_alternative(profile, alternative)
     return profile if devices is None else _on_devices(profile, devices)
 
 
@@ -293,15 +292,18 @@ def near_file(file: str) -> str | None:
     return str(place.with_name(found[0])) if found else None
 
 
-def with_alternative(profile: Profile, name: str | None, *, baseline: bool) -> Profile:
-    """The profile with one of its alternatives as `speculation`, or with none. Raises ProfileError."""
-    if baseline:
+def with_alternative(profile: Profile, name: str | None) -> Profile:
+    """The profile with one of its alternatives as `speculation`; `baseline`: with none. Raises ProfileError."""
+    if name == BASELINE:
         return replace(profile, speculation=None)
     if name is None:
         return profile
     if name not in profile.alternatives:
         known = ", ".join(f"`{key}`" for key in profile.alternatives) or "none"
-        raise ProfileError(f"`{profile.file}` has no alternative `{name}`: it has {known}")
+        raise ProfileError(
+            f"`{profile.file}` has no alternative {quoted(name)}: it has {known}",
+            hint="`--alternative baseline` is the profile without speculation",
+        )
     return replace(
         profile,
         speculation=profile.alternatives[name],

@@ -26,6 +26,8 @@ HOST = (
 DEVICE = r"[A-Za-z0-9][A-Za-z0-9_:./-]*"
 """The UUID of an accelerator, such as `GPU-…` or `MIG-…`."""
 ALTERNATIVE = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+BASELINE = "baseline"
+"""The profile without speculation, wherever an alternative is named: no alternative can have this name."""
 """What the name of an alternative is made of."""
 
 
@@ -336,7 +338,7 @@ def json_schema() -> dict[str, Any]:
     properties["speculation"] = {"description": TOP["speculation"].doc, "anyOf": [{"type": "null"}, block]}
     properties["alternatives"] |= {
         "additionalProperties": {"anyOf": [{"type": "null"}, block]},
-        "propertyNames": {"pattern": f"^{ALTERNATIVE}$"},
+        "propertyNames": {"pattern": f"^{ALTERNATIVE}$", "not": {"const": BASELINE}},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

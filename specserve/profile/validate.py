@@ -16,6 +16,7 @@ from specserve.profile.partial import readable
 from specserve.profile.problems import problem
 from specserve.profile.schema import (
     ALTERNATIVE,
+    BASELINE,
     ELSEWHERE,
     ENV_NAME,
     SCHEMA,
@@ -270,6 +271,9 @@ class _Reader:
                     "use letters, digits, `-` and `_`",
                 )
                 self.wrong("SD006", text, child.key or child.span, path, help=hint)
+            elif name == BASELINE:
+                text = "no alternative can be named `baseline`: that name is the profile without speculation"
+                self.wrong("SD006", text, child.key or child.span, path, help="give it another name")
             elif block := self.block(child, path):
                 blocks[name] = block
         return MappingProxyType(blocks)

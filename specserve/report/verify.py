@@ -94,7 +94,7 @@ def _answer(found: Verification) -> Iterator[str]:
         if found.against:
             yield "Without `--against`, `verify` says whether speculation is to blame."
         else:
-            yield "Serve it without speculation (`specserve up PROFILE --baseline`) until that is mended."
+            yield "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
         return
     if found.verdict is VerifyVerdict.INCONCLUSIVE:
         yield "too little was measured. Give it more `--seconds`."

@@ -40,7 +40,7 @@ def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
         preflight(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
-    preflight(file, LaunchOptions(alternative="broken", baseline=True), notices=StderrNotices())
+    preflight(file, LaunchOptions(alternative="baseline"), notices=StderrNotices())
 
 
 def test_a_path_that_is_not_here_stops_a_launch_here(write: Write) -> None:

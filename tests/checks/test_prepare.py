@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.prepare import prepare
-from specserve.errors import CheckFailed, FactError, UsageError
+from specserve.errors import CheckFailed, FactError
 from specserve.hardware.accelerators import assume
 from specserve.plan import host
 from specserve.plan.host import Host
@@ -165,8 +165,3 @@ def test_devices_of_the_command_line_replace_those_of_the_profile(
     profile, plan = prepare(file, LaunchOptions(devices="1,GPU-x"))
     assert plan.env["CUDA_VISIBLE_DEVICES"] == "1,GPU-x"
     assert profile.hardware is not None and profile.hardware.count == 2
-
-
-def test_a_lock_cannot_be_needed_and_passed_over(write: Write) -> None:
-    with pytest.raises(UsageError, match="`--locked` and `--no-lock` contradict each other"):
-        prepare(str(write("target: {model: a/b}")), LaunchOptions(locked=True, use_lock=False, starts=False))

@@ -131,8 +131,8 @@ def test_an_arm_is_compared_with_its_own_profile(folder: Path, capsys: pytest.Ca
     stdout = capsys.readouterr().out
     assert "+++ a.yaml (alternative ngram)" in stdout
     assert "--speculative-config.prompt_lookup_max" in stdout and "not part of the launch" not in stdout
-    assert _run(["diff", "a.yaml", "--baseline", "--no-models"]) == 0
-    assert "+++ a.yaml (baseline)" in capsys.readouterr().out
+    assert _run(["diff", "a.yaml", "--alternative", "baseline", "--no-models"]) == 0
+    assert "+++ a.yaml (alternative baseline)" in capsys.readouterr().out
 
 
 def test_a_command_is_a_side_behind_two_dashes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +188,10 @@ def test_models_that_are_not_here_are_not_compared_and_that_is_said(
     [
         (["a.yaml"], "`specserve diff` takes two launches; found one"),
         (["a.yaml", "b.yaml", "a.yaml"], "`specserve diff` takes two launches; found"),
-        (["a.yaml", "b.yaml", "--baseline"], "`--alternative` and `--baseline` derive B from A, so a second"),
+        (
+            ["a.yaml", "b.yaml", "--alternative", "baseline"],
+            "`--alternative` derives B from A, so a second",
+        ),
         (["a.yaml", "--alternative", "x"], "has no alternative `x`"),
         (["a.yaml", "no.yaml"], "no such file"),
         (["a.yaml", "http://127.0.0.1:8000"], "is a URL, which"),
@@ -231,7 +234,7 @@ def test_models_and_memory_that_are_here_are_compared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(arms(folder))
-    assert _run(["diff", file, "--baseline", "--format", "json"]) == 0
+    assert _run(["diff", file, "--alternative", "baseline", "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert keys(content, "models") == {"draft.model": (str(folder / "draft"), None)}
     memory = keys(content, "memory")

@@ -62,7 +62,9 @@ def test_arms_ports_devices_and_overrides_change_the_plan(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(TEXT)
-    assert "--speculative-config" not in planned(capsys, file, "--vllm", "0.33", "--baseline")[0]
+    assert (
+        "--speculative-config" not in planned(capsys, file, "--vllm", "0.33", "--alternative", "baseline")[0]
+    )
     assert "ngram" in planned(capsys, file, "--vllm", "0.33", "--alternative", "look")[0]
     assert "--port 9" in planned(capsys, file, "--vllm", "0.33", "--port", "9")[0]
     assert "CUDA_VISIBLE_DEVICES=0,2" in planned(capsys, file, "--vllm", "0.33", "--devices", "0, 2")[0]
@@ -156,7 +158,9 @@ def test_the_command_for_sglang_is_data_and_what_to_mind_is_talk(
 
 
 def test_the_command_for_sglang_as_json(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    stdout, stderr = planned(capsys, write(SGLANG), "--engine", "sglang", "--format", "json", "--baseline")
+    stdout, stderr = planned(
+        capsys, write(SGLANG), "--engine", "sglang", "--format", "json", "--alternative", "baseline"
+    )
     content = json.loads(stdout)
     assert content["version"] == 1 and content["argv"][:2] == ["sglang", "serve"]
     assert "--speculative-algorithm" not in content["argv"] and content["sglang"].startswith("0.5.")

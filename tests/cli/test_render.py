@@ -145,7 +145,8 @@ def test_the_lock_gives_revisions_and_the_size_of_the_weights(
     capsys.readouterr()
     render(str(profile), "--to", "systemd")
     assert "weights (by the lock)" in capsys.readouterr().out
-    render(str(profile), "--to", "systemd", "--no-lock")
+    profile.with_name("demo.lock.json").unlink()
+    render(str(profile), "--to", "systemd")
     assert "60 GB of weights (a guess)" in capsys.readouterr().out
 
 
@@ -190,5 +191,5 @@ def test_files_for_the_cpu_say_that_sampled_text_is_corrupted(capsys: pytest.Cap
             "vllm-project/vllm#55005" in out
             and "warning: with speculation, vLLM's CPU build corrupts text" in err
         )
-    assert run(["render", DEMO, "--to", "compose", "--baseline"]) == 0
+    assert run(["render", DEMO, "--to", "compose", "--alternative", "baseline"]) == 0
     assert "55005" not in "".join(capsys.readouterr())

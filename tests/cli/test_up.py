@@ -199,7 +199,9 @@ def test_a_dry_run_prints_the_command_or_json_and_starts_nothing(tmp_path: Path)
     assert as_json["version"] == 1
     assert as_json["argv"][as_json["argv"].index("--port") + 1] == "18124"
     assert "--speculative-config" in as_json["argv"]
-    baseline = json.loads(specserve(str(profile), "--dry-run", "--format", "json", "--baseline").stdout)
+    baseline = json.loads(
+        specserve(str(profile), "--dry-run", "--format", "json", "--alternative", "baseline").stdout
+    )
     assert "--speculative-config" not in baseline["argv"]
     assert not (tmp_path / "logs").exists()
 

@@ -28,7 +28,7 @@ def made_of(
     alternative: str | None = None,
 ) -> Deployment:
     """The deployment of a profile file by one version's shipped table."""
-    profile = with_alternative(load_profile(str(file), settings=settings), alternative, baseline=False)
+    profile = with_alternative(load_profile(str(file), settings=settings), alternative)
     cpu = profile.hardware is not None and profile.hardware.accelerator == "cpu"
     return deployment(
         profile,

@@ -224,7 +224,7 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
     [
         (("--to", "systemd", "--plain-pool"), "`--plain-pool` is for `--to kubernetes` and `--to compose`"),
         (("--to", "kubernetes", "--canary", "none=10%"), "none"),
-        (("--to", "kubernetes", "--plain-pool", "--baseline"), "does not speculate"),
+        (("--to", "kubernetes", "--plain-pool", "--alternative", "baseline"), "does not speculate"),
         (("--to", "kubernetes", "--plain-pool", "--set", "hardware.nodes=2",
           "--set", "target.pipeline_parallel_size=2"), "on one node"),
     ],

@@ -141,7 +141,7 @@ StartUp = Callable[..., contextlib.AbstractContextManager[Up]]
 
 @pytest.fixture
 def start_up(tmp_path: Path) -> StartUp:
-    """`with start_up("--baseline", changes={"env": {…}}) as up:` runs `specserve up` on the small pair."""
+    """`with start_up("--locked", changes={"env": {…}}) as up:` runs `specserve up` on the small pair."""
     return functools.partial(started, tmp_path)
 
 

@@ -41,7 +41,7 @@ def sampled_by(up: Up) -> list[Text]:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """The target's own texts in float32, from the server of `tiny_server` without speculation."""
-    with started(tmp_path_factory.mktemp("plain"), "--baseline") as up:
+    with started(tmp_path_factory.mktemp("plain"), "--alternative", "baseline") as up:
         up.wait_ready()
         greedy, before = write(up, PROMPTS, concurrency=4), acceptance(up)
         found = Written(greedy, sampled_by(up), since_by_engine({"": before}, now={"": acceptance(up)}))
@@ -62,7 +62,7 @@ def bf16(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, list[Text]
     """The greedy texts in bf16 by concurrency, with and without speculation; both servers run at the same time."""
     folders = tmp_path_factory.mktemp("bf16"), tmp_path_factory.mktemp("bf16-plain")
     with ThreadPoolExecutor(2) as pool:
-        plain = pool.submit(greedy_in_bf16, folders[1], "--baseline")
+        plain = pool.submit(greedy_in_bf16, folders[1], "--alternative", "baseline")
         return greedy_in_bf16(folders[0]), plain.result()
 
 

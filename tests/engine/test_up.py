@@ -136,7 +136,7 @@ def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log
 def test_exec_becomes_a_vllm_that_asks_nobody_and_ends_with_its_code(
     start_up: StartUp, hub_of_yesterday: HubServer
 ) -> None:
-    with start_up("--exec", "--baseline", changes=FROM_HUB) as up:
+    with start_up("--exec", "--alternative", "baseline", changes=FROM_HUB) as up:
         up.wait_for(lambda: is_healthy(up.url))
         command = psutil.Process(up.process.pid).cmdline()
         names = {Path(word).name for word in command}  # not the folders: the clone's may be any

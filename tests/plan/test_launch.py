@@ -53,7 +53,7 @@ def test_the_drain_ends_before_the_group_is_killed_and_never_below_zero(profile:
 def test_the_baseline_has_no_speculation_and_nothing_that_needs_it(profile: Load) -> None:
     loaded = profile(f"{DRAFT}engine: {{per_request_spec_decode_metrics: detailed}}")
     assert option(planned(loaded), "--per-request-spec-decode-metrics") == "detailed"
-    baseline = planned(with_alternative(loaded, None, baseline=True))
+    baseline = planned(with_alternative(loaded, "baseline"))
     assert not [word for word in baseline.argv if "spec" in word]
     assert "speculative_config" not in baseline.engine_kwargs
     assert baseline.speculation is None
@@ -61,7 +61,7 @@ def test_the_baseline_has_no_speculation_and_nothing_that_needs_it(profile: Load
 
 def test_an_alternative_takes_the_place_of_the_main_arm(profile: Load) -> None:
     loaded = profile(DRAFT + "alternatives: {look: {method: ngram, num_speculative_tokens: 2}}")
-    plan = planned(with_alternative(loaded, "look", baseline=False))
+    plan = planned(with_alternative(loaded, "look"))
     assert json.loads(option(plan, "--speculative-config")) == {
         "method": "ngram",
         "num_speculative_tokens": 2,

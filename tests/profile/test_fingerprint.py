@@ -107,11 +107,11 @@ def test_an_alternative_in_use_has_a_fingerprint_of_its_own_the_one_of_the_same_
     write: Write, of: Of
 ) -> None:
     profile = load_profile(write(_TEXT))
-    chosen = with_alternative(profile, "ng", baseline=False)
+    chosen = with_alternative(profile, "ng")
 
     assert fingerprint(chosen) == of(_TEXT, "speculation={method: ngram, num_speculative_tokens: 4}")
-    assert fingerprint(with_alternative(profile, None, baseline=True)) == of(_TEXT, "speculation=null")
-    assert fingerprint(with_alternative(profile, None, baseline=False)) == of(_TEXT)
+    assert fingerprint(with_alternative(profile, "baseline")) == of(_TEXT, "speculation=null")
+    assert fingerprint(with_alternative(profile, None)) == of(_TEXT)
 
 
 def test_a_whole_profile_can_be_written_as_json(write: Write) -> None:

@@ -90,7 +90,7 @@ alternatives:
 
 
 def test_an_alternative_takes_the_place_of_speculation_with_its_places(write: Write) -> None:
-    profile = with_alternative(load_profile(write(_ARMS)), "ng", baseline=False)
+    profile = with_alternative(load_profile(write(_ARMS)), "ng")
 
     assert profile.speculation is not None
     assert profile.speculation.keys == {"method": "ngram", "num_speculative_tokens": 4}
@@ -100,9 +100,27 @@ def test_an_alternative_takes_the_place_of_speculation_with_its_places(write: Wr
 
 def test_an_unknown_alternative_names_those_there_are(write: Write) -> None:
     with pytest.raises(ProfileError, match=r"has no alternative `x`: it has `ng`, `ng-2`"):
-        with_alternative(load_profile(write(_ARMS)), "x", baseline=False)
+        with_alternative(load_profile(write(_ARMS)), "x")
     with pytest.raises(ProfileError, match=r"has no alternative `x`: it has none"):
-        with_alternative(load_profile(write("target: {model: m}\n")), "x", baseline=False)
+        with_alternative(load_profile(write("target: {model: m}\n")), "x")
+
+
+def test_the_name_baseline_is_the_profile_without_speculation(write: Write) -> None:
+    assert with_alternative(load_profile(write(_ARMS)), "baseline").speculation is None
+    assert load_profile(write("target: {model: m}\n"), alternative="baseline").speculation is None
+
+
+@pytest.mark.parametrize("name", ["baseline", "'baseline'", '"baseline"'])
+def test_no_alternative_is_called_baseline(write: Write, name: str) -> None:
+    _, findings = examine(write(f"target: {{model: m}}\nalternatives:\n  {name}: {{method: suffix}}\n"))
+    assert [(each.code, str(each.span)) for each in findings] == [("SD006", "demo.yaml:3:3")]
+    assert "no alternative can be named `baseline`" in findings[0].message
+
+
+@pytest.mark.parametrize("name", ["Baseline", "baseline-2"])
+def test_a_name_that_only_resembles_baseline_is_free(write: Write, name: str) -> None:
+    text = f"target: {{model: m}}\nalternatives: {{{name}: {{method: suffix}}}}\n"
+    assert with_alternative(load_profile(write(text)), name).speculation is not None
 
 
 def _judged(write: Write, data: str | bytes) -> None:

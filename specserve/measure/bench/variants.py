@@ -119,8 +119,7 @@ def plan_arm(
         # nobody else is to reach a server that is being measured
         settings=(*settings, "server.host=127.0.0.1"),
         port=0,
-        alternative=alternative,
-        baseline=baseline,
+        alternative=BASELINE if baseline else alternative,
         check=check,
         starts=starts,
     )

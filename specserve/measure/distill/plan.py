@@ -149,7 +149,7 @@ def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool
         raise UsageError("`distill` cannot read a profile from stdin because it could not be resumed")
     new = read_split(Path(request.traffic))
     old = read_split(Path(request.mix), is_mix=True) if request.mix else None
-    options = LaunchOptions(baseline=True, starts=starts, check=starts)
+    options = LaunchOptions(alternative="baseline", starts=starts, check=starts)
     profile, launch = cleared(request.profile, options, notices=notices)
     block = _block(request.profile)
     folder = target = None

@@ -157,7 +157,9 @@ def advise(
     """
     drafted, share = seen.counted.acceptance, seen.undrafted_share
     if state is WatchState.COLLAPSED:
-        until = "until then `specserve up --baseline` serves the same text without the cost"
+        until = (
+            "until then `specserve up --alternative baseline` serves the same text without the cost"
+        )
         if has_worked:
             text = "restart the server, as the draft worked before; if it dies again, try another"
             return Advice("restart", f"{text}; {until}")

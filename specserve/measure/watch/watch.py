@@ -149,7 +149,7 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     )
     if profile is not None and profile.speculation is not None and not metrics.speculates:
         text = f"the server does not speculate, but {profile.span('speculation')} does"
-        text += ": `specserve up` without `--baseline` starts it so"
+        text += ": `specserve up` without `--alternative baseline` starts it so"
         return replace(report, verdict=WatchVerdict(WatchState.MISSED, text))
     if len(window.readings) < 2:
         return report
