@@ -95,7 +95,7 @@ def ask(
     from specserve.report.answer import AnswerScreen, answer_json, figures
     from specserve.report.console import in_one_line, out, say
     from specserve.serve.client import Client, Question
-    from specserve.serve.detached.registry import find_server
+    from specserve.serve.detached.observe import find_server
     from specserve.serve.requests import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"

@@ -27,8 +27,9 @@ from specserve.report.findings import StderrNotices
 from specserve.serve import events
 from specserve.serve.detached import registry
 from specserve.serve.detached.launch import DeviceRoom, room_beside
+from specserve.serve.detached.observe import find_server
 from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import LaunchedArm, arm_of, default_name, find_server
+from specserve.serve.detached.registry import LaunchedArm, arm_of, default_name
 from specserve.serve.health import is_healthy
 from specserve.serve.signals import StopRequest
 
@@ -137,9 +138,54 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
     while (found := servers(capsys))[0]["state"] != "dead":
         assert time.monotonic() < deadline
     assert found[0]["ended"]["exit_code"] == -9
+    for words in (["ask", "hi", "--name", "demo"], ["ask", "hi"], ["watch", "demo", "--once"], ["verify", "demo"]):
+        assert run(words) == 2
+        told = capsys.readouterr().err
+        assert "error: the server `demo` is dead: vLLM was killed by SIGKILL" in told
+        assert found[0]["ended"]["cause"] in told
     assert run(["down", "demo"]) == 0
     assert "demo: had ended by itself: vLLM was killed by SIGKILL" in capsys.readouterr().err
     assert servers(capsys) == []
+
+
+def test_a_client_is_told_of_a_restart_of_the_host_and_still_asks_a_server_that_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left()
+    record = registry.read("demo")
+    assert record is not None
+    assert find_server("demo", None) == (record.url, None)
+    registry.write(dataclasses.replace(record, boot_id="another"))
+    assert run(["ask", "hi", "--name", "demo"]) == 2
+    assert "the server `demo` is gone: the host was restarted since" in capsys.readouterr().err
+    registry.write(record)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_ps_shows_no_acceptance_of_the_warm_up_request(capsys: pytest.CaptureFixture[str], engines: int) -> None:
+    server = plan()
+    start(server, name="demo", profile="demo.yaml", warms_up=True)
+    record = registry.read("demo")
+    assert record is not None and record.ready_at_s is not None
+
+    def figures(after_s: float, *, accepted: int, drafted: int) -> None:
+        """What vLLM logs at the end of a stretch; the second engine a second after the first."""
+        with Path(record.log_path).open("a") as log:
+            for engine in range(engines):
+                at = time.strftime("%m-%d %H:%M:%S", time.localtime(record.ready_at_s + after_s + engine))
+                head = f"(APIServer pid=7) INFO {at} [loggers.py:310] Engine 00{engine}: "
+                log.write(
+                    f"{head}Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0 tokens/s, "
+                    "Running: 0 reqs, Waiting: 0 reqs\n"
+                    f"{head}SpecDecoding metrics: Mean acceptance length: 2.00, "
+                    f"Accepted: {accepted} tokens, Drafted: {drafted} tokens\n"
+                )
+
+    figures(-10, accepted=5, drafted=5)  # before the server was ready
+    figures(0.1, accepted=5, drafted=5)
+    assert servers(capsys)[0]["acceptance_rate"] is None
+    figures(10.1, accepted=10, drafted=40)
+    assert servers(capsys)[0]["acceptance_rate"] == 0.25
 
 
 def test_a_broken_state_is_told_and_down_clears_what_runs(

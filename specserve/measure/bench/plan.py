@@ -172,7 +172,8 @@ def with_places(request: BenchRequest) -> BenchRequest:
 
     Raises UsageError for stdin.
     """
-    from specserve.serve.detached.registry import locate, names
+    from specserve.serve.detached.observe import locate
+    from specserve.serve.detached.registry import names
 
     if request.profile == "-" or "-" in request.workloads:
         raise UsageError(

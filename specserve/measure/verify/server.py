@@ -49,7 +49,7 @@ def run_verification(
     `start_view` shows its start. Raises SpecserveError, Interrupted for a signal.
     """
     from specserve.convert.command import remembered
-    from specserve.serve.detached.registry import find_server
+    from specserve.serve.detached.observe import find_server
     from specserve.serve.signals import stop_on_signals
 
     name = request.server or ""
@@ -96,7 +96,7 @@ def verify_url(
     `key`: the environment variable with its key; `progress` None: nobody looks.
     """
     from specserve.serve.client import Client
-    from specserve.serve.detached.registry import find_server
+    from specserve.serve.detached.observe import find_server
     from specserve.serve.requests import endpoint
 
     def tick() -> None:

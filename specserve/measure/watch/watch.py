@@ -22,7 +22,7 @@ from specserve.measure.watch.window import Reading, Window, WindowFigures, figur
 from specserve.metrics.counters import total_acceptance
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
-from specserve.serve.detached.registry import locate
+from specserve.serve.detached.observe import locate
 from specserve.serve.requests import endpoint, scrape
 
 _TIMEOUT_S = 4.0

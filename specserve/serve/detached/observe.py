@@ -22,6 +22,7 @@ from specserve.serve.detached.registry import Record
 from specserve.serve.logs import end_of_log
 
 _END_BYTES = 256 << 10
+_LATELY_S = 60.0
 # vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
 _DRAFTED = re.compile(
     r"SpecDecoding metrics: .{0,400}?Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
@@ -50,16 +51,20 @@ class Recent:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
-def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
+def recent(path: Path, *, now_s: float, ready_at_s: float = 0.0) -> Recent:
     """Read the end of a server's log."""
     lines = end_of_log(path, limit_bytes=_END_BYTES).splitlines()
-    return of_lines(lines, now_s=now_s, span_s=span_s)
+    return of_lines(lines, now_s=now_s, ready_at_s=ready_at_s)
 
 
-def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Recent:
-    """The same, of lines in the order of the log. Lines without a time of their own belong to the line before them."""
+def of_lines(lines: Iterable[str], *, now_s: float, ready_at_s: float = 0.0) -> Recent:
+    """The same, of lines in the order of the log. Lines without a time of their own belong to the line before them.
+
+    The first figures after `ready_at_s` are of the stretch that holds our warm-up request, so they do not count.
+    """
     accepted = drafted = 0
     at_s: float | None = None
+    warm_at_s: float | None = None if ready_at_s else 0.0
     still_since_s: float | None = None
     stuck: str | None = None
     for line in lines:
@@ -68,10 +73,13 @@ def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Rec
             continue
         if match := _DRAFTED.search(line):
             stuck = None
-            if now_s - at_s <= span_s:
+            # engines write one after the other, and times are whole seconds
+            if warm_at_s is not None and at_s > warm_at_s + 1 and now_s - at_s <= _LATELY_S:
                 accepted += int(match["accepted"])
                 drafted += int(match["drafted"])
         elif match := _THROUGHPUT.search(line):
+            if warm_at_s is None and at_s >= int(ready_at_s):
+                warm_at_s = at_s
             moves = float(match["generation"]) > 0 or float(match["prompt"]) > 0
             waits = int(match["running"]) + int(match["waiting"]) > 0
             still_since_s = (still_since_s or at_s) if waits and not moves else None
@@ -139,15 +147,35 @@ def _lost(name: str, *, pids: tuple[int, ...], why: str) -> Seen:
 
 
 def _judge(record: Record) -> Seen:
+    if seen := _past(record):
+        return seen
+    if is_running(record.stopper):
+        return Seen(record.name, "stopping", "", record)
+    return _probe(record)
+
+
+def _past(record: Record) -> Seen | None:
+    """A server that runs no longer, and why; None for one that runs, or that another command sees to."""
     if record.boot_id != boot_id():
         return Seen(record.name, "gone", "the host was restarted since", record)
     if record.ended is None and not Detached(record).is_running() and not is_cared_for(record):
         record = _ended(record)
     if record.ended is not None:
         return Seen(record.name, "dead", f"{record.ended.message}: {record.ended.cause}", record)
-    if is_running(record.stopper):
-        return Seen(record.name, "stopping", "", record)
-    return _probe(record)
+    return None
+
+
+def refuse_ended(record: Record) -> None:
+    """Raises FactError with the cause if the server died, or its host was restarted since."""
+    if (seen := _past(record)) is None:
+        return
+    ended = seen.record.ended if seen.record else None
+    raise FactError(
+        f"the server `{record.name}` is {seen.state}: {ended.message if ended else seen.detail}",
+        causes=(ended.cause,) if ended else (),
+        hint=(ended and ended.hint)
+        or f"`specserve logs {record.name}` shows its log; `specserve down {record.name}` removes it",
+    )
 
 
 def _ended(record: Record) -> Record:
@@ -171,7 +199,7 @@ def _probe(record: Record) -> Seen:
             return Seen(record.name, "starting", "", record)
         with contextlib.suppress(SpecserveError):
             record = Detached(record).keep_ready() or record
-    lately = recent(Path(record.log_path), now_s=time.time())
+    lately = recent(Path(record.log_path), now_s=time.time(), ready_at_s=record.ready_at_s or 0.0)
     metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)
     state, detail = _troubled(record, lately, metrics, is_up=is_up)
@@ -195,3 +223,33 @@ def _troubled(
         waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
         return "hung", f"no token for {still_s:.0f}s {waits}"
     return "ready", ""
+
+
+def locate(server: str | None) -> tuple[str, Record | None]:
+    """The URL of a server, and what is known of it if it is detached. `server`: its name or URL.
+
+    Without it: the only detached server, else port 8000 of this host. Raises UsageError, FactError; also for a
+    detached server that runs no longer.
+    """
+    if server is None and len(registry.names()) != 1:
+        return registry.DEFAULT_URL, None
+    if (
+        server is not None
+        and "://" not in server
+        and (server.endswith((".yaml", ".yml")) or Path(server).is_file())
+    ):
+        raise UsageError(
+            f"`{server}` is a file, not a server's name or URL",
+            hint="`specserve up FILE --detach` starts one; `specserve ps` lists the running ones",
+        )
+    if server is not None and any(mark in server for mark in ":./"):  # which no name has
+        return server, None
+    record = registry.only_server(server)
+    refuse_ended(record)
+    return record.url, record
+
+
+def find_server(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
+    """The URL as `locate` has it, and the NAME of the variable with the key; without one, that of its profile."""
+    url, record = locate(server)
+    return url, api_key_env or (record.api_key_env if record else None)

@@ -291,31 +291,3 @@ def only_server(name: str | None) -> Record:
         hint = "`specserve ps` lists the servers; a URL looks like http://127.0.0.1:8000"
         raise UsageError(f"there is no server {name!r}", hint=hint)
     return record
-
-
-def locate(server: str | None) -> tuple[str, Record | None]:
-    """The URL of a server, and what is known of it if it is detached. `server`: its name or URL.
-
-    Without it: the only detached server, else port 8000 of this host. Raises UsageError, FactError.
-    """
-    if server is None and len(names()) != 1:
-        return DEFAULT_URL, None
-    if (
-        server is not None
-        and "://" not in server
-        and (server.endswith((".yaml", ".yml")) or Path(server).is_file())
-    ):
-        raise UsageError(
-            f"`{server}` is a file, not a server's name or URL",
-            hint="`specserve up FILE --detach` starts one; `specserve ps` lists the running ones",
-        )
-    if server is not None and any(mark in server for mark in ":./"):  # which no name has
-        return server, None
-    record = only_server(server)
-    return record.url, record
-
-
-def find_server(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """The URL as `locate` has it, and the NAME of the variable with the key; without one, that of its profile."""
-    url, record = locate(server)
-    return url, api_key_env or (record.api_key_env if record else None)
