@@ -78,7 +78,7 @@ def converted(given: EngineStart, *, origin: str) -> Converted:
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
     if profile:
         added = launch(profile, table=known, platform="cuda").added
-        words = " and ".join(f"`{item.key}`" for item in added if item.key != "--host")
+        words = ", ".join(f"`{item.key}`" for item in added if item.key != "--host")
         head.append(f"A launch adds {words}: see `specserve plan`.")
     comments = _comments(tree, [*notes, *map(_open_note, found)])
     head += [f"- {text}" for text in comments.pop("", [])]

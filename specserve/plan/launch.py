@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specserve.plan.nodes import LaunchNode
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
+QUIET_PATHS = "disable_access_log_for_endpoints"
 DRAIN_MARGIN_S = 5
 """vLLM's own drain ends this long before specserve kills the group."""
 
@@ -202,6 +203,10 @@ def _items(profile: Profile, table: VllmTable, *, port: int) -> Iterator[_Item]:
         seconds = max(0, int(server.shutdown_timeout_s) - DRAIN_MARGIN_S)
         why = f"time for running requests to finish: `server.shutdown_timeout_s` less {DRAIN_MARGIN_S} s"
         yield _Item(table.engine["shutdown_timeout"], seconds, None, why=why)
+    quiet = {QUIET_PATHS, "disable_uvicorn_access_log"} & set(profile.frontend)
+    if not quiet and QUIET_PATHS in table.frontend:
+        why = "`up`, `watch` and probes ask for these every few seconds: the log stays readable"
+        yield _Item(table.frontend[QUIET_PATHS], "/health,/metrics", None, why=why)
     wanted = profile.speculation and PER_REQUEST_METRICS not in {**profile.engine, **profile.frontend}
     argument = table.engine.get(PER_REQUEST_METRICS) or table.frontend.get(PER_REQUEST_METRICS)
     if wanted and argument:

@@ -138,7 +138,12 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
     while (found := servers(capsys))[0]["state"] != "dead":
         assert time.monotonic() < deadline
     assert found[0]["ended"]["exit_code"] == -9
-    for words in (["ask", "hi", "--name", "demo"], ["ask", "hi"], ["watch", "demo", "--once"], ["verify", "demo"]):
+    for words in (
+        ["ask", "hi", "--name", "demo"],
+        ["ask", "hi"],
+        ["watch", "demo", "--once"],
+        ["verify", "demo"],
+    ):
         assert run(words) == 2
         told = capsys.readouterr().err
         assert "error: the server `demo` is dead: vLLM was killed by SIGKILL" in told
@@ -162,17 +167,20 @@ def test_a_client_is_told_of_a_restart_of_the_host_and_still_asks_a_server_that_
 
 
 @pytest.mark.parametrize("engines", [1, 2])
-def test_ps_shows_no_acceptance_of_the_warm_up_request(capsys: pytest.CaptureFixture[str], engines: int) -> None:
+def test_ps_shows_no_acceptance_of_the_warm_up_request(
+    capsys: pytest.CaptureFixture[str], engines: int
+) -> None:
     server = plan()
     start(server, name="demo", profile="demo.yaml", warms_up=True)
     record = registry.read("demo")
     assert record is not None and record.ready_at_s is not None
+    ready_at_s = record.ready_at_s
 
     def figures(after_s: float, *, accepted: int, drafted: int) -> None:
         """What vLLM logs at the end of a stretch; the second engine a second after the first."""
         with Path(record.log_path).open("a") as log:
             for engine in range(engines):
-                at = time.strftime("%m-%d %H:%M:%S", time.localtime(record.ready_at_s + after_s + engine))
+                at = time.strftime("%m-%d %H:%M:%S", time.localtime(ready_at_s + after_s + engine))
                 head = f"(APIServer pid=7) INFO {at} [loggers.py:310] Engine 00{engine}: "
                 log.write(
                     f"{head}Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0 tokens/s, "

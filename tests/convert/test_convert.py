@@ -329,7 +329,12 @@ def test_a_name_of_today_wins_over_an_earlier_one_and_the_loser_is_noted(
 def test_what_a_launch_adds_is_said_once_and_is_no_change_to_the_source() -> None:
     result = convert("vllm serve org/m --host 127.0.0.1")
     assert result.notes == ()
-    assert result.text.count("# A launch adds `--shutdown-timeout`: see `specserve plan`.\n") == 1
+    assert (
+        result.text.count(
+            "# A launch adds `--shutdown-timeout`, `--disable-access-log-for-endpoints`: see `specserve plan`.\n"
+        )
+        == 1
+    )
 
 
 def test_relative_paths_are_noted() -> None:

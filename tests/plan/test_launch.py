@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,34 @@ def test_the_smallest_profile_serves_its_target_on_loopback(profile: Load) -> No
 def test_what_is_added_is_said_and_what_is_written_is_not_called_added(profile: Load) -> None:
     plan = planned(profile(DRAFT))
     assert {item.key for item in plan.added} == {
-        "--host", "--shutdown-timeout", "--per-request-spec-decode-metrics",
+        "--host", "--shutdown-timeout", "--disable-access-log-for-endpoints", "--per-request-spec-decode-metrics",
     }  # fmt: skip
     assert all(item.why for item in plan.added)
     assert "--host" not in {item.key for item in planned(profile("server: {host: 127.0.0.1}")).added}
+
+
+@pytest.mark.parametrize(
+    ("frontend", "quiet"),
+    [
+        ("{}", "/health,/metrics"),
+        ("{disable_access_log_for_endpoints: /ping}", "/ping"),
+        ("{disable_uvicorn_access_log: true}", None),
+    ],
+)
+@pytest.mark.parametrize("minor", ["0.26", "0.32", "0.33"])
+def test_polling_is_left_out_of_the_log_unless_the_profile_says_what_is(
+    profile: Load, frontend: str, quiet: str | None, minor: str
+) -> None:
+    plan = planned(profile(f"frontend: {frontend}"), minor=minor)
+    flag = "--disable-access-log-for-endpoints"
+    assert (option(plan, flag) if flag in plan.argv else None) == quiet
+
+
+def test_a_vllm_without_that_option_does_not_get_it(profile: Load) -> None:
+    old = table("0.32")
+    frontend = {name: each for name, each in old.frontend.items() if "access_log" not in name}
+    plan = launch(profile(""), table=replace(old, frontend=frontend), platform="cuda")
+    assert not [word for word in plan.argv if "access-log" in word]
 
 
 def test_the_drain_ends_before_the_group_is_killed_and_never_below_zero(profile: Load) -> None:

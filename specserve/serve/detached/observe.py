@@ -13,7 +13,7 @@ from typing import Literal
 
 import psutil
 
-from specserve.errors import FactError, SpecserveError
+from specserve.errors import FactError, SpecserveError, UsageError
 from specserve.metrics import prometheus
 from specserve.serve import health
 from specserve.serve.detached import registry

@@ -12,5 +12,6 @@ VLLM_PLUGINS=mine,specserve_vllm_cpu \
   --host 127.0.0.1 \
   --port 8000 \
   --shutdown-timeout 25 \
+  --disable-access-log-for-endpoints /health,/metrics \
   --per-request-spec-decode-metrics summary \
   --kv-cache-memory-bytes 2684354560

@@ -6,4 +6,5 @@ vllm serve org/target \
   --no-enable-prefix-caching \
   --host 127.0.0.1 \
   --port 8000 \
-  --shutdown-timeout 25
+  --shutdown-timeout 25 \
+  --disable-access-log-for-endpoints /health,/metrics
