@@ -261,7 +261,7 @@ def measured(session: Session, step: Step, machine: Json) -> tuple[Json, list[Js
         speedup = item.get("speedup") or {}
         row = {key: speedup.get(key) and round(speedup[key], 3) for key in ("value", "low", "high")}
         concurrency = (item.get("point") or {}).get("concurrency")
-        rows.append({"concurrency": concurrency, **row, "verdict": item.get("verdict")})
+        rows.append({"concurrency": concurrency, **row, "verdict": (item.get("verdict") or {}).get("word")})
     return found, rows
 
 
@@ -284,7 +284,7 @@ def compare_text(session: Session, step: Step) -> tuple[Json, list[Json]]:
         drafted = sum(each.get("num_draft_tokens") or 0 for each in counts)
         accepted = sum(each.get("num_accepted_tokens") or 0 for each in counts)
         row[f"acceptance at T = {temperature}"] = round(accepted / drafted, 3) if drafted else None
-    row |= {"verify": verified.get("verdict"), "seconds": verified.get("elapsed_s")}
+    row |= {"verify": (verified.get("verdict") or {}).get("word"), "seconds": verified.get("elapsed_s")}
     return {"greedy": greedy, "alone": alone, "sampled": sampled, "verify": verified}, [row]
 
 

@@ -150,7 +150,7 @@ def verification_gate(plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0)
         say(json.dumps(event) if as_json else verify_text(found, stream=sys.stderr))
         if found.has_failed:
             raise VerifyFailed(
-                f"the server did not pass its verification ({found.verdict.value}): it is stopped",
+                f"the server did not pass its verification ({found.verdict.word}): it is stopped",
                 hint="start it without `--verify`, then run `specserve verify -v` for details",
             )
 

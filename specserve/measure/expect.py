@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from specserve.measure.bench.result import Interval
+from specserve.measure.statistics import Estimate
 from specserve.profile.schema import Expectation, Profile
 
 KEYS = tuple(name for name in Expectation.__annotations__ if name.startswith(("min_", "max_")))
@@ -47,7 +47,7 @@ class Judged:
 
     limit: Limit
     kept: Kept
-    measured: Interval | None = None
+    measured: Estimate | None = None
     why: str | None = None
     """Why it is not decided, in one clause."""
 
@@ -94,7 +94,7 @@ def strictest(
     return Expectation(**found) if here else None
 
 
-def keeps(key: str, promised: float, measured: Interval | None) -> bool | None:
+def keeps(key: str, promised: float, measured: Estimate | None) -> bool | None:
     """Return whether the whole interval keeps a limit (True) or misses it (False)."""
     if measured is None:
         return None
@@ -103,7 +103,7 @@ def keeps(key: str, promised: float, measured: Interval | None) -> bool | None:
     return True if measured.low >= promised else False if measured.high < promised else None
 
 
-def judge(limit: Limit, measured: Interval | None) -> Judged:
+def judge(limit: Limit, measured: Estimate | None) -> Judged:
     """Hold a limit against the interval of its figure, if it holds at its point."""
     is_kept = keeps(limit.key, limit.promised, measured)
     if limit.why_not is not None:

@@ -1,4 +1,4 @@
-"""Intervals for what repeated measurements say, the verdict that an interval allows, and confidence sequences."""
+"""What repeated measurements say: an estimate with its interval, and the verdict that it allows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specserve.errors import FactError
-from specserve.measure.bench.result import Interval, Verdict
 
 CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with the bounds of its confidence interval: the only one of the package."""
+
+    value: float
+    low: float
+    high: float
+    """Infinite if too little was measured for a bound."""
+    n: int = 0
+    """How many blocks, parts, answers or requests it rests on."""
+    method: str = ""
+    """How the bounds were made, and their confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer of a command, in a word and in a sentence: the only one of the package."""
+
+    word: str
+    """Such as PAYS, LOSSY or STEADY."""
+    level: Literal["good", "bad", "open"]
+    """Whether the answer is yes, no, or not known yet."""
+    sentence: str = ""
+    """What it rests on, or what would decide it."""
+
+
+PAYS, COSTS = "PAYS", "COSTS"
+NO_DIFFERENCE, INCONCLUSIVE = "NO DIFFERENCE", "INCONCLUSIVE"
 LAUNCH_SPREAD = 0.01
 """Standard deviation of log tokens/s from one launch of a server to the next, beyond its blocks'.
 
@@ -97,17 +126,9 @@ class LogEstimate:
         return math.exp(self.log)
 
     @property
-    def interval(self) -> Interval:
+    def estimate(self) -> Estimate:
         """The value with its 95 % bounds."""
-        return Interval(self.value, *self.bounds())
-
-    @property
-    def undecided(self) -> Interval | None:
-        """The interval of 99.5 % if it includes 1 and is all that keeps the verdict from PAYS or COSTS."""
-        low, high = self.bounds()
-        surely_low, surely_high = self.bounds(CERTAINTY)
-        is_last = (low > PAYS_ABOVE or high < COSTS_BELOW) and surely_low <= 1 <= surely_high
-        return Interval(self.value, surely_low, surely_high) if is_last else None
+        return Estimate(self.value, *self.bounds(), self.blocks, "95 %, Student's t over blocks")
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Returns the bounds of the interval; 0 and infinity if nothing was repeated."""
@@ -214,7 +235,7 @@ class PromptAcceptance(NamedTuple):
     drafted: int
 
 
-def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Interval | None:
+def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Estimate | None:
     """Returns the acceptance rate of one draft minus that of another, with the 95 % interval over prompts.
 
     Both answered the same prompts; None for fewer than two of them. Linearised, by the jackknife's first order.
@@ -233,7 +254,7 @@ def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcc
         return None
     variance = count / (count - 1) * math.fsum(part**2 for part in parts.values())
     half = quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
-    return Interval(value, value - half, value + half)
+    return Estimate(value, value - half, value + half, count, "95 %, Student's t over prompts")
 
 
 PAYS_ABOVE = 1.03
@@ -245,17 +266,24 @@ _MOST = 100
 """More than so many times the work is not advised."""
 
 
-def verdict(estimate: LogEstimate) -> Verdict:
-    """Returns whether one variant is faster than another, by the ratio of their rates."""
+def verdict(estimate: LogEstimate, *, quick: bool = False) -> Verdict:
+    """Returns whether one variant is faster than another, by the ratio of their rates.
+
+    `quick`: whether it was measured with few prompts on purpose.
+    """
     low, high = estimate.bounds()
     if low >= COSTS_BELOW and high <= PAYS_ABOVE:
-        return Verdict.NO_DIFFERENCE
+        inside = f"the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}"
+        return Verdict(NO_DIFFERENCE, "bad", inside)
     surely_low, surely_high = estimate.bounds(CERTAINTY)
     if low > PAYS_ABOVE and surely_low > 1:
-        return Verdict.PAYS
+        return Verdict(PAYS, "good", f"the interval lies above {PAYS_ABOVE}")
     if high < COSTS_BELOW and surely_high < 1:
-        return Verdict.COSTS
-    return Verdict.INCONCLUSIVE
+        return Verdict(COSTS, "bad", f"the interval lies below {COSTS_BELOW}")
+    wide = ""
+    if low > PAYS_ABOVE or high < COSTS_BELOW:
+        wide = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}; "
+    return Verdict(INCONCLUSIVE, "open", f"{wide}it needs {needed(estimate, quick=quick)}")
 
 
 def needed(estimate: LogEstimate, *, quick: bool = False) -> str:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.figures import WAITING
+from specserve.measure.bench.figures import WAITING, verdict_words
 from specserve.measure.bench.result import (
     ArmInfo,
     Cell,
@@ -20,9 +20,17 @@ from specserve.measure.bench.result import (
     Promise,
     Quantiles,
     Result,
-    Verdict,
 )
-from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, LAUNCH_SPREAD, PAYS_ABOVE
+from specserve.measure.statistics import (
+    CERTAINTY,
+    COSTS,
+    COSTS_BELOW,
+    INCONCLUSIVE,
+    LAUNCH_SPREAD,
+    NO_DIFFERENCE,
+    PAYS,
+    PAYS_ABOVE,
+)
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.page import (
     Block,
@@ -48,12 +56,12 @@ from specserve.report.text import (
     percent,
     quantiles_words,
     rate,
-    spread,
     with_spread,
 )
 
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
+_ORDER = (PAYS, COSTS, NO_DIFFERENCE, INCONCLUSIVE)
 _HEAD = (
     Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %"),
     Column("verdict", "verdict"), Column("per step"), Column("needed"),
@@ -158,14 +166,14 @@ def _answers(result: Result) -> Iterator[Card]:
         mine = [item for item in result.comparisons if item.arm == arm.name]
         if not mine:
             continue
-        counts, total = Counter(item.verdict for item in mine), len(mine)
-        words = [
-            f"{verdict.words} at {counts[verdict]}{f' of {total} points' if not at else ''}"
-            for at, verdict in enumerate(each for each in Verdict if counts[each])
-        ]
-        answer = mine[0].verdict.words if total == 1 else ", ".join(words)
+        total = len(mine)
+        mine.sort(key=lambda item: _ORDER.index(item.verdict.word))
+        counts = Counter(verdict_words(item.verdict) for item in mine)
+        words = [f"{words} at {count}" for words, count in counts.items()]
+        words[0] += f" of {total} points"
+        answer = verdict_words(mine[0].verdict) if total == 1 else ", ".join(words)
         if total > 1 and len(counts) == 1:
-            answer = f"{mine[0].verdict.words} at all {total} points"
+            answer = f"{verdict_words(mine[0].verdict)} at all {total} points"
         known = [(item.speedup, item.point) for item in mine if item.speedup]
         known.sort(key=lambda item: item[0].value)
         ends = [known[0], known[-1]] if len(known) > 1 else known
@@ -179,16 +187,16 @@ def _answers(result: Result) -> Iterator[Card]:
 
 def _advice(result: Result, mine: Sequence[Comparison]) -> Iterator[str]:
     """Yields what to do: decide it where it is open, else serve with or without speculation."""
-    verdicts = {item.verdict for item in mine}
-    undecided = next((item for item in mine if item.verdict is Verdict.INCONCLUSIVE), None)
+    verdicts = {item.verdict.word for item in mine}
+    undecided = next((item for item in mine if item.verdict.level == "open"), None)
     if undecided is not None:
         at = f" at {where(undecided.point)}" if len(mine) > 1 else ""
-        yield f"to decide{at}: {undecided.needed or 'more requests'}"
+        yield f"not decided{at}: {undecided.verdict.sentence}"
     elif not any(arm.is_baseline for arm in result.arms):
         return
-    elif verdicts == {Verdict.PAYS}:
+    elif verdicts == {PAYS}:
         yield "serve with it"
-    elif Verdict.PAYS in verdicts:
+    elif PAYS in verdicts:
         yield "serve with it where it pays; `specserve tune` looks for a K for the other loads"
     else:
         yield "serve without it, or let `specserve tune` look for a K that pays"
@@ -219,7 +227,7 @@ def row(cell: Cell, against: Comparison | None) -> list[str]:
     """Returns one row of the table. `against`: None for the variant that others are compared with."""
     known = cell.figures if cell.invalid is None else None
     own = known.acceptance if known else None
-    verdict = "invalid" if cell.invalid else against.verdict.value if against else ""
+    verdict = "invalid" if cell.invalid else against.verdict.word if against else ""
     columns = ["", verdict, decimals(own.mean_acceptance_length) if own else "", ""]
     if against:
         lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
@@ -246,10 +254,8 @@ def _remarks(cell: Cell, against: Comparison | None) -> Iterator[str]:
         yield f"requests waited {rate(known.queue_ms)} ms before they ran, {known.preemptions} were preempted"
     if against is None:
         return
-    if against.verdict is Verdict.INCONCLUSIVE:
-        wide = against.interval_99_5
-        also = f" because the 99.5 % interval is {spread(wide)}" if wide else ""
-        yield f"inconclusive{also}; needs {against.needed or 'more requests'}"
+    if against.verdict.level == "open":
+        yield f"inconclusive: {against.verdict.sentence}"
     if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
         yield f"P99 of E2E is {percent(against.e2e_p99_ratio - 1)} longer than that of {against.against}"
 

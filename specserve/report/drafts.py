@@ -256,7 +256,7 @@ def distilled_text(found: Distilled) -> str:
         where = f"{each.point.workload}, concurrency {each.point.concurrency}"
         name = {"profile": "the present draft", "distilled": "the new draft"}.get(each.arm, each.arm)
         speed = with_spread(each.speedup, unit="x")
-        lines += _labelled_rows({"Speed": f"{name} {speed} against none ({where}): {each.verdict}"})
+        lines += _labelled_rows({"Speed": f"{name} {speed} against none ({where}): {each.verdict.word}"})
     lines += _labelled_rows({"Verify": found.verified or ""})
     lines += [row for note in found.notes for row in _labelled_rows({"note": note})]
     written = f"Written into the profile: alternatives.{found.alternative}" if found.alternative else ""

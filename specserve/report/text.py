@@ -16,7 +16,8 @@ from specserve.errors import without_user
 from specserve.report.console import WIDTH, in_one_line, json_text, styled
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.result import Interval, Quantiles
+    from specserve.measure.bench.result import Quantiles
+    from specserve.measure.statistics import Estimate
 
 TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "ok", "agree"), "good"),
@@ -209,7 +210,7 @@ def percent(share: float | None) -> str:
     return DASH if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
 
 
-def spread(interval: Interval | None, digits: int = 2) -> str:
+def spread(interval: Estimate | None, digits: int = 2) -> str:
     """Returns the bounds, `2.08-2.25`; `2.08 or more` if too little was measured for an upper one."""
     if interval is None:
         return DASH
@@ -217,7 +218,7 @@ def spread(interval: Interval | None, digits: int = 2) -> str:
     return f"{low}-{decimals(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
 
 
-def with_spread(interval: Interval | None, digits: int = 2, unit: str = "") -> str:
+def with_spread(interval: Estimate | None, digits: int = 2, unit: str = "") -> str:
     """Returns the value and its bounds, `2.17 (2.08-2.25)`."""
     return f"{decimals(interval.value, digits)}{unit} ({spread(interval, digits)})" if interval else DASH
 

@@ -177,7 +177,7 @@ def _confirmation(each: Confirmed, found: TuneResult) -> tuple[str, ...]:
         found.place(item.point),
         str(item.point.concurrency),
         with_spread(item.speedup, unit="x") if item.speedup else "not measured",
-        str(item.verdict),
+        item.verdict.word,
         f"{each.predicted_speedup:.2f}x",
         f"{each.miss:+.0%}" if item.speedup else DASH,
         _share(each.within_limits),

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.verify.judge import TIE_TOLERANCE
 from specserve.measure.verify.result import (
     CONFIDENCE,
+    LOSSLESS,
+    LOSSY,
+    NO_FAULT_FOUND,
     Greedy,
     Outcome,
     Verification,
-    VerifyVerdict,
 )
 from specserve.measure.verify.run import VerifyStatus
 from specserve.report.answer import acceptance_json
@@ -51,7 +54,7 @@ class VerifyProgress(LiveLine):
 def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO | None = None) -> str:
     """Returns the answer, with what is wrong; `is_verbose`: and all that was measured. `stream`: default stdout."""
     stream = stream or sys.stdout
-    verdict = found.verdict.value
+    verdict = found.verdict.word
     answer = wrapped(f"{verdict}: {' '.join(_answer(found))}", lead="", stream=stream)
     lines = [answer.replace(verdict, coloured(verdict, stream=stream), 1)]
     scorer = f", scored by {in_one_line(found.against)}" if found.against else ""
@@ -89,21 +92,21 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
 def _answer(found: Verification) -> Iterator[str]:
     """What was found, its bound, and what to do."""
     bounds = "; ".join(_excluded(found))
-    if found.verdict is VerifyVerdict.LOSSY:
+    if found.verdict.word == LOSSY:
         yield f"{'; '.join(_faults(found))}."
         if found.against:
             yield "Without `--against`, `verify` says whether speculation is to blame."
         else:
             yield "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
         return
-    if found.verdict is VerifyVerdict.INCONCLUSIVE:
+    if found.verdict.word == INCONCLUSIVE:
         yield "too little was measured. Give it more `--seconds`."
     else:
         yield "no difference seen."
     if bounds:
         yield f"Excluded with 99 % confidence: {bounds}."
-    if found.verdict is VerifyVerdict.NO_FAULT_FOUND:
-        is_loose = found.greedy is not None and found.greedy.verdict is found.verdict
+    if found.verdict.word == NO_FAULT_FOUND:
+        is_loose = found.greedy is not None and found.greedy.verdict.word == found.verdict.word
         yield f"More `--seconds`{' and `--prompts`' if is_loose else ''} exclude smaller faults."
 
 
@@ -126,21 +129,21 @@ def _excluded(found: Verification) -> Iterator[str]:
 
 
 def _is_bounded(part: Greedy) -> bool:
-    return part.verdict in (VerifyVerdict.LOSSLESS, VerifyVerdict.NO_FAULT_FOUND)
+    return part.verdict.word in (LOSSLESS, NO_FAULT_FOUND)
 
 
 def _details(found: Verification) -> Iterator[str]:
     if (part := found.greedy) is not None:
         gap = f", largest {part.largest_gap:.2g}" if part.near_ties else ""
         yield (
-            f"T = 0: {part.verdict.value}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
+            f"T = 0: {part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
             f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats{gap}), {len(part.wrong):,} wrong, "
             f"{part.cleared_on_rescore:,} wrong only once, {part.not_rescored:,} not scored again"
         )
     for item in found.sampled:
         seen = "no difference seen" if not item.reasons else "; ".join(item.reasons)
         yield (
-            f"T = {item.temperature:g}: {item.verdict.value}: {item.tokens:,} tokens of "
+            f"T = {item.temperature:g}: {item.verdict.word}: {item.tokens:,} tokens of "
             f"{count(item.answers, 'answer')}: {seen}; {item.strays:,} strays"
         )
 
@@ -163,7 +166,7 @@ def brief_json(found: Verification) -> dict[str, Any]:
     is_bounded = bool(bounds) and None not in bounds
     greedy = found.greedy if found.greedy is not None and _is_bounded(found.greedy) else None
     brief = {
-        "verdict": found.verdict.value,
+        "verdict": found.verdict,
         "has_failed": found.has_failed,
         "elapsed_s": found.elapsed_s,
         "excluded_temperature_percent": max(filter(None, bounds)) if is_bounded else None,

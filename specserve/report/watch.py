@@ -17,7 +17,7 @@ from specserve.report.text import STYLES, TONES, VERSION, coloured, count, decim
 
 def answer(report: WatchReport) -> str:
     """Return the verdict with its interval, and what to do."""
-    text = f"{report.verdict.state}: {report.verdict.sentence}"
+    text = f"{report.verdict.word}: {report.verdict.sentence}"
     text += f". What to do: {report.advice.sentence}" if report.advice is not None else ""
     return in_one_line(text)
 
@@ -140,13 +140,13 @@ def show_watch(
             out(json.dumps(as_json(report, watched)))
         elif not trouble:
             out(line(report))
-            if report.verdict.state is not state:
-                state = report.verdict.state
+            if report.verdict.word != state:
+                state = report.verdict.word
                 out(wrapped(answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
     if only_last and is_json:
         out(json.dumps(as_json(report, watched)))
     elif only_last:
-        word = report.verdict.state.value
+        word = report.verdict.word
         text = wrapped(answer(report), lead="", stream=sys.stdout)
         out(text.replace(word, coloured(word, stream=sys.stdout), 1))
         for label, text in rows(report, url=url) if verbose else ():

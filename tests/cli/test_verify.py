@@ -64,7 +64,7 @@ def outcomes(content: dict[str, Any]) -> dict[str, str]:
 def test_a_right_server_passes_with_every_smoke_test() -> None:
     model = Model(has_template=True)
     found = verified(model)
-    assert (found["version"], found["verdict"]) == (1, "LOSSLESS")
+    assert (found["version"], found["verdict"]["word"]) == (1, "LOSSLESS")
     assert any("chat" in request["path"] for request in model.requests)
     assert set(outcomes(found).values()) == {"ok"}
     assert list(outcomes(found)) == ["JSON schema", "stop string", "logprobs", "penalties", "drafts"]
@@ -106,8 +106,8 @@ def test_details_are_behind_a_switch() -> None:
 @pytest.mark.usefixtures("short_answers")
 def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not() -> None:
     found = verified(Model(noise=0.1), *QUICK)
-    assert found["verdict"] == "LOSSLESS" and 0 < found["greedy"]["largest_gap"] <= 0.25
-    assert verified(Model(wrong_every=40), *QUICK, code=1)["verdict"] == "LOSSY"
+    assert found["verdict"]["word"] == "LOSSLESS" and 0 < found["greedy"]["largest_gap"] <= 0.25
+    assert verified(Model(wrong_every=40), *QUICK, code=1)["verdict"]["word"] == "LOSSY"
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -129,16 +129,16 @@ def test_a_few_tokens_from_anywhere_are_lossy() -> None:
 )
 def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
     found = verified(Model(**fault), "--temperature", "0", code=1)
-    assert found["verdict"] == "LOSSLESS" and found["has_failed"] is True
+    assert found["verdict"]["word"] == "LOSSLESS" and found["has_failed"] is True
     assert found["not_ok"] == [test]
 
 
 @pytest.mark.usefixtures("short_answers")
 def test_suspects_are_cleared_by_a_second_score_and_too_many_leave_it_open(tmp_path: Path) -> None:
     found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1))
-    assert found["greedy"]["cleared_on_rescore"] == 24 and found["verdict"] == "NO FAULT FOUND"
+    assert found["greedy"]["cleared_on_rescore"] == 24 and found["verdict"]["word"] == "NO FAULT FOUND"
     found = verified(Model(shaky=True), *QUICK)
-    assert found["verdict"] == "INCONCLUSIVE"
+    assert found["verdict"]["word"] == "INCONCLUSIVE"
     assert found["greedy"]["cleared_on_rescore"] == 32 and found["greedy"]["not_rescored"] > 0
 
 
@@ -156,18 +156,18 @@ def test_what_cannot_be_tried_is_skipped_with_why() -> None:
 def test_another_server_scores_the_text() -> None:
     with serving(model := Model()) as other:
         found = verified(writer := Model(), *QUICK, "--against", other)
-    assert (found["against"], found["verdict"]) == (other, "LOSSLESS")
+    assert (found["against"], found["verdict"]["word"]) == (other, "LOSSLESS")
     assert {"prompt_logprobs" in request for request in model.requests} == {True}
     assert {"prompt_logprobs" in request for request in writer.requests} == {False}
     with serving(Model(weights=1)) as other:
         found = verified(Model(), "--no-smoke", "--against", other, code=1)
-    assert [found["greedy"]["verdict"], found["sampled"][0]["verdict"]] == ["LOSSY", "LOSSY"]
+    assert [found["greedy"]["verdict"]["word"], found["sampled"][0]["verdict"]["word"]] == ["LOSSY", "LOSSY"]
 
 
 def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> None:
     options = ("--no-smoke", "--seconds", "1")
     found = verified(Model(cost_s=0.02), *options)
-    assert found["verdict"] == "NO FAULT FOUND" and not found["has_failed"]
+    assert found["verdict"]["word"] == "NO FAULT FOUND" and not found["has_failed"]
     (sampled,) = found["sampled"]
     assert sampled["excluded_percent"] == found["excluded_temperature_percent"] > 5
     assert 0 < found["excluded_greedy_share"] < 0.1
@@ -181,7 +181,7 @@ def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> N
 def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> None:
     found = verified(Model(cost_s=1.0), "--seconds", "1", "-t", "0,0.7,1")
     assert [found["greedy"]["answers"], *(item["answers"] for item in found["sampled"])] == [8, 8, 8]
-    assert found["verdict"] == "NO FAULT FOUND"
+    assert found["verdict"]["word"] == "NO FAULT FOUND"
     assert "skipped" in outcomes(found).values()  # smoke tests have a part of the time
 
 
@@ -198,7 +198,7 @@ def test_a_slow_first_score_is_not_part_of_the_time_limit(monkeypatch: pytest.Mo
     monkeypatch.setattr("specserve.report.verify.VerifyProgress.show", lambda _, text: lines.append(text))
     found = verified(Model(first_score_s=100.0), *QUICK)
     assert {("warm-up" in line, "planned: 60 s" in line) for line in lines} == {(True, False), (False, True)}
-    assert found["verdict"] == "LOSSLESS" and found["elapsed_s"] < 60
+    assert found["verdict"]["word"] == "LOSSLESS" and found["elapsed_s"] < 60
 
 
 def asked(folder: Path, count: int) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def test_one_report_for_programs(url: str, script: Script, capsys: Captured) -> 
         assert run(["watch", url, *QUICK, "--format", "json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["version"], found["url"], found["error"], found["profile"]) == (1, url, None, None)
-    assert found["verdict"]["state"] == "STEADY"
+    assert found["verdict"]["word"] == "STEADY"
     assert found["window"]["mean_acceptance_length"]["value"] == pytest.approx(3.2)
     assert found["window"]["acceptance_rate"]["value"] == pytest.approx(0.55)
     assert found["running_requests"] == 3
@@ -85,7 +85,7 @@ def test_a_line_for_each_reading_in_a_pipe(
         assert run(["watch", url, "--window", "1s", "--interval", "0.2s", "--format", form]) == 0
     lines = capsys.readouterr().out.splitlines()
     if form == "json":
-        assert [json.loads(line)["verdict"]["state"] for line in lines][-1] == "STEADY"
+        assert [json.loads(line)["verdict"]["word"] for line in lines][-1] == "STEADY"
         assert len(lines) >= 5
     else:
         assert sum("tokens/s  running   3  waiting   0" in line for line in lines) >= 4

@@ -123,7 +123,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     with traffic(script):
         assert run(["watch", *QUICK, "--strict"]) == code
     out, err = capsys.readouterr()
-    assert json.loads(out)["verdict"]["state"] == state
+    assert json.loads(out)["verdict"]["word"] == state
     is_other = arm.alternative is not None or method is None
     assert ("no promises are judged: `expect` is not for" in err) == is_other
 

@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from specserve.measure.bench.result import result_from_json
+from specserve.measure.bench.result import Result, from_json
 from tests.engine.conftest import tiny_profile
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_two_servers_that_run_are_measured_and_their_speculation_is_seen(
         tmp_path, tiny_server.url, "--with", f"again={tiny_server.url}", *options, "--format", "json"
     )
     assert done.returncode == 0, done.stderr
-    result = result_from_json(json.loads(done.stdout))
+    result = from_json(Result, done.stdout)
     assert len(result.arms) == 2 and result.arms[1].name == "again"
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),
@@ -70,9 +70,7 @@ def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path
     options = ["-w", str(prompts_in(tmp_path)), "-c", "2", "--blocks", "2", "--max-tokens", "16"]
     done = bench(tmp_path, str(profile), *options, "-o", str(run), "--format", "json")
     assert done.returncode == 1, done.stderr  # no first token comes within a microsecond
-    content: dict[str, Any] = json.loads(done.stdout)
-    assert content["version"] == 1
-    result = result_from_json(content)
+    result = from_json(Result, done.stdout)
     assert [arm.name for arm in result.arms] == ["baseline", "profile"]
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),

@@ -19,8 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from specserve.measure.bench.result import Result, Verdict, result_from_json
+from specserve.measure.bench.result import Result, from_json
 from specserve.measure.bench.traffic import Driver
+from specserve.measure.statistics import PAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hostile_server import hostile
@@ -58,7 +59,7 @@ def bench(folder: Path, *options: str, **env: str) -> Result:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return result_from_json(json.loads(done.stdout))
+    return from_json(Result, done.stdout)
 
 
 def measured(script: Script) -> list[dict[str, Any]]:
@@ -78,7 +79,7 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
         more = ["--blocks", "4", "--max-tokens", "9", "-o", str(tmp_path / "run")]
         keys = {"MY_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
         result = bench(tmp_path, *options, *more, "--api-key-env", "MY_KEY", **keys)
-    assert [item.verdict for item in result.comparisons] == [Verdict.PAYS]
+    assert [item.verdict.word for item in result.comparisons] == [PAYS]
     cell = next(cell for cell in result.cells if cell.arm == "fast")
     assert cell.invalid is None and cell.figures is not None
     assert (cell.figures.requests, cell.figures.output_tokens) == (24, 24 * 9)

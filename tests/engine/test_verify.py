@@ -89,8 +89,8 @@ def changed_target(folder: Path) -> str:
 
 def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -> None:
     code, found = verified(tiny_server.url, "--seconds", str(LIMIT_S))
-    assert (code, found["verdict"]) == (0, "LOSSLESS"), found
-    assert [item["verdict"] for item in found["sampled"]] == ["LOSSLESS"]
+    assert (code, found["verdict"]["word"]) == (0, "LOSSLESS"), found
+    assert [item["verdict"]["word"] for item in found["sampled"]] == ["LOSSLESS"]
     assert found["excluded_temperature_percent"] < 5 and found["excluded_greedy_share"] < 0.015
     assert found["speculation"]["num_drafts"] > 100
     assert {item["outcome"] for item in found["smoke"]} == {"ok"}
@@ -98,14 +98,14 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
 
 def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up) -> None:
     code, found = verified(tiny_server.url, "--no-smoke", "--seconds", "1")
-    assert (code, found["verdict"]) == (0, "NO FAULT FOUND"), found
+    assert (code, found["verdict"]["word"]) == (0, "NO FAULT FOUND"), found
     assert 5 < found["excluded_temperature_percent"] < 50
     assert 0 < found["excluded_greedy_share"] < 0.1
 
 
 def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wrong_url: str) -> None:
     code, found = verified(wrong_url, "--temperature", "0.7", "--no-smoke", "--seconds", "60")
-    assert (code, found["verdict"]) == (1, "LOSSY")
+    assert (code, found["verdict"]["word"]) == (1, "LOSSY")
     assert found["elapsed_s"] < 60 and found["faults"]
 
 
@@ -115,4 +115,4 @@ def test_a_changed_weight_tensor_shows_against_another_server_and_there_alone(
     alone = verified(wrong_url, "--temperature", "0", "--no-smoke")
     assert (alone[0], alone[1]["greedy"]["wrong"]) == (0, [])
     code, found = verified(wrong_url, "--temperature", "0", "--no-smoke", "--against", tiny_server.url)
-    assert (code, found["verdict"], found["against"]) == (1, "LOSSY", tiny_server.url)
+    assert (code, found["verdict"]["word"], found["against"]) == (1, "LOSSY", tiny_server.url)

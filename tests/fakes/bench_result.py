@@ -7,14 +7,13 @@ from specserve.measure.bench.result import (
     Cell,
     Comparison,
     Figures,
-    Interval,
     Point,
     Promise,
     Quantiles,
     Result,
-    Verdict,
     WorkloadInfo,
 )
+from specserve.measure.statistics import COSTS, INCONCLUSIVE, PAYS, Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 
 LOADS = (1, 4, 16)
@@ -121,17 +120,18 @@ def positions(length: float, k: int, drafts: int) -> tuple[int, ...]:
 def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool) -> Comparison:
     load = point.concurrency or 0
     ratio = rate / RATES[workload, "baseline"][LOADS.index(load)]
-    bounds = Interval(ratio, ratio * (1 - SPREADS[load]), ratio * (1 + SPREADS[load]))
-    verdict = (
-        Verdict.PAYS if bounds.low > 1.03 else Verdict.COSTS if bounds.high < 0.97 else Verdict.INCONCLUSIVE
-    )
+    bounds = Estimate(ratio, ratio * (1 - SPREADS[load]), ratio * (1 + SPREADS[load]))
+    verdict = Verdict(INCONCLUSIVE, "open", "it needs about 4 more blocks")
+    if spoilt:
+        verdict = Verdict(INCONCLUSIVE, "open", "it needs a valid cell")
+    elif bounds.low > 1.03 or bounds.high < 0.97:
+        verdict = Verdict(PAYS, "good") if bounds.low > 1.03 else Verdict(COSTS, "bad")
     return Comparison(
         arm=arm,
         against="baseline",
         point=point,
         speedup=None if spoilt else bounds,
-        verdict=Verdict.INCONCLUSIVE if spoilt else verdict,
-        needed="about 4 more blocks" if verdict is Verdict.INCONCLUSIVE and not spoilt else None,
+        verdict=verdict,
         tpot_p50_ratio=1 / ratio,
         ttft_p99_ratio=1.01,
         e2e_p99_ratio=1.36 / ratio,
@@ -145,8 +145,8 @@ def promises() -> tuple[Promise, ...]:
         return Point("chat", 0.7, concurrency=load)
 
     return (
-        Promise(at(4), "min_speedup", 1.3, Interval(1.567, 1.473, 1.661), True, "llama70b-8b.yaml:21"),
-        Promise(at(16), "min_speedup", 1.1, Interval(0.982, 0.933, 1.032), False, "llama70b-8b.yaml:27"),
-        Promise(at(16), "max_ttft_p99_ms", 800, Interval(680.4, 650.0, 710.0), True, "llama70b-8b.yaml:28"),
-        Promise(at(4), "max_tpot_p99_ms", 35, Interval(33.6, 31.0, 36.5), None, "llama70b-8b.yaml:23"),
+        Promise(at(4), "min_speedup", 1.3, Estimate(1.567, 1.473, 1.661), True, "llama70b-8b.yaml:21"),
+        Promise(at(16), "min_speedup", 1.1, Estimate(0.982, 0.933, 1.032), False, "llama70b-8b.yaml:27"),
+        Promise(at(16), "max_ttft_p99_ms", 800, Estimate(680.4, 650.0, 710.0), True, "llama70b-8b.yaml:28"),
+        Promise(at(4), "max_tpot_p99_ms", 35, Estimate(33.6, 31.0, 36.5), None, "llama70b-8b.yaml:23"),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tune_machine import Machine, measured, prompts, texts, tune_plan
 
-from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
+from specserve.measure.bench.result import Comparison, Point
+from specserve.measure.statistics import PAYS, Estimate, Verdict
 from specserve.measure.tune.candidates import ladder
 from specserve.measure.tune.choose import Confirmed, choose
 from specserve.measure.tune.observe import StepModel
@@ -49,8 +50,8 @@ def _confirmed(known: Prediction) -> tuple[Confirmed, ...]:
             "tuned",
             "baseline",
             Point("code", 0.0, load),
-            Interval(value, value * 0.95, value * 1.05),
-            Verdict.PAYS,
+            Estimate(value, value * 0.95, value * 1.05),
+            Verdict(PAYS, "good"),
         )
         found.append(Confirmed(told, row.predicted.speedup.value, rate * off, rate))
     return tuple(found)

@@ -6,8 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import LAUNCH_SPREAD, Share, ratio, verdict
+from specserve.measure.statistics import COSTS, INCONCLUSIVE, LAUNCH_SPREAD, PAYS, Share, ratio, verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,11 @@ def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
         variant, against = _drawn(scenario, rng)
         estimate = ratio(variant, against=against, launched=scenario.launched)
         assert estimate is not None
-        half, judged = estimate.half(), verdict(estimate)
+        half, judged = estimate.half(), verdict(estimate).word
         halves += half
         covered += abs(estimate.log - scenario.truth) <= half
-        apart += judged in (Verdict.PAYS, Verdict.COSTS)
-        open_ones += judged is Verdict.INCONCLUSIVE
+        apart += judged in (PAYS, COSTS)
+        open_ones += judged == INCONCLUSIVE
     return Score(covered / trials, apart / trials, open_ones / trials, halves / trials)
 
 

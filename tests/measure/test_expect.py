@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.bench.result import Interval
 from specserve.measure.expect import Limit, judge, limits, strictest
+from specserve.measure.statistics import Estimate
 from specserve.profile.schema import Profile
 
 MakeProfile = Callable[[str], Profile]
@@ -86,10 +86,10 @@ def test_of_several_limits_of_a_kind_the_strictest_is_that_of_a_request(profile:
     ],
 )
 def test_the_whole_interval_decides(key: str, low: float, high: float, kept: str) -> None:
-    assert judge(Limit(key, 1.5, "p.yaml"), Interval(low, low, high)).kept == kept
+    assert judge(Limit(key, 1.5, "p.yaml"), Estimate(low, low, high)).kept == kept
 
 
 def test_without_an_interval_or_at_another_point_nothing_is_decided() -> None:
     assert judge(Limit("min_speedup", 1.5, "p.yaml"), None).kept == "undecided"
     other = Limit("min_speedup", 1.5, "p.yaml", "it is for another load")
-    assert judge(other, Interval(9, 9, 9)).kept == "not judged"
+    assert judge(other, Estimate(9, 9, 9)).kept == "not judged"

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Interval, Verdict
 from specserve.measure.statistics import (
+    INCONCLUSIVE,
     LAUNCH_SPREAD,
+    PAYS,
     LogEstimate,
     PromptAcceptance,
     Share,
@@ -117,7 +118,7 @@ def test_one_block_says_nothing_about_the_next() -> None:
     estimate = found([Share("a", "1", 10, 1), Share("b", "1", 10, 1)], [Share("a", "1", 10, 2)])
     assert estimate.value == pytest.approx(2.0)
     assert estimate.bounds() == (0.0, math.inf)
-    assert verdict(estimate) is Verdict.INCONCLUSIVE
+    assert verdict(estimate).word == INCONCLUSIVE
     assert needed(estimate) == "more than one block"
 
 
@@ -169,7 +170,7 @@ def test_two_launches_leave_the_blocks_degrees_of_freedom() -> None:
     estimate = two_launches(0.02)
     assert (estimate.launches, estimate.blocks) == (2, 16)
     assert estimate.freedom > 15
-    assert verdict(estimate) is Verdict.PAYS
+    assert verdict(estimate).word == PAYS
 
 
 def test_an_interval_is_never_narrower_than_launches_differ() -> None:
@@ -221,7 +222,8 @@ def test_the_gain_of_a_draft_is_the_difference_of_its_rates() -> None:
 
 def test_equal_drafts_gain_nothing_and_one_prompt_says_nothing() -> None:
     rows = _rows([(10, 20), (3, 20), (8, 20)])
-    assert acceptance_gain(rows, over=rows) == Interval(0.0, 0.0, 0.0)
+    even = acceptance_gain(rows, over=rows)
+    assert even is not None and (even.low, even.value, even.high, even.n) == (0.0, 0.0, 0.0, 3)
     assert acceptance_gain(rows[:1], over=rows[:1]) is None
     assert acceptance_gain(rows, over=_rows([(0, 0), (0, 0), (0, 0)])) is None
 

@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
+from specserve.measure.bench.result import Comparison, Point
 from specserve.measure.distill.run import Distilled, Gain, Outcome
+from specserve.measure.statistics import PAYS, Estimate, Verdict
 from specserve.report.drafts import card_text, distilled_json, distilled_text
 
 AT = Point("held-out", 0.0, concurrency=4)
 
 
 def example() -> Distilled:
-    gain = Gain(0.669, 0.714, Interval(0.046, 0.031, 0.061), 180)
-    loss = Gain(0.708, 0.702, Interval(-0.006, -0.021, 0.009), 64)
+    gain = Gain(0.669, 0.714, Estimate(0.046, 0.031, 0.061), 180)
+    loss = Gain(0.708, 0.702, Estimate(-0.006, -0.021, 0.009), 64)
     return Distilled(
         name="demo",
         created="2026-11-24T01:00:00+00:00",
@@ -39,8 +40,8 @@ def example() -> Distilled:
         measured=replace(gain, old=0.671, new=0.712),
         measured_old=loss,
         speedups=(
-            Comparison("profile", "baseline", AT, Interval(1.52, 1.44, 1.60), Verdict.PAYS),
-            Comparison("distilled", "baseline", AT, Interval(1.63, 1.55, 1.71), Verdict.PAYS),
+            Comparison("profile", "baseline", AT, Estimate(1.52, 1.44, 1.60), Verdict(PAYS, "good")),
+            Comparison("distilled", "baseline", AT, Estimate(1.63, 1.55, 1.71), Verdict(PAYS, "good")),
         ),
         verified="LOSSLESS",
         alternative="distilled",
@@ -53,7 +54,13 @@ def test_text_card_and_json_are_what_was_agreed(golden: Callable[[str, str], Non
     golden("report/distill_card.md", card_text(example()))
     shown = json.loads(distilled_json(example()))
     assert (shown["version"], shown["outcome"]) == (1, "better")
-    assert shown["measured"]["difference"] == {"value": 0.046, "low": 0.031, "high": 0.061}
+    assert shown["measured"]["difference"] == {
+        "value": 0.046,
+        "low": 0.031,
+        "high": 0.061,
+        "n": 0,
+        "method": "",
+    }
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,12 @@ def test_the_table_shows_what_the_choice_was_made_by() -> None:
 
 def test_a_result_is_read_back_from_its_json() -> None:
     found = example()
-    again = from_json(TuneResult, json.loads(result_json(found)))
+    again = from_json(TuneResult, result_json(found))
     assert result_json(again) == result_json(found)
     assert text(again) == text(found)
     exact = {**(found.choice.speculation or {}), "threshold": 0.123456789}
     found = replace(found, choice=replace(found.choice, speculation=exact))
-    assert from_json(TuneResult, json.loads(result_json(found))).choice == found.choice
+    assert from_json(TuneResult, result_json(found)).choice == found.choice
 
 
 def test_json_begins_with_its_version_and_names_the_basis_of_each_figure() -> None:

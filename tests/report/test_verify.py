@@ -9,16 +9,19 @@ from dataclasses import replace
 
 import pytest
 
+from specserve.measure.statistics import INCONCLUSIVE, Estimate
 from specserve.measure.verify.result import (
-    Estimate,
+    LOSSLESS,
+    LOSSY,
+    NO_FAULT_FOUND,
     Greedy,
     Outcome,
     Sampled,
     ServerSpeculation,
     Smoke,
     Verification,
-    VerifyVerdict,
     WrongToken,
+    verdict_of,
 )
 from specserve.measure.verify.run import VerifyStatus
 from specserve.metrics.counters import Acceptance
@@ -26,7 +29,7 @@ from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
 EXACT, BY_ANSWER = "exact binomial", "Student's t, clustered by answer"
 GREEDY = Greedy(
-    verdict=VerifyVerdict.LOSSLESS,
+    verdict=verdict_of(LOSSLESS),
     answers=28,
     tokens=1792,
     near_ties=2,
@@ -35,7 +38,7 @@ GREEDY = Greedy(
 )
 SAMPLED = Sampled(
     temperature=0.7,
-    verdict=VerifyVerdict.LOSSLESS,
+    verdict=verdict_of(LOSSLESS),
     answers=61,
     tokens=7520,
     temperature_error_percent=Estimate(-0.3, -2.4, 1.7, 61, BY_ANSWER),
@@ -45,7 +48,7 @@ SAMPLED = Sampled(
 RIGHT = Verification(
     url="http://127.0.0.1:8000",
     model="demo",
-    verdict=VerifyVerdict.LOSSLESS,
+    verdict=verdict_of(LOSSLESS),
     elapsed_s=31.2,
     speculation=ServerSpeculation(True, Acceptance(100, 400, 240, (80, 70, 50, 40))),
     greedy=GREEDY,
@@ -57,13 +60,13 @@ RIGHT = Verification(
 )
 LOOSE = replace(
     RIGHT,
-    verdict=VerifyVerdict.NO_FAULT_FOUND,
+    verdict=verdict_of(NO_FAULT_FOUND),
     elapsed_s=58.4,
     greedy=replace(GREEDY, tokens=512, wrong_share=Estimate(0.0, 0.0, 0.0103, 512, EXACT)),
     sampled=(
         replace(
             SAMPLED,
-            verdict=VerifyVerdict.NO_FAULT_FOUND,
+            verdict=verdict_of(NO_FAULT_FOUND),
             tokens=1180,
             temperature_error_percent=Estimate(-12.7, -41.2, 16.0, 19, BY_ANSWER),
             excluded_percent=41.2,
@@ -72,11 +75,11 @@ LOOSE = replace(
 )
 NONE = replace(
     RIGHT,
-    verdict=VerifyVerdict.INCONCLUSIVE,
+    verdict=verdict_of(INCONCLUSIVE),
     sampled=(
         replace(
             SAMPLED,
-            verdict=VerifyVerdict.INCONCLUSIVE,
+            verdict=verdict_of(INCONCLUSIVE),
             temperature_error_percent=Estimate(0.0, -math.inf, math.inf, 1, BY_ANSWER),
             excluded_percent=None,
         ),
@@ -85,11 +88,11 @@ NONE = replace(
 HOT = "the tokens are sampled at a temperature 24.0 % higher than requested (99 % interval: 20.1 to 27.9 %)"
 WRONG = replace(
     RIGHT,
-    verdict=VerifyVerdict.LOSSY,
+    verdict=verdict_of(LOSSY),
     against="http://10.0.0.7:8000",
     greedy=replace(
         GREEDY,
-        verdict=VerifyVerdict.LOSSY,
+        verdict=verdict_of(LOSSY),
         wrong_share=Estimate(5 / 1792, 0.0006, 0.0082, 1792, EXACT),
         wrong=tuple(
             WrongToken("code-sql", index, "SELECT *\n", " FROM", " WHERE", 6.03) for index in range(5)
@@ -97,7 +100,7 @@ WRONG = replace(
         cleared_on_rescore=1,
     ),
     sampled=(
-        replace(SAMPLED, verdict=VerifyVerdict.LOSSY, reasons=(HOT,), excluded_percent=None),
+        replace(SAMPLED, verdict=verdict_of(LOSSY), reasons=(HOT,), excluded_percent=None),
         replace(SAMPLED, temperature=1.0),
     ),
     smoke=(*RIGHT.smoke, Smoke("stop string", Outcome.NOT_OK, "the text goes on after ', x'")),
@@ -110,7 +113,7 @@ WRONG = replace(
 )
 def test_the_report(golden: Callable[[str, str], None], name: str, found: Verification) -> None:
     text, whole = verify_text(found), verify_text(found, is_verbose=True)
-    assert text.startswith(f"{found.verdict.value}: ")
+    assert text.startswith(f"{found.verdict.word}: ")
     golden(f"report/verify-{name}.txt", f"{text}\n\n$ with -v\n{whole}\n")
     golden(f"report/verify-{name}.json", verify_json(found) + "\n")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.bench.result import Interval
 from specserve.measure.expect import Judged, Kept, Limit
-from specserve.measure.watch.verdict import Advice, WatchState, WatchVerdict
+from specserve.measure.statistics import Estimate
+from specserve.measure.watch.verdict import Advice, WatchState, verdict_of
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.measure.watch.window import Reading, figures
 from specserve.metrics.prometheus import read
@@ -34,10 +34,10 @@ def report(*, model: str = "demo", sentence: str = "it is well", advice: str | N
     engine.ttft_s, engine.tpot_s = [0.04] * 99 + [0.3], [0.006] * 100
     readings[-1] = Reading(60.0, read(engine.text))
     limit = Limit("max_tpot_p99_ms", 20.0, "my.yaml:5:3")
-    promise = Judged(limit, Kept.KEPT, Interval(9.0, 6.0, 12.0))
+    promise = Judged(limit, Kept.KEPT, Estimate(9.0, 6.0, 12.0))
     return WatchReport(
         at_s=1.795e9,
-        verdict=WatchVerdict(WatchState.STEADY, sentence),
+        verdict=verdict_of(WatchState.STEADY, sentence),
         advice=Advice("fewer_tokens", advice) if advice else None,
         promises=(promise, Judged(limit, Kept.UNDECIDED, why="too little")),
         window=figures(readings),
@@ -46,7 +46,7 @@ def report(*, model: str = "demo", sentence: str = "it is well", advice: str | N
     )
 
 
-GONE = WatchReport(0.0, WatchVerdict(WatchState.UNSEEN, "gone"), trouble=TrafficError("gone"))
+GONE = WatchReport(0.0, verdict_of(WatchState.UNSEEN, "gone"), trouble=TrafficError("gone"))
 
 
 def drawn(shown: WatchReport, *, width: int = 100) -> str:

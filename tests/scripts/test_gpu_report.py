@@ -141,7 +141,8 @@ def a_step(name: str, code: str) -> Step:
 
 
 RESULT = """import json; print(json.dumps({"comparisons": [{"point": {"concurrency": 4},
-"speedup": {"value": 1.5, "low": 1.4, "high": 1.6}, "verdict": "PAYS"}], "points": [1], "where": HERE}))"""
+"speedup": {"value": 1.5, "low": 1.4, "high": 1.6},
+"verdict": {"word": "PAYS"}}], "points": [1], "where": HERE}))"""
 
 
 def test_a_step_that_fails_runs_again_and_one_that_is_done_does_not(tmp_path: Path) -> None:

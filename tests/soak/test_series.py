@@ -27,7 +27,7 @@ import yaml
 
 from specserve.measure.statistics import LAUNCH_SPREAD
 from specserve.measure.verify.judge import Tally, is_decided, judge_sampled, tally
-from specserve.measure.verify.result import VerifyVerdict
+from specserve.measure.verify.result import LOSSY
 from specserve.measure.verify.server import load_prompts
 from specserve.measure.verify.session import VerifySession, results_of
 from specserve.serve.client import Client
@@ -106,7 +106,7 @@ def test_a_draft_that_dies_is_told_within_a_minute_of_traffic(server: Server, tm
     seen = newest_lines(watching)
 
     def state() -> str:
-        return str(json.loads(seen[1]).get("verdict", {}).get("state"))
+        return str(json.loads(seen[1]).get("verdict", {}).get("word"))
 
     with Traffic(server, concurrency=4, max_tokens=48) as traffic:
         server.wait_for(lambda: state() == "STEADY", "never steady", 420)
@@ -148,9 +148,9 @@ def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
         order, size = random.Random(seed).sample(tallies, len(tallies)), 8
         while size < len(order) and not is_decided(order[:size], requested):
             size *= 2
-        return judge_sampled(order[:size], requested).verdict.value
+        return judge_sampled(order[:size], requested).verdict.word
 
-    lossy = VerifyVerdict.LOSSY.value
+    lossy = LOSSY
     for factor in (1.0, 1.05, 0.95):
         tallies = answers(requested * factor)
         seen = Counter(verdict(tallies, seed) for seed in range(200 if factor == 1.0 else 100))
@@ -167,7 +167,7 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
     assert done.returncode in (0, 1)
     comparisons: list[dict[str, Any]] = json.loads(done.stdout)["comparisons"]
     for each in comparisons:
-        print(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"], flush=True)
+        print(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"]["word"], flush=True)
     return comparisons
 
 
@@ -177,7 +177,7 @@ def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) 
     runs = [
         bench(server.url, "--with", f"again={server.url}", *options, folder=tmp_path) for _ in range(RUNS)
     ]
-    verdicts = Counter(each["verdict"] for comparisons in runs for each in comparisons)
+    verdicts = Counter(each["verdict"]["word"] for comparisons in runs for each in comparisons)
     server.down("demo")
     print(dict(verdicts))
     assert verdicts["PAYS"] + verdicts["COSTS"] <= verdicts.total() / 10
@@ -220,7 +220,7 @@ def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) 
 @pytest.mark.parametrize("number", range(RUNS))
 def test_speculation_pays_on_the_demo(number: int, tmp_path: Path) -> None:
     (found,) = bench(DEMO, "-w", str(ROOT / "demo" / "prompts.jsonl"), "-c", "1", "-t", "0", folder=tmp_path)
-    assert found["verdict"] == "PAYS"
+    assert found["verdict"]["word"] == "PAYS"
 
 
 def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
     (found,) = bench(
         DEMO, *settings, "-w", "code", "-c", "1", "-t", "0", "--max-tokens", "32", folder=tmp_path
     )
-    assert found["verdict"] == "COSTS"
+    assert found["verdict"]["word"] == "COSTS"
 
 
 def test_ngram_pays_on_text_that_copies_itself_and_not_elsewhere(tmp_path: Path) -> None:
@@ -270,6 +270,6 @@ def test_ngram_pays_on_text_that_copies_itself_and_not_elsewhere(tmp_path: Path)
     copying.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
     common = (str(profile), "-c", "1", "--blocks", "8", "--max-tokens", "48")
     (found,) = bench(*common, "-w", str(copying), "-t", "0", folder=tmp_path)
-    assert found["verdict"] == "PAYS"
+    assert found["verdict"]["word"] == "PAYS"
     (found,) = bench(*common, "-w", "creative", "-t", "1", folder=tmp_path)
-    assert found["verdict"] != "PAYS"
+    assert found["verdict"]["word"] != "PAYS"

@@ -16,21 +16,23 @@ from specserve.measure.bench.result import (
     Cell,
     Comparison,
     Figures,
-    Interval,
     Point,
     Promise,
     Quantiles,
     Result,
-    Verdict,
 )
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.variants import Variant
 from specserve.measure.expect import KEYS, keeps, strictest, why_not
 from specserve.measure.statistics import (
+    INCONCLUSIVE,
+    NO_DIFFERENCE,
+    PAYS,
+    Estimate,
     LogEstimate,
     Share,
+    Verdict,
     library,
-    needed,
     point,
     quantile_ranks,
     rate,
@@ -188,18 +190,16 @@ def compared(
     if not is_invalid:
         found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
     if found is None or mine.figures is None or theirs.figures is None:
-        missing = "a valid cell" if is_invalid else "more blocks"
-        return Comparison(arm, against, at, None, Verdict.INCONCLUSIVE, missing)
-    judged, own, other = verdict(found), mine.figures, theirs.figures
+        missing = f"it needs {'a valid cell' if is_invalid else 'more blocks'}"
+        return Comparison(arm, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
+    own, other = mine.figures, theirs.figures
     is_plain = not (other.acceptance and other.acceptance.drafts)  # else its own drafts count, too
     return Comparison(
         arm=arm,
         against=against,
         point=at,
-        speedup=found.interval,
-        verdict=judged,
-        needed=needed(found, quick=quick) if judged is Verdict.INCONCLUSIVE else None,
-        interval_99_5=found.undecided,
+        speedup=found.estimate,
+        verdict=verdict(found, quick=quick),
         tpot_p50_ratio=_over(own.tpot_ms.p50, other.tpot_ms.p50),
         ttft_p99_ratio=_over(own.ttft_ms.p99, other.ttft_ms.p99),
         e2e_p99_ratio=_over(own.e2e_ms.p99, other.e2e_ms.p99),
@@ -246,7 +246,7 @@ def stops_paying(
     clauses = {}
     for key, found in groups.items():
         loads = sorted(found)
-        pays = [load for load in loads if found[load].verdict is Verdict.PAYS]
+        pays = [load for load in loads if found[load].verdict.word == PAYS]
         if len(loads) < 2:
             continue
         if pays and pays[-1] == loads[-1]:
@@ -256,10 +256,16 @@ def stops_paying(
         end, kv = found[first], kv_cache_tokens
         why = _lack_of_room(cells[end.arm, end.point], cells[end.against, end.point], kv)
         if pays:
-            clauses[key] = f"pays up to concurrency {pays[-1]}, {end.verdict.words} at {first}{why}"
+            clauses[key] = f"pays up to concurrency {pays[-1]}, {verdict_words(end.verdict)} at {first}{why}"
         else:
             clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}{why}"
     return clauses
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """Returns the verdict in a sentence: `makes no difference`."""
+    words = {NO_DIFFERENCE: "makes no difference", INCONCLUSIVE: "is inconclusive"}
+    return words.get(verdict.word, verdict.word.lower())
 
 
 WAITING = 0.05
@@ -309,7 +315,7 @@ def where(at: Point) -> tuple[str, float, float | None]:
 
 def _measured(
     key: str, passes: Sequence[Pass], *, at: Point, arm: str, against: str | None, launched: int
-) -> Interval | None:
+) -> Estimate | None:
     """Returns the figure that a limit is about, or None if a cell that it rests on counts for nothing."""
     mine, theirs = _of(passes, arm, at), _of(passes, against, at)
     if invalid_reason(mine) is not None:
@@ -322,10 +328,10 @@ def _measured(
         return None
     else:
         found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
-    return found.interval if found else None
+    return found.estimate if found else None
 
 
-def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at: float) -> Interval | None:
+def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at: float) -> Estimate | None:
     """Returns a quantile over requests in milliseconds, with an interval that few requests make wide.
 
     Blocks are resampled and requests in them; beyond that the bounds are those of order statistics, which know
@@ -343,7 +349,8 @@ def tail(passes: Sequence[Pass], value: Callable[[Request], float | None], *, at
         again = numpy.concatenate([draw.choice(each, size=len(each)) for each in blocks])
         resampled.append(numpy.quantile(again, at))
     low, high = order_bounds(values, at)
-    return Interval(point(values, at), min(low, point(resampled, 0.025)), max(high, point(resampled, 0.975)))
+    low, high = min(low, point(resampled, 0.025)), max(high, point(resampled, 0.975))
+    return Estimate(point(values, at), low, high, len(values), "95 %, ranks and blocks resampled")
 
 
 def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import types
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specserve.errors import FactError
+from specserve.measure.statistics import Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 
-
-class Verdict(StrEnum):
-    """Whether a variant is faster than the one it is compared with (95 % interval of the speedup)."""
-
-    PAYS = "PAYS"
-    """The lower bound is above 1.03, and that of the 99.5 % interval above 1."""
-    COSTS = "COSTS"
-    """The upper bound is below 0.97, and that of the 99.5 % interval below 1."""
-    NO_DIFFERENCE = "NO DIFFERENCE"
-    """The interval lies inside 0.97 to 1.03."""
-    INCONCLUSIVE = "INCONCLUSIVE"
-
-    @property
-    def words(self) -> str:
-        """The verdict in a sentence: `makes no difference`."""
-        return {"NO DIFFERENCE": "makes no difference", "INCONCLUSIVE": "is inconclusive"}.get(
-            self, self.lower()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with the bounds of its confidence interval; 95 % unless its place says otherwise."""
-
-    value: float
-    low: float
-    high: float
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +104,9 @@ class Comparison:
     arm: str
     against: str
     point: Point
-    speedup: Interval | None
+    speedup: Estimate | None
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
-    needed: str | None = None
-    """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks: …`)."""
-    interval_99_5: Interval | None = None
-    """At 99.5 %: only if it includes 1, and is the one reason against PAYS or COSTS."""
     tpot_p50_ratio: float | None = None
     ttft_p99_ratio: float | None = None
     e2e_p99_ratio: float | None = None
@@ -155,7 +123,7 @@ class Promise:
     key: str
     """`min_speedup`, `max_ttft_p99_ms`, …"""
     promised: float
-    measured: Interval | None
+    measured: Estimate | None
     kept: bool | None
     """None: not decided, or not measured."""
     place: str | None = None
@@ -214,11 +182,10 @@ class Result:
         return (
             not self.is_complete
             or any(promise.kept is None for promise in self.promises)
-            or any(item.verdict is Verdict.INCONCLUSIVE for item in self.comparisons)
+            or any(item.verdict.level == "open" for item in self.comparisons)
         )
 
 
-VERSION = 1
 RESULT_FILE = "result.json"
 LARGEST_BYTES = 64 * 2**20
 Content = TypeVar("Content")
@@ -230,93 +197,38 @@ def read_result(path: Path) -> Result:
     try:
         if file.stat().st_size > LARGEST_BYTES:
             raise FactError(f"`{file}` is too large to be a result: more than {LARGEST_BYTES // 2**20} MiB")
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return from_json(Result, file.read_bytes())
     except OSError as error:
         hint = "a run is the directory that `bench` prints at its end"
         if path.is_dir() and (path / "run.json").is_file():
             hint = f"nothing was measured in this run yet: `specserve bench --resume {path}`"
         raise FactError(f"cannot read `{file}`: {error.strerror or error}", hint=hint) from error
-    except (ValueError, RecursionError) as error:
-        raise FactError(f"`{file}` is not JSON: {str(error)[:200]}") from error
-    try:
-        return result_from_json(content)
     except ValueError as error:
         raise FactError(f"`{file}` is not a benchmark result: {error}") from error
 
 
-def result_from_json(content: object) -> Result:
-    """Returns the result of JSON values. Keys that this version does not know are passed over. Raises ValueError."""
-    if not isinstance(content, dict):
-        raise ValueError("it holds no JSON object")
-    if (version := content.get("version")) != VERSION:
-        raise ValueError(
-            f"its format version is {json.dumps(version)[:40]}, but this specserve reads {VERSION}"
-        )
-    return from_json(Result, content)
+def from_json(kind: Callable[..., Content], text: str | bytes) -> Content:
+    """Returns the data class of JSON; keys that it does not have are passed over.
 
+    Raises ValueError with the path of a fault. A bound that is null is infinite.
+    """
+    from pydantic import ValidationError
 
-def from_json(kind: type[Content], content: Any, path: str = "") -> Content:
-    """Returns the data class of JSON values; other keys are passed over. Raises ValueError with the path of a fault."""
-    values, hints, found = _of_kind(dict, content, path), _hints(kind), {}  # type: ignore[arg-type]
-    for entry in dataclasses.fields(kind):  # type: ignore[arg-type]
-        place = f"{path}.{entry.name}".lstrip(".")
-        if entry.name in values:
-            found[entry.name] = _read(hints[entry.name], values[entry.name], place)
-        elif entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
-            raise ValueError(f"`{place}` is missing")
-    return kind(**found)
-
-
-_hints = cache(get_type_hints)
-
-
-def _read(kind: Any, value: Any, path: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        (kind,) = (item for item in arguments if item is not type(None))
-        return None if value is None else _read(kind, value, path)
-    if origin is tuple:
-        items = _of_kind(list, value, path)
-        if arguments[0] is float and all(type(item) is float and math.isfinite(item) for item in items):
-            return tuple(items)  # gaps between chunks: a run has a hundred thousand
-        return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(items))
-    if kind is Any:
-        return value
-    if origin is not None:  # a mapping
-        entries = _of_kind(dict, value, path).items()
-        return {arguments[0](key): _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
-    if dataclasses.is_dataclass(kind):
-        return from_json(kind, value, path)  # type: ignore[arg-type]
-    if issubclass(kind, Enum):
-        if value not in [item.value for item in kind]:
-            choices = ", ".join(str(item.value) for item in kind)
-            raise ValueError(f"`{path}` must be one of {choices}")
-        return kind(value)
-    if kind is float and value is None:
-        return math.nan
-    return _of_kind(kind, value, path)
-
-
-_KINDS: Mapping[type, tuple[Any, str]] = {
-    dict: (dict, "an object"), list: (list, "a list"), str: (str, "text"), bool: (bool, "true or false"),
-    int: (int, "a whole number"), float: (int | float, "a number"),
-}  # fmt: skip
-
-
-def _of_kind(kind: type, value: Any, path: str) -> Any:
-    """Returns the value if JSON has it of that kind: true is no number, and half of a surrogate pair no text."""
-    accepted, words = _KINDS[kind]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"`{path}` must be {words}")
+    whole = text.encode() if isinstance(text, str) else text
     try:
-        if kind is str:
-            value.encode()
-        if kind is float and not math.isfinite(float(value)):
-            raise OverflowError
-    except UnicodeEncodeError:
-        raise ValueError(
-            f"`{path}` contains an unpaired surrogate, which is not valid Unicode text"
-        ) from None
-    except OverflowError:
-        raise ValueError(f"`{path}` must be a finite number") from None
-    return float(value) if kind is float else value
+        found: Content = _reader(kind).validate_json(_NO_BOUND.sub(rb"\1Infinity", whole))
+        return found
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"`{place}`: {first['msg']}") from None
+
+
+_NO_BOUND = re.compile(rb'("high": ?)null')
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -124,7 +125,7 @@ class Bench(Measurement):
         if plan.platform is None:
             known.pop("vllm", None)  # nobody knows which one answers at a URL
         # variants, versions and machine as they were when the run began
-        infos = [from_json(ArmInfo, each) for each in content["arms"]]
+        infos = [from_json(ArmInfo, json.dumps(each)) for each in content["arms"]]
         about = Result(
             name=plan.name,
             fingerprint=None,

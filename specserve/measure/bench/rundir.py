@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -181,9 +180,13 @@ def read_passes(path: Path) -> list[Pass]:
     passes: dict[Hashable, Pass] = {}
     try:
         for line in read_own(path / PASSES, most_bytes=_MOST_BYTES).splitlines():
-            with suppress(json.JSONDecodeError):  # it was cut off
-                done = from_json(Pass, json.loads(line))
-                passes[done.key] = done
+            try:
+                done = from_json(Pass, line)
+            except ValueError as error:
+                if "Invalid JSON" in str(error):  # it was cut off
+                    continue
+                raise
+            passes[done.key] = done
     except FileNotFoundError:
         return []
     except OSError as error:

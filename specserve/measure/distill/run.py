@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specserve.errors import FactError, Interrupted
 from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.plan import BenchRequest
-from specserve.measure.bench.result import Comparison, Interval, Verdict
+from specserve.measure.bench.result import Comparison
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.variants import BASELINE, PROFILE
@@ -31,7 +31,7 @@ from specserve.measure.distill.plan import (
 )
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.servers import Outlet
-from specserve.measure.statistics import PromptAcceptance, acceptance_gain, verdict
+from specserve.measure.statistics import COSTS, Estimate, PromptAcceptance, acceptance_gain, verdict
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.causes import died
@@ -58,7 +58,7 @@ class Gain:
     old: float
     """Accepted over drafted tokens of the present draft."""
     new: float
-    difference: Interval
+    difference: Estimate
     """New minus old, with its 95 % interval over prompts."""
     prompts: int
 
@@ -283,7 +283,7 @@ def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distill
     at = next(cell.point for cell in result.cells if cell.point.workload == names[0])
     beside = speedup(passes, arm=ALTERNATIVE, against=PROFILE, at=at)
     verified = _verified(plan, views, setting=served)
-    is_slower = beside is not None and verdict(beside) is Verdict.COSTS
+    is_slower = beside is not None and verdict(beside).word == COSTS
     outcome: Outcome = "no_gain_measured" if measured.difference.low <= 0 or is_slower else "better"
     return replace(
         found,
@@ -291,7 +291,7 @@ def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distill
         measured=measured,
         measured_old=others[0] if others else None,
         speedups=tuple(each for each in result.comparisons if each.against == BASELINE),
-        verified=str(verified.verdict),
+        verified=verified.verdict.word,
         versions={**found.versions, **result.versions},
         notes=(*found.notes, *result.notes),
     )

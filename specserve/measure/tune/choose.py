@@ -10,8 +10,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
-from specserve.measure.bench.result import Cell, Comparison, Point, Verdict
+from specserve.measure.bench.result import Cell, Comparison, Point
 from specserve.measure.bench.rundir import Pass
+from specserve.measure.statistics import COSTS, PAYS
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Objective, TunePlan
 from specserve.measure.tune.predict import Prediction, Row, limits_at
 
@@ -331,10 +332,10 @@ def after(choice: Choice, confirmed: Sequence[Confirmed], *, objective: Objectiv
     if not choice.speculates or not gains:
         return choice
     mean = geometric_mean(gains)
-    verdicts = {each.comparison.verdict for each in confirmed} if objective == "throughput" else set()
-    if mean > 1 and Verdict.PAYS in verdicts:
+    verdicts = {each.comparison.verdict.word for each in confirmed} if objective == "throughput" else set()
+    if mean > 1 and PAYS in verdicts:
         return choice
-    if mean >= LEAST_SPEEDUP and Verdict.COSTS not in verdicts:
+    if mean >= LEAST_SPEEDUP and COSTS not in verdicts:
         return choice  # too little was measured to tell, and nothing speaks against it
     reason = f"{choice.candidate} was predicted {choice.reason}, and measured {mean:.2f}x over all loads"
     return Choice(False, reason, choice.candidate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +49,7 @@ class EarlierRun:
     def result(self) -> TuneResult | None:
         """What it found; None if that cannot be read."""
         try:
-            content = json.loads((self.path / RESULT_FILE).read_text(encoding="utf-8"))
-            return from_json(TuneResult, content)
+            return from_json(TuneResult, (self.path / RESULT_FILE).read_bytes())
         except (OSError, ValueError):
             return None
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import assume
-from specserve.measure.bench.result import Interval
+from specserve.measure.statistics import Estimate
 from specserve.measure.tune.plan import TuneRequest, too_many_requests
 from specserve.measure.values import whole_numbers
 from specserve.memory.breakdown import sizes_of
@@ -48,7 +48,7 @@ class EstimatedPoint:
 
     concurrency: int
     num_speculative_tokens: int
-    speedup: Interval
+    speedup: Estimate
     """Over the range of what engines reach; no confidence interval."""
     output_tokens_per_s: float
     break_even_mean_acceptance_length: float
@@ -133,14 +133,14 @@ class StepTimes:
             seconds += passes * (once_s + self.draft.layers * reach.draft_layer_s)
         return reach.host_s + seconds
 
-    def speedup(self, acceptance: float, batch: int, tokens: int) -> Interval:
+    def speedup(self, acceptance: float, batch: int, tokens: int) -> Estimate:
         """Of decoding, over the range of what engines reach."""
         length = acceptance_length(acceptance, tokens=tokens)
         gains = [
             length * self.step_s(batch, 0, reach) / self.step_s(batch, tokens, reach)
             for reach in (USUAL, WORSE, BETTER)
         ]
-        return Interval(gains[0], min(gains), max(gains))
+        return Estimate(gains[0], min(gains), max(gains))
 
 
 def acceptance_length(probability: float, *, tokens: int) -> float:

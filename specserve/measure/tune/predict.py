@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specserve.measure.bench.figures import has_limits
-from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.expect import strictest
-from specserve.measure.statistics import library
+from specserve.measure.statistics import Estimate, library
 from specserve.measure.tune.observe import Observed, StepModel, Steps, Timed, fit, observed
 from specserve.measure.tune.plan import CONFIRMING, Candidate, CandidateInfo, TuneLaunch, TunePlan
 from specserve.profile.schema import Expectation
@@ -23,7 +23,7 @@ STEP_ERROR = 0.05
 """Of a step time between measured ones."""
 STEP_ERROR_ALONE = 0.08
 """The same if a launch has one K at every load."""
-ZERO = Interval(1.0, 1.0, 1.0)
+ZERO = Estimate(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Predicted:
     plain_tpot_ms: float
     """The same without speculation at this load."""
     output_tokens_per_s: float
-    speedup: Interval
+    speedup: Estimate
     """Over no speculation at this load."""
     within_limits: float | None = None
     """Share of requests within the profile's limits; None without limits."""
@@ -60,7 +60,7 @@ class Row:
     temperature: float
     concurrency: int
     num_speculative_tokens: int
-    mean_acceptance_length: Interval
+    mean_acceptance_length: Estimate
     """Its bounds by a bootstrap over prompts."""
     mean_acceptance_length_basis: str
     """`measured` or `stitched`."""
@@ -242,7 +242,7 @@ class Measured:
         return tuple(sum(each >= at for each in took) / len(took) for at in places)
 
     def _row(
-        self, point: Point, tokens: int, length: Interval, steps: StepModel, requests: Sequence[Steps]
+        self, point: Point, tokens: int, length: Estimate, steps: StepModel, requests: Sequence[Steps]
     ) -> Row:
         plain, limits = self.plain[point], limits_at(self.plan.expect, point)
         load = plain.load
@@ -282,7 +282,7 @@ class Measured:
                 tpot_ms=(step_s / length.value + waiting_s) * 1000,
                 plain_tpot_ms=(plain_s + self._waiting_s(point, 0)) * 1000,
                 output_tokens_per_s=plain.tokens_per_s * speedup,
-                speedup=Interval(speedup, speedup / spread, speedup * spread),
+                speedup=Estimate(speedup, speedup / spread, speedup * spread),
                 within_limits=within,
                 plain_within_limits=share_within(limits, tpots_s=plain.tpot_s, ttfts_s=plain.first_s),
             ),
@@ -304,7 +304,7 @@ class Measured:
         waiting_s = plain.held_up_s * (self.prefills if tokens else 1.0)
         return waiting_s * later_s / held_up_s / (plain.output_tokens - 1)
 
-    def _spread(self, plain: Observed, seen: Observed | None, length: Interval) -> float:
+    def _spread(self, plain: Observed, seen: Observed | None, length: Estimate) -> float:
         """Half the width of the logarithm of a speedup: of the length by prompts, and of both step times."""
         known = length.low > 0 and math.isfinite(length.high)
         by_length = math.log(length.high / length.low) / 2 if known else math.log(2.0)
@@ -317,7 +317,7 @@ def _mean_ms(seconds: Sequence[float]) -> float | None:
     return statistics.fmean(seconds) * 1000 if seconds else None
 
 
-def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000) -> Interval | None:
+def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000) -> Estimate | None:
     """The mean acceptance length with so many draft tokens and its 95 % bounds; None without a step.
 
     Bootstrap over prompts, with all requests that sent one; always the same draws. One prompt says nothing of others.
@@ -334,8 +334,8 @@ def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000
     counts = np.array(list(sums.values()), dtype=float)
     value = float(counts[:, 0].sum() / counts[:, 1].sum())
     if len(counts) < 2:
-        return Interval(value, 0.0, math.inf)
+        return Estimate(value, 0.0, math.inf)
     picked = np.random.default_rng(20260101).integers(len(counts), size=(draws, len(counts)))
     drawn = counts[picked].sum(axis=1)
     low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
-    return Interval(value, min(value, float(low)), max(value, float(high)))
+    return Estimate(value, min(value, float(low)), max(value, float(high)))

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.errors import UsageError
-from specserve.measure.bench.result import Point, Verdict
+from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import host, versions
 from specserve.measure.servers import Measurement
+from specserve.measure.statistics import COSTS
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Choice, Confirmed
 from specserve.measure.tune.observe import StepModel
 from specserve.measure.tune.plan import BASELINE, TUNED, CandidateInfo, TunePlan
@@ -237,7 +238,7 @@ def _notes(plan: TunePlan, failed: Mapping[str, str]) -> Iterator[str]:
 def _losses(choice: Choice, prediction: Prediction, confirmed: Sequence[Confirmed]) -> Iterator[str]:
     """Loads at which the choice is slower than a server without speculation, as measured, else as predicted."""
     for item in (each.comparison for each in confirmed):
-        if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
+        if choice.speculates and item.verdict.word == COSTS and item.speedup is not None:
             yield (
                 f"at concurrency {item.point.concurrency}, {item.point.workload}: speculation costs, "
                 f"{item.speedup.value:.2f}x measured; send such load to a server without it"

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specserve.measure import statistics
+from specserve.measure.statistics import INCONCLUSIVE, Estimate
 from specserve.measure.verify.result import (
     CONFIDENCE,
-    Estimate,
+    LOSSLESS,
+    LOSSY,
+    NO_FAULT_FOUND,
     Greedy,
     Sampled,
-    VerifyVerdict,
     WrongToken,
+    verdict_of,
 )
 from specserve.measure.verify.session import Position, ScoredText
 
@@ -72,15 +75,15 @@ def judge_greedy(
     gaps = [position.gap for answer in answers for position in answer.positions]
     ties = [gap for gap in gaps if 0 < gap <= TIE_TOLERANCE]
     share = _share(len(wrong), len(gaps))
-    verdict = VerifyVerdict.NO_FAULT_FOUND
+    word = NO_FAULT_FOUND
     if wrong:
-        verdict = VerifyVerdict.LOSSY
+        word = LOSSY
     elif not_rescored or not gaps:
-        verdict = VerifyVerdict.INCONCLUSIVE
+        word = INCONCLUSIVE
     elif share.high <= LOSSLESS_SHARE:
-        verdict = VerifyVerdict.LOSSLESS
+        word = LOSSLESS
     return Greedy(
-        verdict=verdict,
+        verdict=verdict_of(word),
         answers=len(answers),
         tokens=len(gaps),
         near_ties=len(ties),
@@ -94,10 +97,11 @@ def judge_greedy(
 
 def _share(wrong: int, tokens: int) -> Estimate:
     """Returns the share of wrong tokens, with exact bounds (Clopper and Pearson)."""
-    inverse, tail = statistics.library("scipy.special").betaincinv, (1 - CONFIDENCE) / 2
-    low = float(inverse(wrong, tokens - wrong + 1, tail)) if wrong else 0.0
-    high = float(inverse(wrong + 1, tokens - wrong, 1 - tail)) if wrong < tokens else 1.0
-    return Estimate(wrong / tokens if tokens else 0.0, low, high, tokens, "exact binomial")
+    if not tokens:
+        return Estimate(0.0, 0.0, 1.0, 0, _EXACT)
+    found = statistics.library("scipy.stats").binomtest(wrong, tokens)
+    low, high = found.proportion_ci(CONFIDENCE)
+    return Estimate(wrong / tokens, float(low), float(high), tokens, _EXACT)
 
 
 def _wrong_token(answer: ScoredText, index: int) -> WrongToken:
@@ -179,16 +183,16 @@ def judge_sampled(
             f"where at most {tokens * STRAY:,.1f} are expected"
         )
     excluded = max(-error.low, error.high)
-    verdict = VerifyVerdict.NO_FAULT_FOUND
+    word = NO_FAULT_FOUND
     if reasons:
-        verdict = VerifyVerdict.LOSSY
+        word = LOSSY
     elif excluded > WIDEST_PERCENT:
-        verdict = VerifyVerdict.INCONCLUSIVE
+        word = INCONCLUSIVE
     elif excluded <= LOSSLESS_PERCENT:
-        verdict = VerifyVerdict.LOSSLESS
+        word = LOSSLESS
     return Sampled(
         temperature=temperature,
-        verdict=verdict,
+        verdict=verdict_of(word, "; ".join(reasons)),
         answers=len(tallies),
         tokens=tokens,
         temperature_error_percent=error,
@@ -201,7 +205,7 @@ def judge_sampled(
 def is_decided(tallies: Sequence[Tally], temperature: float) -> bool:
     """Returns whether a run may end before its time."""
     verdict = judge_sampled(tallies, temperature, confidence=EARLY_CONFIDENCE).verdict
-    return verdict in (VerifyVerdict.LOSSLESS, VerifyVerdict.LOSSY)
+    return verdict.word in (LOSSLESS, LOSSY)
 
 
 def _temperature_error(tallies: Sequence[Tally], confidence: float) -> Estimate:
@@ -223,4 +227,5 @@ def _temperature_error(tallies: Sequence[Tally], confidence: float) -> Estimate:
     return Estimate(100 * value, low, high, len(used), _METHOD)
 
 
-_METHOD = "Student's t, clustered by answer"
+_METHOD = "99 %, Student's t over answers"
+_EXACT = "99 %, exact binomial"

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
+from specserve.measure.statistics import INCONCLUSIVE, Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99
 """Of every interval, and of what a run excludes."""
 
 
-class VerifyVerdict(StrEnum):
-    """Whether the text is the target's own, best first."""
+LOSSLESS = "LOSSLESS"
+"""No fault found, and every fault larger than the fixed margins is excluded."""
+NO_FAULT_FOUND = "NO FAULT FOUND"
+"""No fault found; the faults that are excluded are larger than the margins."""
+LOSSY = "LOSSY"
+LEVELS: Mapping[str, Literal["good", "open", "bad"]] = {
+    **{LOSSLESS: "good", NO_FAULT_FOUND: "open", INCONCLUSIVE: "open", LOSSY: "bad"}
+}
+"""The words of a verification, best first; INCONCLUSIVE: too little to exclude anything."""
 
-    LOSSLESS = "LOSSLESS"
-    """No fault found, and every fault larger than the fixed margins is excluded."""
-    NO_FAULT_FOUND = "NO FAULT FOUND"
-    """No fault found; the faults that are excluded are larger than the margins."""
-    INCONCLUSIVE = "INCONCLUSIVE"
-    """Too little was measured to exclude anything."""
-    LOSSY = "LOSSY"
+
+def verdict_of(word: str, sentence: str = "") -> Verdict:
+    """Returns the verdict with this word."""
+    return Verdict(word, LEVELS[word], sentence)
 
 
 class Outcome(StrEnum):
@@ -30,17 +36,6 @@ class Outcome(StrEnum):
     OK = "ok"
     NOT_OK = "not ok"
     SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A figure with the bounds of its 99 % interval, from `n` answers or tokens."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-    method: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class WrongToken:
 class Greedy:
     """Temperature 0: every token against the best one of a plain prefill."""
 
-    verdict: VerifyVerdict
+    verdict: Verdict
     answers: int
     tokens: int
     near_ties: int
@@ -82,7 +77,7 @@ class Sampled:
     """A temperature above 0: the sampled tokens against the distribution of a plain prefill."""
 
     temperature: float
-    verdict: VerifyVerdict
+    verdict: Verdict
     answers: int
     tokens: int
     temperature_error_percent: Estimate
@@ -118,7 +113,7 @@ class Verification:
 
     url: str
     model: str
-    verdict: VerifyVerdict
+    verdict: Verdict
     elapsed_s: float
     speculation: ServerSpeculation
     against: str | None = None
@@ -137,11 +132,11 @@ class Verification:
     @property
     def has_failed(self) -> bool:
         """Whether anything is wrong: a lossy part or a smoke test."""
-        return self.verdict is VerifyVerdict.LOSSY or any(
+        return self.verdict.level == "bad" or any(
             item.outcome is Outcome.NOT_OK for item in self.smoke
         )
 
     @property
     def is_open(self) -> bool:
         """Whether a fault larger than the margins is still possible."""
-        return self.verdict in (VerifyVerdict.NO_FAULT_FOUND, VerifyVerdict.INCONCLUSIVE)
+        return self.verdict.level == "open"

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from specserve.errors import TrafficError
 from specserve.measure.verify import judge, smoke
 from specserve.measure.verify.result import (
+    LEVELS,
     Greedy,
     Outcome,
     Sampled,
     ServerSpeculation,
     Smoke,
     Verification,
-    VerifyVerdict,
 )
 from specserve.measure.verify.session import JobResult, ScoredText, VerifySession, results_of
 from specserve.measure.workloads.workload import Prompt
@@ -115,11 +115,11 @@ class Verifier:
         if self._request.smoke:
             smoke_tests.append(smoke.drafts(speculation, tokens=self._tokens))
         parts: list[Greedy | Sampled] = [*([greedy_part] if greedy_part else []), *sampled_parts]
-        order = list(VerifyVerdict)
+        order = list(LEVELS)
         return Verification(
             url=session.client.root,
             model=session.model,
-            verdict=max((part.verdict for part in parts), key=order.index),
+            verdict=max((part.verdict for part in parts), key=lambda each: order.index(each.word)),
             elapsed_s=self._elapsed_s,
             speculation=speculation,
             against=self._other.client.root if self._other else None,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specserve.measure.bench.result import Interval
 from specserve.measure.expect import Judged, Kept, judge, limits
+from specserve.measure.statistics import Estimate, Verdict
 from specserve.measure.watch.window import MIN_DRAFTS, Reading, WindowFigures
 from specserve.metrics.counters import Acceptance, since
 from specserve.profile.schema import Profile
@@ -39,12 +39,11 @@ class WatchState(StrEnum):
     STEADY = "STEADY"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchVerdict:
-    """One word and one sentence."""
-
-    state: WatchState
-    sentence: str
+def verdict_of(state: WatchState, sentence: str) -> Verdict:
+    """Return a state as a verdict."""
+    if state in (WatchState.COLLAPSED, WatchState.MISSED):
+        return Verdict(state, "bad", sentence)
+    return Verdict(state, "good" if state is WatchState.STEADY else "open", sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Advice:
     sentence: str
 
 
-def shown(interval: Interval | None, unit: str = "") -> str:
+def shown(interval: Estimate | None, unit: str = "") -> str:
     """Return a figure with its interval: `4.35 (95 %: 4.00 to 4.70)`."""
     if interval is None:
         return "-"
@@ -113,50 +112,50 @@ def dead_drafts(readings: Sequence[Reading]) -> str | None:
 
 def judge_window(
     seen: WindowFigures, *, span_s: float, dead: str | None, promises: Sequence[Judged] = ()
-) -> WatchVerdict:
+) -> Verdict:
     """Return the worst that the figures show. `span_s`: of a full window; see `dead_drafts`."""
     drafts, tokens = seen.counted.acceptance.drafts, seen.counted.generation_tokens
     if not seen.speculates:
         text = "the server does not speculate: it has no speculation counters"
-        return WatchVerdict(WatchState.OFF, text)
+        return verdict_of(WatchState.OFF, text)
     if dead is not None:
-        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {dead}")
+        return verdict_of(WatchState.COLLAPSED, f"the draft is dead: {dead}")
     if not drafts and not tokens:
-        return WatchVerdict(WatchState.UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
+        return verdict_of(WatchState.UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
     if missed := [each for each in promises if each.kept is Kept.MISSED]:
-        return WatchVerdict(WatchState.MISSED, "; ".join(map(promise_words, missed)))
+        return verdict_of(WatchState.MISSED, "; ".join(map(promise_words, missed)))
     length = seen.mean_acceptance_length
     if length is None:
         text = f"{drafts:,} drafts in {seen.seconds:.0f} s are in fewer than 3 parts of the window"
         needed_s = 5 * seen.request_s
         if needed_s > span_s and seen.seconds >= 0.9 * span_s:
             text += f", as a request takes {seen.request_s:.0f} s: use `--window {needed_s:.0f}s`"
-        return WatchVerdict(WatchState.UNDECIDED, f"no interval of the acceptance yet: {text}")
+        return verdict_of(WatchState.UNDECIDED, f"no interval of the acceptance yet: {text}")
     figure, longer = f"the mean acceptance length is {shown(length)}", "use a longer `--window`"
     if length.high < DEAD_DRAFT_LENGTH:
-        return WatchVerdict(WatchState.COLLAPSED, f"the draft is dead: {figure}")
+        return verdict_of(WatchState.COLLAPSED, f"the draft is dead: {figure}")
     if length.low < DEAD_DRAFT_LENGTH:
         text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {longer}"
-        return WatchVerdict(WatchState.UNDECIDED, text)
+        return verdict_of(WatchState.UNDECIDED, text)
     undecided = [each for each in promises if each.kept is Kept.UNDECIDED]
     if of_acceptance := [each for each in undecided if not each.limit.key.endswith("_ms")]:
         text = "; ".join(map(promise_words, of_acceptance))
-        return WatchVerdict(WatchState.UNDECIDED, f"{text}: {longer}")
+        return verdict_of(WatchState.UNDECIDED, f"{text}: {longer}")
     kept = sum(each.kept is Kept.KEPT for each in promises)
     text = figure + (f"; promises kept: {kept}" if kept else "")
     text += "".join(f"; `{each.limit.key}` is undecided: {each.why}" for each in undecided)
-    return WatchVerdict(WatchState.STEADY, text)
+    return verdict_of(WatchState.STEADY, text)
 
 
 def advise(
-    seen: WindowFigures, state: WatchState, *, has_worked: bool, method: str | None, load: float
+    seen: WindowFigures, state: str, *, has_worked: bool, method: str | None, load: float
 ) -> Advice | None:
     """Return the first of four rules that applies.
 
     `has_worked`: since the server's start. `load`: the requests in flight of the promises.
     """
     drafted, share = seen.counted.acceptance, seen.undrafted_share
-    if state is WatchState.COLLAPSED:
+    if state == WatchState.COLLAPSED:
         until = (
             "until then `specserve up --alternative baseline` serves the same text without the cost"
         )

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.expect import Judged, Kept
+from specserve.measure.statistics import Verdict
 from specserve.measure.watch.verdict import (
     Advice,
     WatchState,
-    WatchVerdict,
     advise,
     dead_drafts,
     judge_promises,
     judge_window,
+    verdict_of,
 )
 from specserve.measure.watch.window import Reading, Window, WindowFigures, figures
 from specserve.metrics.counters import total_acceptance
@@ -34,7 +35,7 @@ class WatchReport:
 
     at_s: float
     """Seconds since the epoch."""
-    verdict: WatchVerdict
+    verdict: Verdict
     window: WindowFigures | None = None
     """None until there are two readings of the same server."""
     advice: Advice | None = None
@@ -50,13 +51,13 @@ class WatchReport:
     def has_failed(self) -> bool:
         """Whether speculation does not do what it must: dead, or not as promised."""
         is_missed = any(promise.kept is Kept.MISSED for promise in self.promises)
-        return is_missed or self.verdict.state in (WatchState.COLLAPSED, WatchState.MISSED)
+        return is_missed or self.verdict.level == "bad"
 
     @property
     def is_undecided(self) -> bool:
         """Whether there was too little to tell."""
         is_open = any(promise.kept is Kept.UNDECIDED for promise in self.promises)
-        return is_open or self.verdict.state in (WatchState.UNDECIDED, WatchState.UNSEEN)
+        return is_open or self.verdict.word in (WatchState.UNDECIDED, WatchState.UNSEEN)
 
 
 class WatchedServer:
@@ -127,7 +128,7 @@ def reports(
         elif is_over and newest is not None:
             report = replace(newest, trouble=trouble)
         else:
-            unseen = WatchVerdict(WatchState.UNSEEN, trouble.message)
+            unseen = verdict_of(WatchState.UNSEEN, trouble.message)
             report = WatchReport(time.time(), unseen, restarts=restarts, trouble=trouble)
         yield report
         if is_over:
@@ -142,7 +143,7 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     profile, metrics = watched.profile, window.readings[-1].metrics
     report = WatchReport(
         at_s=time.time(),
-        verdict=WatchVerdict(WatchState.UNDECIDED, "one reading: figures need two"),
+        verdict=verdict_of(WatchState.UNDECIDED, "one reading: figures need two"),
         running_requests=metrics.running_requests,
         waiting_requests=metrics.waiting_requests,
         restarts=restarts,
@@ -150,7 +151,7 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     if profile is not None and profile.speculation is not None and not metrics.speculates:
         text = f"the server does not speculate, but {profile.span('speculation')} does"
         text += ": `specserve up` without `--alternative baseline` starts it so"
-        return replace(report, verdict=WatchVerdict(WatchState.MISSED, text))
+        return replace(report, verdict=verdict_of(WatchState.MISSED, text))
     if len(window.readings) < 2:
         return report
     seen = figures(window.readings)
@@ -161,7 +162,7 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     loads = [each.concurrency for each in profile.expect if each.concurrency] if profile else []
     advice = advise(
         seen,
-        verdict.state,
+        verdict.word,
         has_worked=(length or 0.0) > 1.2,
         method=watched.method,
         load=max(loads, default=math.inf),

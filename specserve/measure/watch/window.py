@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from specserve.measure.bench.result import Interval
-from specserve.measure.statistics import quantile, quantile_ranks
+from specserve.measure.statistics import Estimate, quantile, quantile_ranks
 from specserve.metrics.counters import Acceptance, Counters, Histogram, since
 from specserve.metrics.prometheus import Metrics
 
@@ -70,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """What is known of a window. Intervals are of 95 %, and None if there is too little."""
+    """What is known of a window. Estimates are of 95 %, and None if there is too little."""
 
     seconds: float
     speculates: bool
@@ -82,11 +81,11 @@ class WindowFigures:
     running_requests: float
     """The mean over the readings."""
     most_kv_cache_usage: float | None
-    mean_acceptance_length: Interval | None
-    acceptance_rate: Interval | None
-    ttft_p99_ms: Interval | None
+    mean_acceptance_length: Estimate | None
+    acceptance_rate: Estimate | None
+    ttft_p99_ms: Estimate | None
     """As coarse as vLLM's buckets, and open above for under 368 requests."""
-    tpot_p99_ms: Interval | None
+    tpot_p99_ms: Estimate | None
     undrafted_share: float | None
     """Share of the output tokens that came without a draft; None for under 200 tokens."""
 
@@ -137,7 +136,7 @@ def parts_of(readings: Sequence[Reading], *, least_s: float) -> list[Acceptance]
     return [part.acceptance for part in every]
 
 
-def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Interval | None, Interval | None]:
+def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, Estimate | None]:
     """Return the mean acceptance length and the acceptance rate, of 3 parts with drafts or more.
 
     Batch means and Student's t. An interval is never narrower than that of as many independent
@@ -152,19 +151,21 @@ def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Interval | None, 
     squares = sum((2 * at + 1) * n for at, n in enumerate(whole.accepted_per_position))
     of_one = (squares + longest**2) / drafts - ((whole.accepted_tokens + longest) / drafts) ** 2
 
-    def interval(over: str, most: float) -> Interval:
+    def interval(over: str, most: float) -> Estimate:
         total = getattr(whole, over)
         value = whole.accepted_tokens / total
         spread = sum((part.accepted_tokens - value * getattr(part, over)) ** 2 for part in used)
         variance = max(spread * count / (count - 1), whole.drafts * max(of_one, 0.0))
         half = quantile(0.975, freedom=count - 1) * math.sqrt(variance) / total
-        return Interval(value, max(value - half, 0.0), max(min(value + half, most), value))
+        low, high = max(value - half, 0.0), max(min(value + half, most), value)
+        return Estimate(value, low, high, count, "95 %, Student's t over parts of the window")
 
     length, rate = interval("drafts", longest), interval("draft_tokens", 1.0)
-    return Interval(1 + length.value, 1 + length.low, 1 + length.high), rate
+    low, high = 1 + length.low, 1 + length.high
+    return replace(length, value=1 + length.value, low=low, high=high), rate
 
 
-def p99_ms(observed: Histogram) -> Interval | None:
+def p99_ms(observed: Histogram) -> Estimate | None:
     """Return where P99 lies by the ranks that it can have, and the edges of their buckets."""
     value, count = observed.quantile(0.99), observed.count
     if value is None or count < _MIN_REQUESTS:
@@ -173,4 +174,4 @@ def p99_ms(observed: Histogram) -> Interval | None:
     high = observed.bucket(high_rank)[1] if high_rank <= count else math.inf
     # a bucket does not hold its lower edge
     low = math.nextafter(1000 * observed.bucket(low_rank)[0], math.inf)
-    return Interval(1000 * value, low, 1000 * high)
+    return Estimate(1000 * value, low, 1000 * high, count, "95 %, ranks within buckets")

@@ -1,7 +1,6 @@
 """From passes to a result: comparisons, promises, notes, the gate."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from textwrap import dedent
@@ -18,9 +17,10 @@ from specserve.measure.bench.figures import (
     tail,
 )
 from specserve.measure.bench.plan import BenchPlan
-from specserve.measure.bench.result import Point, Result, Verdict, result_from_json
+from specserve.measure.bench.result import Point, Result, from_json
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import Variant
+from specserve.measure.statistics import COSTS, PAYS
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.report.bench import rendered
@@ -62,7 +62,7 @@ def result(
 def test_an_arm_twice_as_fast_pays() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
     (comparison,) = found.comparisons
-    assert comparison.verdict is Verdict.PAYS
+    assert comparison.verdict.word == PAYS
     assert comparison.speedup is not None
     assert comparison.speedup.value == pytest.approx(2.0)
     assert 1.7 < comparison.speedup.low < 2.0 < comparison.speedup.high < 2.3
@@ -73,7 +73,7 @@ def test_an_arm_twice_as_fast_pays() -> None:
 
 def test_the_arms_the_other_way_round_cost() -> None:
     found = result(blocks_of("baseline", FAST) + blocks_of("profile", SLOW))
-    assert found.comparisons[0].verdict is Verdict.COSTS
+    assert found.comparisons[0].verdict.word == COSTS
 
 
 def test_only_blocks_that_both_have_are_compared() -> None:
@@ -101,7 +101,7 @@ def test_what_was_not_measured_says_so() -> None:
 
 def test_the_result_survives_its_file() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
-    assert result_from_json(json.loads(rendered(found, form="json"))) == found
+    assert from_json(Result, rendered(found, form="json")) == found
 
 
 def test_a_promise_is_kept_missed_or_open_by_its_whole_interval(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.result import Point
+from specserve.measure.statistics import Estimate
 from specserve.measure.tune.choose import speedups
 from specserve.measure.tune.predict import Predicted, Row, limits_at, share_within
 from specserve.profile.schema import Expectation
@@ -60,8 +61,8 @@ def test_a_wider_limit_never_lets_fewer_through(times: list[float], limit: float
 
 def row(*, within: float | None, plain: float | None, speedup: float = 2.0) -> Row:
     """One K at one load."""
-    found = Predicted(10.0, 15.0, 60.0, Interval(speedup, 1.9, 2.1), within, plain)
-    length = Interval(3.0, 2.9, 3.1)
+    found = Predicted(10.0, 15.0, 60.0, Estimate(speedup, 1.9, 2.1), within, plain)
+    length = Estimate(3.0, 2.9, 3.1)
     return Row("draft_model", "code", 0.0, 1, 4, length, "measured", 1.5, 30.0, "measured", found)
 
 

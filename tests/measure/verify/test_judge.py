@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.verify.judge import (
     LOSSLESS_PERCENT,
     WIDEST_PERCENT,
@@ -20,7 +21,7 @@ from specserve.measure.verify.judge import (
     suspects,
     tally,
 )
-from specserve.measure.verify.result import Sampled, VerifyVerdict
+from specserve.measure.verify.result import LOSSLESS, LOSSY, NO_FAULT_FOUND, Sampled
 from specserve.measure.verify.session import Position, ScoredText
 from tests.measure.verify.recorded import answers, draws, pool, request, run
 
@@ -38,27 +39,27 @@ def test_greedy_tokens_that_are_best_or_tie_are_lossless() -> None:
     one = answer(*[BEST] * 400, TIE)
     assert suspects([one]) == []
     found = judge_greedy([one])
-    assert (found.verdict, found.tokens, found.near_ties) == (VerifyVerdict.LOSSLESS, 401, 1)
+    assert (found.verdict.word, found.tokens, found.near_ties) == (LOSSLESS, 401, 1)
     assert found.largest_gap == pytest.approx(0.1)
 
 
 def test_a_wrong_greedy_token_is_lossy_and_stands_in_its_context() -> None:
     one = answer(BEST, TIE, WRONG, *[BEST] * 400)
     found = judge_greedy([one], suspects([one]))
-    assert found.verdict is VerifyVerdict.LOSSY
+    assert found.verdict.word == LOSSY
     (wrong,) = found.wrong
     assert (wrong.index, wrong.before, wrong.emitted, wrong.best) == (2, "ab", "b", "a")
     assert found.wrong_share.low < 1 / 403 < found.wrong_share.high
     left = judge_greedy([one], [], not_rescored=1)
-    assert left.verdict is VerifyVerdict.INCONCLUSIVE
+    assert left.verdict.word == INCONCLUSIVE
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 350, 351, 10_000])
 def test_greedy_tokens_without_a_wrong_one_exclude_a_share(tokens: int) -> None:
     found = judge_greedy([answer(*[BEST] * tokens)])
     assert (1 - found.wrong_share.high) ** tokens == pytest.approx(0.005, rel=1e-6)
-    assert (found.verdict is VerifyVerdict.LOSSLESS) == (tokens >= 351)
-    assert judge_greedy([]).verdict is VerifyVerdict.INCONCLUSIVE
+    assert (found.verdict.word == LOSSLESS) == (tokens >= 351)
+    assert judge_greedy([]).verdict.word == INCONCLUSIVE
 
 
 def results(factor: float, *, runs: int, most_tokens: int) -> list[Sampled]:
@@ -68,15 +69,15 @@ def results(factor: float, *, runs: int, most_tokens: int) -> list[Sampled]:
 
 @pytest.mark.parametrize("most_tokens", [1_000, 15_000])
 def test_a_right_server_is_lossy_in_at_most_one_of_200_runs(most_tokens: int) -> None:
-    found = Counter(one.verdict for one in results(1.0, runs=200, most_tokens=most_tokens))
-    assert found[VerifyVerdict.LOSSY] <= 1
-    assert most_tokens < 15_000 or found[VerifyVerdict.LOSSLESS] >= 190
+    found = Counter(one.verdict.word for one in results(1.0, runs=200, most_tokens=most_tokens))
+    assert found[LOSSY] <= 1
+    assert most_tokens < 15_000 or found[LOSSLESS] >= 190
 
 
 @pytest.mark.parametrize("factor", [0.95, 1.05])
 def test_a_temperature_that_is_wrong_by_5_percent_is_lossy_in_95_of_100_runs(factor: float) -> None:
-    found = Counter(one.verdict for one in results(factor, runs=100, most_tokens=15_000))
-    assert found[VerifyVerdict.LOSSY] >= 95
+    found = Counter(one.verdict.word for one in results(factor, runs=100, most_tokens=15_000))
+    assert found[LOSSY] >= 95
 
 
 @pytest.mark.parametrize(("factor", "most"), [(0.85, 1), (1.15, 1), (1.0, 5)])
@@ -110,13 +111,13 @@ def test_a_sampler_that_is_far_off_is_lossy_within_a_wave() -> None:
     rng = random.Random(1)
     places = [draws(one, T, drawn_at=5.0) for one in answers()[:8]]
     found = judge_sampled([request(place, rng) for place in places], T, confidence=0.9995)
-    assert found.verdict is VerifyVerdict.LOSSY and found.excluded_percent is None
+    assert found.verdict.word == LOSSY and found.excluded_percent is None
 
 
 def test_nothing_is_inconclusive() -> None:
     for tallies in ([], [Tally(10, 0, 0.1, 3.0)], [Tally(10, 0, 0.0, 0.0)] * 5):
         found = judge_sampled(tallies, T)
-        assert (found.verdict, found.excluded_percent) == (VerifyVerdict.INCONCLUSIVE, None)
+        assert (found.verdict.word, found.excluded_percent) == (INCONCLUSIVE, None)
 
 
 @given(
@@ -131,12 +132,12 @@ def test_any_answers_have_a_verdict(tallies: list[Tally]) -> None:
     found = judge_sampled(tallies, T)
     estimate = found.temperature_error_percent
     assert estimate.low <= estimate.value <= estimate.high
-    assert (found.verdict is VerifyVerdict.LOSSY) == bool(found.reasons)
+    assert (found.verdict.word == LOSSY) == bool(found.reasons)
     if found.excluded_percent is not None:
-        assert found.verdict in (VerifyVerdict.LOSSLESS, VerifyVerdict.NO_FAULT_FOUND)
+        assert found.verdict.word in (LOSSLESS, NO_FAULT_FOUND)
         assert found.excluded_percent <= WIDEST_PERCENT
         is_small = found.excluded_percent <= LOSSLESS_PERCENT
-        assert is_small == (found.verdict is VerifyVerdict.LOSSLESS)
+        assert is_small == (found.verdict.word == LOSSLESS)
 
 
 @given(st.lists(st.floats(-20, 12), min_size=30, max_size=80), st.floats(0.3, 2.0), st.integers(0, 79))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from specserve.measure.expect import Judged, Kept
+from specserve.measure.statistics import Verdict
 from specserve.measure.watch.verdict import (
     Advice,
     WatchState,
-    WatchVerdict,
     advise,
     dead_drafts,
     judge_promises,
@@ -26,7 +26,7 @@ MakeProfile = Callable[[str], Profile]
 MANY = Histogram({0.1: 900, 0.5: 100, float("inf"): 0})
 
 
-def judged(parts: list[Reading], profile: Profile | None = None) -> WatchVerdict:
+def judged(parts: list[Reading], profile: Profile | None = None) -> Verdict:
     seen = figures(parts)
     promises = judge_promises(profile, seen) if profile is not None else ()
     return judge_window(seen, span_s=60.0, dead=dead_drafts(parts), promises=promises)
@@ -35,7 +35,7 @@ def judged(parts: list[Reading], profile: Profile | None = None) -> WatchVerdict
 class TestCollapse:
     def test_is_told_though_the_window_still_looks_well(self) -> None:
         verdict = judged(readings(*[gain()] * 9, *[gain(shares=DEAD)] * 3))
-        assert verdict.state is WatchState.COLLAPSED
+        assert verdict.word == WatchState.COLLAPSED
         assert verdict.sentence == (
             "the draft is dead: the newest drafts give 1.03 (engine 0) tokens per step"
         )
@@ -64,7 +64,7 @@ class TestCollapse:
     def test_is_also_what_a_whole_interval_says_that_is_short(self) -> None:
         parts = readings(*[gain(4000, shares=DEAD)] * 12, every_s=0.5)
         assert dead_drafts(parts) is None
-        assert judged(parts).state is WatchState.COLLAPSED
+        assert judged(parts).word == WatchState.COLLAPSED
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ class TestCollapse:
 )
 def test_the_state_is_the_first_that_applies(parts: list[Reading], state: str, sentence: str) -> None:
     verdict = judged(parts)
-    assert verdict.state == state
+    assert verdict.word == state
     assert verdict.sentence.startswith(sentence)
 
 
@@ -105,7 +105,7 @@ class TestPromises:
         ):
             text = f"\nexpect: [{{min_mean_acceptance_length: {promised}}}]"
             verdict = judged(parts, profile(text))
-            assert (verdict.state, words in verdict.sentence) == (state, True)
+            assert (verdict.word, words in verdict.sentence) == (state, True)
             assert "3.30 (95 %: 3." in verdict.sentence
 
     def test_of_time_are_held_against_what_the_buckets_can_tell(self, profile: MakeProfile) -> None:
@@ -142,7 +142,7 @@ class TestPromises:
 
     def test_of_time_that_are_open_are_named(self, profile: MakeProfile) -> None:
         verdict = judged(readings(*[gain()] * 12), profile("expect: [{max_tpot_p99_ms: 9}]"))
-        assert verdict.state is WatchState.STEADY
+        assert verdict.word == WatchState.STEADY
         assert "`max_tpot_p99_ms` is undecided: there are too few requests" in verdict.sentence
 
 
