@@ -8,24 +8,11 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.rules import all_rules
-from specserve.cli.commands import COMMANDS as BUILT
 from specserve.profile.problems import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "failure-modes.md"
-COMMANDS = (
-    "ask",
-    "bench",
-    "check",
-    "convert",
-    "lint",
-    "lock",
-    "plan",
-    "pull",
-    "tune",
-    "up",
-    "verify",
-    "watch",
-)
+
+
 ROWS = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
     for line in PAGE.read_text(encoding="utf-8").splitlines()
@@ -52,19 +39,3 @@ def test_a_row_says_what_fails_what_tells_it_and_where_that_is_known_from(row: l
 def test_every_code_of_a_row_is_a_finding_that_exists(row: list[str]) -> None:
     known = {rule.code for rule in all_rules()} | set(NAMES)
     assert set(re.findall(r"SD\d{3}", row[2])) <= known
-
-
-def test_a_command_is_called_planned_exactly_while_it_is_not_built() -> None:
-    cells = " ".join(row[2] for row in ROWS)
-    for name in COMMANDS:
-        if f"`{name}`" not in cells:
-            continue
-        planned = (
-            re.search(rf"`{name}`(?:(?:,| and) `\w+`)* \(planned\)|`{name}`, planned", cells) is not None
-        )
-        assert planned == (name not in BUILT), name
-
-
-def test_the_page_names_rules_of_every_group() -> None:
-    groups = {code[:3] for row in ROWS for code in re.findall(r"SD\d{3}", row[2])}
-    assert groups == {"SD0", "SD1", "SD2", "SD3", "SD4"}

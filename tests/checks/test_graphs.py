@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
 
@@ -43,26 +42,6 @@ HEAD = "speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}\
 def test_a_decode_step_is_measured_in_tokens(profile: Load, engine: str, messages: list[str]) -> None:
     found = of("SD164", profile(f"{HEAD}engine: {{{engine}}}"))
     assert [item.message.removeprefix("a decode step of ") for item in found] == messages
-
-
-@pytest.mark.parametrize(
-    ("version", "gpu", "hits"),
-    [
-        ("0.26", "L4-24GB", 1),
-        ("0.32", "L4-24GB", 1),
-        ("0.33", "L4-24GB", 0),
-        ("0.28", "H100-80GB", 1),
-        ("0.30", "H100-80GB", 0),
-        ("0.26", "B200-192GB", 0),
-        ("0.26", "cpu", 0),
-        ("0.26", "X99", 0),
-    ],
-)
-def test_flashinfer_has_graphs_for_drafts_on_newer_gpus_first(
-    profile: Load, version: str, gpu: str, hits: int
-) -> None:
-    text = f'vllm: "=={version}.*"\n{HEAD}engine: {{attention_backend: FLASHINFER}}\nhardware: {{accelerator: {gpu}}}'
-    assert len(of("SD165", profile(text))) == hits
 
 
 def test_flashinfer_may_be_asked_for_in_the_attention_config(profile: Load) -> None:
@@ -118,12 +97,3 @@ def test_a_default_step_is_named_where_drafts_overfill_it(
 ) -> None:
     found = of("SD138", profile(f"{HEAD}engine: {{{requests}}}\nhardware: {{accelerator: {gpu}}}"))
     assert len(found) == hits
-
-
-@pytest.mark.parametrize(("version", "hits"), [("0.29", 1), ("0.30", 0)])
-def test_block_heads_over_pipeline_stages_are_refused_before(profile: Load, version: str, hits: int) -> None:
-    text = (
-        f'vllm: "=={version}.*"\ntarget: {{model: ./m, pipeline_parallel_size: 2}}\n'
-        "speculation: {method: dspark, model: ./head, num_speculative_tokens: 5}"
-    )
-    assert [item.severity for item in of("SD140", profile(text))] == [Severity.ERROR] * hits

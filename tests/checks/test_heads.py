@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import Severity
-from specserve.models.drafts import plain_name as bare
 from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
@@ -84,18 +83,6 @@ def test_a_head_is_known_under_the_name_that_vllm_gives_it(
 
 
 @pytest.mark.parametrize(
-    ("kind", "versions", "hits"),
-    [("eagle", ">=0.26", 1), ("dflash2", "==0.26.*", 1), ("dflash2", ">=0.32", 0)],
-)
-def test_a_kind_of_speculators_head_is_read_by_some_versions(
-    profile: Load, kind: str, versions: str, hits: int
-) -> None:
-    head = {**SPECULATOR, "speculators_model_type": kind, "mask_token_id": 3}
-    loaded = profile(f'vllm: "{versions}"\n{block("dflash")}')
-    assert codes(loaded, {"org/t": facts(LLAMA), "org/d": facts(head)}).count("SD235") == hits
-
-
-@pytest.mark.parametrize(
     ("head", "hits"),
     [
         ({"architectures": ["LlamaForCausalLMEagle3"]}, 1),
@@ -124,24 +111,6 @@ def test_the_first_matrix_tells_an_eagle_head_from_an_eagle3_head(
     assert codes(profile(block(method)), {"org/t": facts(LLAMA), "org/d": head}).count("SD237") == hits
 
 
-@pytest.mark.parametrize(
-    ("version", "head", "hits"),
-    [
-        ("0.26", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 5}, 1),
-        ("0.26", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 3}, 0),
-        ("0.26", {"dflash_config": {"target_layer_ids": [1, 2, 3]}, "num_hidden_layers": 5}, 0),
-        ("0.26", {"num_hidden_layers": 5}, 0),
-        ("0.27", {"target_layer_ids": [1, 2, 3], "num_hidden_layers": 5}, 0),
-    ],
-)
-def test_a_dspark_head_with_other_layers_than_it_reads_is_built_wrong_before(
-    profile: Load, version: str, head: dict[str, Any], hits: int
-) -> None:
-    config = {**LLAMA, "architectures": ["Qwen3DSparkModel"], **head}
-    text = f'vllm: "=={version}.*"\n{block("dspark")}'
-    assert codes(profile(text), {"org/t": facts(LLAMA), "org/d": facts(config)}).count("SD237") == hits
-
-
 @pytest.mark.parametrize(("width", "hits"), [(64, 0), (128, 1), (None, 0)])
 def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: int | None, hits: int) -> None:
     head = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": width}
@@ -163,30 +132,6 @@ def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: i
 def test_a_head_reads_layers_that_the_target_has(profile: Load, more: Any, hits: int) -> None:
     models = {"org/t": facts(LLAMA), "org/d": facts({**EAGLE3, **more})}
     assert codes(profile(block("eagle3")), models).count("SD238") == hits
-
-
-@pytest.mark.parametrize(
-    ("build", "model"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
-        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "meta-llama/Llama-3.3-70B-Instruct"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-8B-Instruct"),
-        ("nvidia/Qwen3-8B-NVFP4", "Qwen/Qwen3-8B"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
-        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "meta-llama/Llama-3.1-8B-Instruct"),
-        ("unsloth/gpt-oss-20b-bf16", "openai/gpt-oss-20b"),
-    ],
-)
-def test_a_build_of_a_model_is_that_model(build: str, model: str) -> None:
-    assert bare(build) == bare(model)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base"), ("Qwen/Qwen3-8B", "Qwen/Qwen3-14B"), ("a/x-v1", "a/x-v2")],
-)
-def test_another_model_of_the_family_is_not(first: str, second: str) -> None:
-    assert bare(first) != bare(second)
 
 
 def test_a_directory_does_not_say_which_model_it_holds(profile: Load) -> None:
@@ -243,23 +188,6 @@ def test_a_draft_that_names_a_mask_drafts_all_at_once(profile: Load, key: str) -
     models = {"org/t": facts(LLAMA), "org/d": facts({**LLAMA, key: 5})}
     assert codes(profile(text), models) == []
     assert codes(profile(text), {**models, "org/d": facts(LLAMA)}) == ["SD241"]
-
-
-@pytest.mark.parametrize(
-    ("versions", "name", "k", "hits"),
-    [
-        ("==0.26.*", "Qwen3DSparkModel", 3, 1),
-        ("==0.26.*", "Qwen3DSparkModel", 8, 0),
-        (">=0.32", "Qwen3DSparkModel", 3, 0),
-        (">=0.32", "Qwen3OmniDSparkModel", 3, 1),
-    ],
-)
-def test_a_block_is_filled_where_the_version_wants_it(
-    profile: Load, versions: str, name: str, k: int, hits: int
-) -> None:
-    head = {**QWEN3, "architectures": [name], "dspark_block_size": 8}
-    loaded = profile(f'vllm: "{versions}"\n{block("dspark", k=k)}')
-    assert codes(loaded, {"org/t": facts(QWEN3), "org/d": facts(head)}).count("SD244") == hits
 
 
 def test_an_eagle_head_is_known_by_what_it_lacks(profile: Load) -> None:
@@ -371,15 +299,6 @@ def test_a_target_hands_out_its_hidden_states_or_not(
 ) -> None:
     models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
     assert codes(profile(block(method)), models).count("SD224") == hits
-
-
-def test_a_version_that_serves_the_pair_is_named(profile: Load) -> None:
-    models = {"org/t": facts({**LLAMA, "architectures": ["GraniteForCausalLM"]}), "org/d": facts(EAGLE3)}
-    loaded = profile(f'vllm: ">=0.26"\n{block("eagle3")}')
-    (finding,) = [item for item in findings(loaded, models) if item.code == "SD224"]
-    without = ", ".join(READ[: READ.index("0.32")])
-    assert finding.notes == (f"the profile's range allows vLLM {', '.join(READ)}; this applies to {without}",)
-    assert finding.help == "vLLM 0.32, 0.33 can: see the profile's `vllm` range"
 
 
 @pytest.mark.parametrize(

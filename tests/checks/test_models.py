@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.config import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFile
 from specserve.models.vocabulary import holds_tokenizer
@@ -225,26 +224,12 @@ def test_a_tokenizer_is_a_vocabulary_for_target_and_draft(
     assert holds_tokenizer(there) is not bool(hits)
 
 
-@pytest.mark.parametrize(("versions", "hits"), [("==0.26.*", 0), (">=0.26", 1), (">=0.32", 1)])
-def test_bitsandbytes_was_read_until_0_27(profile: Load, versions: str, hits: int) -> None:
-    config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
-    loaded = profile(f'vllm: "{versions}"\ntarget: {{model: org/t}}')
-    assert codes(loaded, {"org/t": facts(config)}) == ["SD247"] * hits
-
-
 def test_a_draft_with_vision_sees_what_its_target_sees(profile: Load) -> None:
     text = f'vllm: ">=0.32"\ntarget: {{model: org/t}}\n{DRAFT}\nengine: {{}}'
     assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(VISION)}) == []
     assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == ["SD246"]
     limits = text.replace("{}", "{limit_mm_per_prompt: {image: 0, video: 0}}")
     assert codes(profile(limits), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == []
-
-
-def test_what_is_nested_is_found() -> None:
-    inner = {"num_attention_heads": 8, "num_key_value_heads": 2}
-    for config in ({"text_config": inner}, {"thinker_config": {"text_config": inner}}, {"llm_config": inner}):
-        assert text_config(config) == inner
-        assert (heads(config), kv_heads(config)) == (8, 2)
 
 
 JSON = st.recursive(

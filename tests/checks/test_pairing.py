@@ -164,16 +164,6 @@ def test_a_small_cache_type_is_inherited_by_drafters_that_may_have_no_kernel_for
     assert of("SD158", profile(text % ", kv_cache_dtype: bfloat16")) == []
 
 
-def test_a_shortened_context_names_the_versions_that_shorten_it(profile: Load) -> None:
-    text = (
-        "target: {model: ./m, max_model_len: 32768}\nhardware: {accelerator: H100-80GB}\n"
-        "speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, max_model_len: 4096}"
-    )
-    (found,) = of("SD153", profile(text))
-    assert found.message == "vLLM 0.33 will take 4096 tokens, not 32768"
-    assert of("SD153", profile(f"vllm: '==0.32.*'\n{text}")) == []
-
-
 HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 
 

@@ -51,48 +51,6 @@ def made(
     return profile, block
 
 
-def taken(version: str, *args: Any, **kwargs: Any) -> str | None:
-    profile, block = made(*args, **kwargs)
-    found = choice(profile, block, version=version)
-    return found.runner if found else None
-
-
-@pytest.mark.parametrize(
-    ("runner", "arguments"),
-    [
-        ("V2", {}),
-        ("V2", {"method": "ngram"}),
-        ("V1", {"method": "suffix"}),
-        ("V1", {"method": "custom_class"}),
-        ("V1", {"method": "draft_model", "keys": {"use_heterogeneous_vocab": True}}),
-        ("V1", {"method": "draft_model", "keys": {"parallel_drafting": True}}),
-        ("V2", {"method": "dflash", "keys": {"parallel_drafting": True}}),
-        ("V1", {"accelerator": "cpu"}),
-        ("V1", {"enable_dbo": True}),
-        ("V1", {"env": "0"}),
-        ("V2", {"method": "suffix", "env": "1"}),
-        ("V2", {"watermark_config": {}}),
-        ("V2", {"watermark_config": {}, "env": "0"}),
-        ("V2", {"watermark": 0.1}),
-    ],
-)
-@pytest.mark.parametrize("version", ["0.32", "0.33"])
-def test_v2_serves_wherever_it_can_and_the_environment_wins(
-    version: str, runner: str | None, arguments: dict[str, Any]
-) -> None:
-    assert taken(version, **arguments) == runner
-
-
-@pytest.mark.parametrize(
-    ("runner", "arguments"),
-    [(None, {}), ("V1", {"method": "ngram"}), ("V1", {"method": "draft_model"}), ("V2", {"env": "1"})],
-)
-def test_0_26_chose_by_architecture_which_a_profile_does_not_show(
-    runner: str | None, arguments: dict[str, Any]
-) -> None:
-    assert taken("0.26", **arguments) == runner
-
-
 @pytest.mark.parametrize(
     ("text", "meaning"), [("1", True), ("0", False), ("2", True), ("true", None), ("", None), ("yes", None)]
 )

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.gather import CheckOptions, gather
 from specserve.checks.rules.schedules import problem_of
 from specserve.profile.schema import Profile
-from specserve.vllm.speculation import uncaptured_row
 from specserve.vllm.versions import installed
-from tests.checks.checkpoints import checkpoint
-from tests.checks.judging import judged, of, places
-from tests.checks.vllmlines import function, minor
+from tests.checks.judging import of, places
 
 Load = Callable[[str], Profile]
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 4)), max_size=4).map(tuple)
@@ -183,128 +175,6 @@ def test_a_smaller_k_that_the_draft_cannot_be_captured_for_stops_the_v2_runner(
     loaded = profile(for_version(version, rows, method=method))
     assert severities(loaded) == found
     assert all(finding.span.path.endswith("_per_batch_size[1]") for finding in of("SD118", loaded))
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ("", ["warning"]),
-        ("hardware: {accelerator: L4-24GB}", ["warning"]),
-        ("hardware: {accelerator: L4-24GB}\nengine: {attention_backend: TRITON_ATTN}", ["error"]),
-        ("hardware: {accelerator: L4-24GB}\nengine: {attention_backend: FLASHINFER}", []),
-        ("hardware: {accelerator: H100-80GB}\nengine: {attention_backend: TRITON_MLA}", ["warning"]),
-        (f"{HOPPER}\nengine: {{enforce_eager: true}}", []),
-        (f"{HOPPER}\nengine: {{compilation_config: {{cudagraph_mode: PIECEWISE}}}}", []),
-        (f"{HOPPER}\nengine: {{data_parallel_size: 2}}", []),
-        ("hardware: {accelerator: cpu}", []),
-    ],
-)
-def test_a_draft_that_is_not_captured_whole_stops_nothing(profile: Load, more: str, found: list[str]) -> None:
-    assert severities(profile(for_version("0.26", more=more))) == found
-
-
-@pytest.mark.parametrize(("version", "hits"), [("0.28", 1), ("0.29", 0)])
-def test_a_row_beyond_max_num_seqs_is_captured_for_before(profile: Load, version: str, hits: int) -> None:
-    rows, requests = "[[1, 64, 5], [65, 128, 1]]", f"{HOPPER}\nengine: {{max_num_seqs: 64}}"
-    assert len(of("SD118", profile(for_version(version, rows, more=requests)))) == hits
-
-
-@pytest.mark.parametrize(("name", "found"), [("mimo", ["error"]), ("mimo-two", [])])
-def test_several_prediction_layers_are_captured_in_another_way(
-    profile: Load, tmp_path: Path, name: str, found: list[str]
-) -> None:
-    checkpoint(tmp_path, name)
-    block = for_version("0.29", method="mtp").replace("model: ./d, ", "")
-    context = gather(
-        profile(f"target: {{model: ./{name}}}\n{block}"), wanted=CheckOptions(offline=True)
-    ).context
-    assert [item.severity.value for item in judged(context) if item.code == "SD118"] == found
-
-
-@pytest.mark.parametrize(
-    ("version", "more", "hits"),
-    [("0.28", "engine: {enforce_eager: true}", 1), ("0.31", "", 1), ("0.31", HOPPER, 0), ("0.32", "", 0)],
-)
-def test_a_head_that_starts_drafts_all_tokens_before(
-    profile: Load, version: str, more: str, hits: int
-) -> None:
-    found = of("SD121", profile(for_version(version, more=more)))
-    assert len(found) == hits and all("verification only" in item.message for item in found)
-
-
-class _Graph(NamedTuple):
-    """What vLLM's list says of a graph."""
-
-    cg_mode: str
-    num_tokens: int
-    num_reqs: int
-    uniform_token_count: int | None = None
-    num_active_loras: int = 0
-    num_ubatches: int = 1
-
-
-class _Mode(str):
-    """A graph mode in which decode steps are captured whole, and nothing else is."""
-
-    def decode_mode(self) -> str:
-        return "FULL"
-
-    def mixed_mode(self) -> None:
-        return None
-
-    def separate_routine(self) -> bool:
-        return True
-
-
-def _captures(
-    vllm_schedule: ModuleType, rows: list[list[int]], *, k: int, tokens: int, requests: int
-) -> bool:
-    """Whether vLLM's own list of graphs has none without a request, for a draft step of so many tokens per request."""
-    file = "v1/worker/gpu/cudagraph_utils.py"
-    speculative = SimpleNamespace(
-        uses_dynamic_speculative_decoding=lambda: True, num_speculative_tokens_per_batch_size=rows
-    )
-    manager = SimpleNamespace(
-        compilation_config=SimpleNamespace(
-            cudagraph_capture_sizes=[1, 2, 4, *range(8, 65, 8)], max_cudagraph_capture_size=64
-        ),
-        vllm_config=SimpleNamespace(speculative_config=speculative, num_speculative_tokens=k),
-        cudagraph_mode=_Mode("FULL"), decode_query_len=tokens, max_num_reqs=requests, lora_capture_cases=[0],
-        varlen_decode=False, _maybe_ubatch_twin=lambda _: None, _candidates={}, _capture_descs={},
-    )  # fmt: skip
-    init = function(
-        file, "_init_candidates", CUDAGraphMode=SimpleNamespace(FULL="FULL", PIECEWISE="PIECEWISE"),
-        BatchExecutionDescriptor=_Graph,
-        build_dynamic_sd_schedule_lookup=vllm_schedule.build_dynamic_sd_schedule_lookup,
-        product=itertools.product, groupby=itertools.groupby, defaultdict=defaultdict,
-        round_up=lambda value, unit: -(-value // unit) * unit,
-    )  # fmt: skip
-    try:
-        init(manager)
-    except ZeroDivisionError:
-        return False
-    return all(
-        0 < desc.num_reqs <= desc.num_tokens for desc in itertools.chain(*manager._capture_descs.values())
-    )
-
-
-@pytest.mark.vllm
-@given(
-    ranges=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=3),
-    k=st.integers(1, 4),
-    requests=st.integers(1, 12),
-)
-def test_vllm_captures_the_draft_exactly_for_the_rows_that_are_captured(
-    vllm_schedule: ModuleType, ranges: list[tuple[int, int]], k: int, requests: int
-) -> None:
-    ends = list(itertools.accumulate(size for size, _ in ranges))
-    listed = [[end - size + 1, end, min(own, k)] for end, (size, own) in zip(ends, ranges, strict=True)]
-    for method, tokens in (("eagle3", 1), ("dspark", k), ("dflash", k + 1)):
-        row = uncaptured_row(
-            minor(), method=method, num_speculative_tokens=k, schedule=listed, sequences=requests
-        )
-        is_captured = _captures(vllm_schedule, listed, k=k, tokens=tokens, requests=requests)
-        assert is_captured == (row is None), method
 
 
 def test_the_arms_are_judged_each_at_its_own_place(profile: Load) -> None:

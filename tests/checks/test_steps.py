@@ -130,21 +130,3 @@ def test_a_small_step_is_worth_knowing_below_vllm_s_own_line(profile: Load, line
     text = f"{block}\nengine: {{max_num_batched_tokens: {line}}}"
     assert len(of("SD138", profile(text))) == hits
     assert of("SD138", profile(text + "\nhardware: {accelerator: cpu}")) == []
-
-
-@pytest.mark.parametrize(
-    ("version", "method", "k", "engine", "hits"),
-    [
-        ("0.26", "dflash", 9, {}, 1),
-        ("0.27", "dspark", 9, {}, 1),
-        ("0.26", "dflash", 8, {}, 0),
-        ("0.28", "dflash", 16, {}, 0),
-        ("0.26", "eagle3", 16, {}, 0),
-        ("0.26", "dflash", 16, {"max_num_seqs": 32}, 0),
-        ("0.26", "dflash", 16, {"enable_chunked_prefill": False}, 0),
-    ],
-)
-def test_the_default_step_holds_eight_tokens_of_each_request(
-    version: str, method: str, k: int, engine: dict[str, Any], hits: int
-) -> None:
-    assert len([*too_few_slots.check(context(drafting(method, k), version=version, **engine))]) == hits

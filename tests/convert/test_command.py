@@ -158,21 +158,6 @@ def test_a_key_without_effect_is_a_warning_and_left_out() -> None:
     assert speculation is not None and "draft_tensor_parallel_size" not in speculation.keys
 
 
-def test_an_option_of_a_newer_vllm_is_no_mistake() -> None:
-    assert profile("vllm serve org/target --monokernel").vllm == ">=0.33"
-    assert profile("vllm serve org/target --max-num-seqs 8").vllm is None
-
-
-def test_settings_lie_over_the_command() -> None:
-    found, _ = profile_of(["vllm", "serve", "org/target"], settings=["target.max_model_len=512"])
-    assert found is not None and found.target.max_model_len == 512
-
-
-def test_relative_paths_are_those_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert profile("vllm serve ./model").target.model == str(tmp_path / "model")
-
-
 def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,18 +166,6 @@ def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
     found = profile("vllm serve org/target --config args.yaml --seed 4")
     assert dict(found.engine) == {"max_num_seqs": 32, "seed": 4}
     assert str(found.span("engine.max_num_seqs")) == "args.yaml:1:15"
-
-
-def test_wrappers_and_containers_are_seen_through() -> None:
-    for text in (
-        "nohup uv run vllm serve org/target",
-        "env CUDA_VISIBLE_DEVICES=0 vllm serve org/target",
-        "python3 -m vllm.entrypoints.openai.api_server --model org/target",
-        "docker run --name vllm --gpus all -p 8000:8000 vllm/vllm-openai:latest --model org/target",
-        "docker run vllm/vllm-openai bash -lc 'pip install x && vllm serve org/target'",
-        "/opt/venv/bin/vllm serve --model org/target",
-    ):
-        assert profile(text).target.model == "org/target", text
 
 
 def test_what_starts_no_vllm_is_a_usage_error_with_the_way_out() -> None:

@@ -54,41 +54,11 @@ def test_what_is_written_is_a_valid_profile(name: str, made: Callable[..., Profi
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_each_note_stands_in_the_profile_as_a_comment(name: str) -> None:
-    file, text = SOURCES[name]
-    result = convert(text, file=file)
-    comments = " ".join(
-        line.strip().removeprefix("#").strip()
-        for line in result.text.splitlines()
-        if line.strip().startswith("#")
-    )
-    assert all(note.text in comments for note in result.notes)
-
-
-@pytest.mark.parametrize("name", SOURCES)
 def test_no_secret_of_the_source_is_in_the_profile_or_its_notes(name: str) -> None:
     file, text = SOURCES[name]
     result = convert(text, file=file)
     said = result.text + " ".join(note.text for note in result.notes)
     assert "hf_abcdefghijklmnopqrst" not in said and "sk-0123456789abcdefghij" not in said
-
-
-def test_flags_of_old_become_one_block_of_speculation(made: Callable[..., Profile]) -> None:
-    profile = made(SOURCES["llm-70b"][1], file="offline.py")
-    assert profile.speculation is not None
-    assert dict(profile.speculation.keys) == {
-        "method": "draft_model",
-        "model": "Qwen/Qwen2-7B-Instruct",
-        "num_speculative_tokens": 5,
-    }
-    assert (profile.target.tensor_parallel_size, dict(profile.engine)) == (4, {"gpu_memory_utilization": 0.9})
-
-
-def test_a_draft_on_one_rank_is_split_like_its_target(made: Callable[..., Profile]) -> None:
-    profile = made(SOURCES["api-server"][1])
-    assert profile.speculation is not None
-    assert "draft_tensor_parallel_size" not in profile.speculation.keys
-    assert profile.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
 def test_a_key_becomes_the_name_of_its_variable(made: Callable[..., Profile]) -> None:
@@ -107,12 +77,6 @@ def test_a_server_open_to_all_without_a_key_is_closed_and_one_with_a_key_is_not(
 def test_an_option_of_a_newer_vllm_narrows_the_range(made: Callable[..., Profile]) -> None:
     assert made("vllm serve a/b --monokernel").vllm == ">=0.33"
     assert made("vllm serve a/b --max-num-seqs 8").vllm is None
-
-
-def test_an_option_that_nobody_knows_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
-    text = "vllm serve a/b --frobnicate 3"
-    assert dict(made(text).engine) == {}
-    assert notes(text) == ["`--frobnicate` is left out: no vLLM that specserve knows has it"]
 
 
 def test_a_value_that_vllm_would_refuse_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
@@ -235,10 +199,6 @@ def test_a_change_of_the_network_is_noted_once(text: str, said: str | None) -> N
     assert all(said is not None and said in text for text in found)
 
 
-def test_sglang_has_a_port_of_its_own(made: Callable[..., Profile]) -> None:
-    assert made("python -m sglang.launch_server --model-path org/m").server.port == 30000
-
-
 @pytest.mark.parametrize(
     ("image", "versions", "said"),
     [
@@ -256,11 +216,6 @@ def test_the_tag_of_an_image_is_the_range_of_vllms(
     text = f"docker run {image} --model org/m"
     assert made(text).vllm == versions
     assert sum(said in note.text for note in convert(text).notes) == 1
-
-
-def test_a_profile_for_an_image_keeps_what_that_vllm_has(made: Callable[..., Profile]) -> None:
-    text = "docker run vllm/vllm-openai:v0.26.0 --model org/m --calculate-kv-scales"
-    assert made(text).engine["calculate_kv_scales"] is True
 
 
 @pytest.mark.parametrize(
@@ -295,27 +250,6 @@ def test_a_worker_that_is_no_node_of_an_executor_is_noted(made: Callable[..., Pr
     assert any("a worker that answers no requests" in note.text for note in convert(text).notes)
 
 
-def test_a_gemma_4_assistant_is_mtp(made: Callable[..., Profile]) -> None:
-    for method in ("", '"method": "draft_model", '):
-        draft = f'{{{method}"model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}}'
-        profile = made(f"vllm serve google/gemma-4-31B-it --speculative-config '{draft}'")
-        assert profile.speculation and profile.speculation.method == "mtp"
-
-
-@pytest.mark.parametrize(
-    ("flag", "logs"),
-    [
-        ("--disable-log-requests", False),
-        ("--no-disable-log-requests", True),
-        ("--no-enable-log-requests", False),
-    ],
-)
-def test_switches_that_are_gone_are_translated_in_both_directions(
-    flag: str, logs: bool, made: Callable[..., Profile]
-) -> None:
-    assert made(f"vllm serve org/m {flag}").engine["enable_log_requests"] is logs
-
-
 def test_a_name_of_today_wins_over_an_earlier_one_and_the_loser_is_noted(
     made: Callable[..., Profile],
 ) -> None:
@@ -335,10 +269,6 @@ def test_what_a_launch_adds_is_said_once_and_is_no_change_to_the_source() -> Non
         )
         == 1
     )
-
-
-def test_relative_paths_are_noted() -> None:
-    assert any("relative to the profile's own folder" in text for text in notes("vllm serve ./model"))
 
 
 def test_an_argument_file_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -395,11 +325,3 @@ def test_sampling_parameters_of_an_offline_script_are_noted() -> None:
     text = 'p = SamplingParams(min_p=0.1)\nLLM("org/m", max_model_len=8).generate([], p)\n'
     (note,) = [note for note in convert(text, file="run.py").notes if "SamplingParams" in note.text]
     assert note.line == 1
-
-
-@pytest.mark.parametrize(("inside", "moved"), [("8000", True), ("8080", False)])
-def test_the_port_that_clients_used_is_named_only_if_it_led_to_the_server(inside: str, moved: bool) -> None:
-    text = f"docker run -p 9000:{inside} vllm/vllm-openai:v0.33.0 --model a/b"
-    (start,) = read(text, file="x.sh", folder=Path())
-    notes = " ".join(note.text for note in converted(start, origin="x.sh").notes)
-    assert "the container publishes" in notes and ("clients used port 9000" in notes) is moved

@@ -35,10 +35,3 @@ def test_every_row_says_where_it_comes_from_and_its_bounds_are_in_order() -> Non
         for bound in bounds:
             assert 0 <= bound.low <= bound.high
             assert bound.logs is not None and bound.logs >= 0
-
-
-def test_an_interval_says_how_many_logs_it_comes_from() -> None:
-    assert Bounds(1, 2, 23).support == "from 23 logs"
-    assert Bounds(1, 2, 1).support == "from 1 log"
-    assert Bounds(1, 2, 0).support == "assumed"
-    assert Bounds(1, 2).support == ""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.memory.demand import demand
-from specserve.memory.pool import BlockTable, Demand, PipelineStage
+from specserve.memory.pool import Demand
 from specserve.memory.situation import Settings, Speculative
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import facts_of
@@ -21,53 +21,6 @@ GIB = 1 << 30
 def needed(model: str, **changes: Any) -> Demand:
     values: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
     return demand(facts_of(model), settings=Settings(**{**values, **changes}))
-
-
-def two_stages() -> Demand:
-    stages = (PipelineStage(0, 1000, 0, 100, 10, 0, 0, 0), PipelineStage(4, 500, 0, 50, 5, 0, 0, 0))
-    return Demand(stages, (BlockTable(10, 100),), 100)
-
-
-def test_the_poorest_stage_says_how_many_blocks_there_are() -> None:
-    assert two_stages().blocks([1000, 250]) == 5
-
-
-def test_one_figure_is_what_is_left_on_the_fullest_gpu_and_the_others_have_as_much_more_as_they_hold_less() -> (
-    None
-):
-    assert two_stages().blocks(1000) == 10
-    assert two_stages().fullest.rank == 0
-
-
-def test_no_memory_is_no_blocks_and_not_fewer() -> None:
-    assert two_stages().blocks(-5000) == 0
-    assert not two_stages().is_enough(-5000)
-
-
-def test_vllm_starts_where_one_request_fits_beside_the_null_block() -> None:
-    assert two_stages().is_enough(1100)
-    assert not two_stages().is_enough(1099)
-
-
-def test_the_largest_length_is_the_last_that_vllm_starts_with() -> None:
-    largest = two_stages().largest_max_model_len(1000, limit=10_000)
-    assert largest == 90
-    assert two_stages().is_enough(1000, max_model_len=largest)
-    assert not two_stages().is_enough(1000, max_model_len=largest + 1)
-
-
-def test_bytes_for_no_request_are_those_of_the_null_block() -> None:
-    assert two_stages().bytes_for(0, 100) == 100
-
-
-def test_heads_that_are_fewer_than_gpus_are_held_more_than_once() -> None:
-    assert needed("llama", tensor_parallel_size=2).fullest.target_kv_bytes_per_token == 3 * 2 * 64 * 2
-    assert needed("llama", tensor_parallel_size=4).fullest.target_kv_bytes_per_token == 3 * 2 * 64 * 2
-
-
-def test_latent_vectors_are_whole_on_every_gpu() -> None:
-    one, four = (needed("deepseek-v3", tensor_parallel_size=size) for size in (1, 4))
-    assert one.fullest.target_kv_bytes_per_token == four.fullest.target_kv_bytes_per_token == 4 * 576 * 2
 
 
 def test_fp8_halves_the_cache() -> None:

@@ -22,39 +22,9 @@ def sizes(*layers: LayerKv, is_hybrid_off: bool = False) -> list[int]:
     return [len(group) for group in group_layers(named, is_hybrid_off=is_hybrid_off)]
 
 
-def test_layers_that_are_alike_share_one_table() -> None:
-    assert sizes(*[FULL] * 32) == [32]
-
-
-def test_full_layers_of_a_target_and_a_smaller_draft_share_one_table() -> None:
-    assert sizes(*[WIDE] * 32, *[FULL] * 4) == [36]
-
-
 def test_latent_layers_share_a_table_with_their_indexers_and_a_plain_draft() -> None:
     assert sizes(*[LATENT, INDEXER] * 4) == [8]
     assert sizes(*[LATENT] * 4, FULL) == [5]
-
-
-def test_windows_of_one_size_share_a_table_and_windows_of_two_do_not() -> None:
-    other = LayerKv("sliding", 16, 4096, SLIDING.cell, 512)
-    assert sizes(*[SLIDING] * 4) == [4]
-    assert sizes(*[SLIDING] * 4, *[other] * 4) == [4, 4]
-
-
-def test_a_mixture_is_cut_into_tables_of_the_smallest_kind() -> None:
-    assert sorted(sizes(*[SLIDING] * 10, *[FULL] * 2)) == [2, 2, 2, 2, 2, 2]
-
-
-def test_kinds_of_nearly_one_size_are_filled_up_to_the_larger() -> None:
-    """gpt-oss with a head: 12 windows and 13 full layers."""
-    assert sorted(sizes(*[SLIDING] * 12, *[FULL] * 13)) == [12, 13]
-
-
-def test_shorter_pages_are_made_as_long_as_the_longest() -> None:
-    named = {"0": FULL, "1": SLIDING, "2": WIDE}
-    groups = group_layers(named)
-    assert {layer.page_bytes for group in groups for layer in group.values()} == {16 * 8192}
-    assert {layer.block_size for group in groups for layer in group.values()} == {16, 32}
 
 
 def test_pages_that_do_not_divide_are_padded() -> None:
@@ -62,11 +32,6 @@ def test_pages_that_do_not_divide_are_padded() -> None:
     (first, second) = group_layers({"0": FULL, "1": odd})
     assert (first["0"].page_bytes, second["1"].page_bytes) == (65_536, 65_536)
     assert second["1"].block_size == 16
-
-
-def test_states_lie_beside_attention_in_tables_of_their_own() -> None:
-    attention = LayerKv("full", 16, 4096, (8, 128, 128, 4096))
-    assert sorted(sizes(*[STATE] * 6, *[attention] * 2)) == [2, 2, 2, 2]
 
 
 def test_windows_count_as_full_where_the_hybrid_manager_is_off() -> None:
@@ -82,10 +47,6 @@ def test_a_chunk_beside_latent_layers_is_refused_as_vllm_refuses_it() -> None:
     chunk = LayerKv("chunked", 16, 5000, (4, 128, 128, 5000), 1024)
     with pytest.raises(ValueError, match="cannot be padded"):
         sizes(LATENT, chunk)
-
-
-def test_a_model_without_a_cache_has_no_table() -> None:
-    assert sizes() == []
 
 
 _LAYERS = st.sampled_from(

@@ -11,9 +11,7 @@ from specserve.memory.pool import Demand
 from specserve.memory.situation import Settings
 from specserve.memory.weights import mxfp4_padding
 from specserve.models.facts import ModelFacts
-from specserve.models.shape import read_shape
-from tests.memory.test_deployments import MXFP4, gpt_oss
-from tests.memory.test_public import config
+from tests.memory.test_deployments import gpt_oss
 
 GIB = 2**30
 
@@ -64,34 +62,6 @@ def test_the_weights_are_those_of_public_logs(
 )
 def test_the_padding_is_that_of_the_backend(parts: dict[str, Any], factor: int) -> None:
     assert mxfp4_padding(2880, 2880, settings=settings(**parts)) == pytest.approx(factor / 2880**2)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        MXFP4,
-        {"quant_method": "gpt_oss_mxfp4"},
-        {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
-        {
-            "quant_method": "quark",
-            "global_quant_config": {"weight": {"dtype": "fp4", "scale_format": "e8m0"}},
-        },
-    ],
-)
-def test_every_way_to_say_mxfp4_is_read(quantization: dict[str, Any]) -> None:
-    assert read_shape("x", {**gpt_oss(2, 4), "quantization_config": quantization}).mxfp4_expert == (
-        2880,
-        2880,
-    )
-
-
-def test_other_formats_and_dense_models_are_not_padded() -> None:
-    assert (
-        read_shape("x", {**gpt_oss(2, 4), "quantization_config": {"quant_method": "fp8"}}).mxfp4_expert
-        is None
-    )
-    dense = config("llama", (2, 512, 1024, 8, 2), 1024, quantization_config=MXFP4)
-    assert read_shape("x", dense).mxfp4_expert is None
 
 
 def test_a_backend_that_is_assumed_is_said_and_one_that_is_named_is_not() -> None:

@@ -98,11 +98,6 @@ def test_what_the_profile_says_wins_over_the_defaults(profile: Load) -> None:
     assert (found.kv_cache_memory_bytes, found.settings.enable_prefix_caching) == (2**31, False)
 
 
-def test_the_share_of_the_memory_is_vllm_s_unless_the_profile_says_another(profile: Load) -> None:
-    assert of(profile("")).gpu_memory_utilization == 0.92
-    assert of(profile("engine: {gpu_memory_utilization: 0.8}")).gpu_memory_utilization == 0.8
-
-
 def test_a_v2_draft_lowers_the_target_to_its_own_context(profile: Load) -> None:
     text = "speculation: {method: draft_model, model: org/d, num_speculative_tokens: 3}"
     short = facts(max_position_embeddings=1024)
@@ -169,15 +164,6 @@ def test_the_runner_is_the_one_that_vllm_would_take(
 )
 def test_the_longest_sequence_is_the_one_that_vllm_derives(config: dict[str, Any], expected: int) -> None:
     assert length_of(facts(**config), version="0.33").default == expected
-
-
-def test_the_shape_of_experts_is_that_of_the_shared_ones_and_one_of_the_others() -> None:
-    dense = sizes_of(facts())
-    assert (dense.intermediate, dense.experts_per_token, dense.dtype_bytes) == (128, 0, 2)
-    mixed = sizes_of(facts(num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=3))
-    assert (mixed.intermediate, mixed.experts_per_token, mixed.expert_intermediate) == (96, 2, 32)
-    assert sizes_of(facts(vision_config={}, quantization_config={"quant_method": "fp8"})).is_multimodal
-    assert sizes_of(facts(), dtype="float32").dtype_bytes == 4
 
 
 JUNK = st.recursive(

@@ -7,17 +7,12 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.memory.demand import demand
 from specserve.memory.situation import Settings, Speculative
-from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
-from specserve.models.config import as_stored
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.facts import published as published_facts
-from specserve.models.shape import read_shape
 from specserve.models.tensors import expected_tensors, mtp_tensors
 from tests.memory.recordings import ANSWERED, FOLDER, RECORDED, facts_of, settings_of
 
@@ -49,59 +44,6 @@ def test_weights_from_headers_are_within_half_a_percent_of_vllm(case: dict[str, 
         demand(facts, settings=settings_of(case)).stages, RECORDED[case["name"]]["stages"], strict=True
     ):
         assert mine.target_weights_bytes == pytest.approx(theirs["target"]["parameters"], rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("name", "division"),
-    [
-        ("model.embed_tokens.weight", "vocabulary"),
-        ("transformer.wte.weight", "vocabulary"),
-        ("transformer.wpe.weight", "all"),
-        ("lm_head.weight", "vocabulary"),
-        ("model.layers.#.self_attn.q_proj.weight", "column"),
-        ("model.layers.#.self_attn.q_proj.bias", "column"),
-        ("model.layers.#.self_attn.k_proj.weight", "keys"),
-        ("model.layers.#.self_attn.o_proj.weight", "row"),
-        ("model.layers.#.self_attn.qkv_proj.weight", "fused"),
-        ("transformer.h.#.self_attention.query_key_value.weight", "fused"),
-        ("transformer.h.#.self_attention.dense.weight", "row"),
-        ("transformer.h.#.attn.c_attn.weight", "fused"),
-        ("model.layers.#.self_attn.q_norm.weight", "all"),
-        ("model.layers.#.self_attn.kv_a_proj_with_mqa.weight", "all"),
-        ("model.layers.#.self_attn.kv_b_proj.weight", "column"),
-        ("model.layers.#.self_attn.indexer.wk.weight", "all"),
-        ("model.layers.#.block_sparse_moe.gate.weight", "all"),
-        ("model.layers.#.block_sparse_moe.experts.#.w1.weight", "expert"),
-        ("model.layers.#.mlp.experts.#.down_proj.weight_scale_inv", "expert"),
-        ("model.layers.#.mlp.experts.gate_up_proj_blocks", "expert"),
-        ("model.layers.#.mlp.shared_experts.down_proj.weight", "row"),
-        ("model.layers.#.mlp.shared_expert_gate.weight", "all"),
-        ("model.layers.#.linear_attn.conv1d.weight", "column"),
-        ("backbone.layers.#.mixer.in_proj.weight", "mamba"),
-        ("model.layers.#.input_layernorm.weight", "all"),
-    ],
-)
-def test_a_tensors_name_says_how_it_is_divided(name: str, division: str) -> None:
-    assert role_of(name).division == division
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("model.embed_tokens.weight", "first"),
-        ("model.norm.weight", "last"),
-        ("lm_head.weight", "last"),
-        ("model.layers.#.mlp.up_proj.weight", "layer"),
-        ("mtp.layers.#.mlp.up_proj.weight", "mtp"),
-        ("visual.blocks.#.attn.qkv.weight", "tower"),
-        ("model.layers.#.self_attn.rotary_emb.inv_freq", "skipped"),
-        ("h.#.attn.bias", "skipped"),
-        ("t2d", "skipped"),
-        ("model.layers.#.shared_head.head.weight", "skipped"),
-    ],
-)
-def test_a_tensors_name_says_where_it_lies(name: str, place: str) -> None:
-    assert role_of(name).place == place
 
 
 def test_parameters_are_those_of_a_published_hybrid_with_encoder_and_prediction_layer() -> None:
@@ -142,10 +84,6 @@ def test_a_projection_that_makes_keys_and_values_is_held_twice() -> None:
     assert weighed(from_headers) == pytest.approx(recorded["target"]["parameters"], rel=1e-6)
 
 
-def test_indices_are_no_part_of_a_name() -> None:
-    assert numberless("model.layers.12.mlp.experts.7.w1.weight") == "model.layers.#.mlp.experts.#.w1.weight"
-
-
 def test_an_output_table_of_a_tied_model_is_not_counted_twice() -> None:
     known = facts_of("llama-tied")
     tensors = published("llama-tied")
@@ -154,14 +92,6 @@ def test_an_output_table_of_a_tied_model_is_not_counted_twice() -> None:
         ModelFacts(known.model, "directory", known.config, tensors=held) for held in (tensors, with_head)
     ]
     assert weighed(facts[0]) == weighed(facts[1])
-
-
-def test_a_float32_checkpoint_is_served_in_half_precision() -> None:
-    known = facts_of("llama")
-    stored = {name: Tensor("F32", held.shape) for name, held in published("llama").items()}
-    full = ModelFacts(known.model, "directory", {**known.config, "torch_dtype": "float32"}, tensors=stored)
-    assert weighed(full) == weighed(facts_of("llama"))
-    assert weighed(full, dtype="float32") == 2 * weighed(full)
 
 
 def test_prediction_layers_are_left_out_where_they_are_not_served_and_counted_where_they_are() -> None:
@@ -192,15 +122,6 @@ def test_a_quantized_checkpoint_weighs_what_it_stores() -> None:
     assert weighed(stored) == pytest.approx(weighed(known), rel=0.001)
 
 
-def test_scales_of_rows_are_held_whole_by_each_gpu() -> None:
-    shape = read_shape("m", facts_of("llama").config)
-    settings = Settings(max_model_len=8, max_num_seqs=1, max_num_batched_tokens=8, tensor_parallel_size=4)
-    scale = {"model.layers.0.mlp.down_proj.weight_scale": Tensor("F32", (512, 1))}
-    blocks = {"model.layers.0.mlp.down_proj.weight_scale_inv": Tensor("F32", (4, 16))}
-    assert weigh(tally(scale), shape, settings=settings, weight_bytes=2).stages == (512 * 4,)
-    assert weigh(tally(blocks), shape, settings=settings, weight_bytes=2).stages == (64 * 4 // 4,)
-
-
 def test_weights_in_a_format_that_is_not_known_are_not_guessed() -> None:
     known = facts_of("llama")
     config = {**known.config, "quantization_config": {"quant_method": "brandnew"}}
@@ -215,36 +136,3 @@ def test_a_formula_for_an_unknown_model_type_is_not_guessed() -> None:
               "vocab_size": 10}  # fmt: skip
     with pytest.raises(FactError, match="no safetensors headers, and no formula"):
         weighed(ModelFacts("org/model", "hub", config))
-
-
-def test_full_precision_modules_of_a_quantized_checkpoint_stay_as_they_are() -> None:
-    ignored = ["model.layers.0.mlp", "re:.*q_proj"]
-    config = {
-        **facts_of("llama").config,
-        "quantization_config": {"quant_method": "fp8", "ignored_layers": ignored},
-    }
-    sizes = expected_tensors("m", config)
-    assert sizes is not None
-    stored = as_stored(sizes, model="m", config=config, online=None)
-    assert stored is not None
-    kept = {
-        name for name, tensor in stored.items() if tensor.dtype == "BF16" and name.endswith("_proj.weight")
-    }
-    assert kept == {f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up", "down")} | {
-        f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(3)
-    }
-
-
-@given(st.integers(1, 200), st.integers(1, 16))
-def test_each_layer_lies_on_one_stage_and_stages_follow_each_other(layers: int, stages: int) -> None:
-    placed = stage_of_layers(layers, stages)
-    assert len(placed) == layers
-    assert placed == sorted(placed)
-    sizes = [placed.count(stage) for stage in range(stages)]
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(st.sampled_from(["llama", "qwen3", "gemma2", "mixtral", "opt"]), st.sampled_from([1, 2, 4]))
-def test_all_gpus_together_hold_at_least_the_model(model: str, tensor_parallel_size: int) -> None:
-    facts = facts_of(model)
-    assert weighed(facts, tensor_parallel_size=tensor_parallel_size) * tensor_parallel_size >= weighed(facts)

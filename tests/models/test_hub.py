@@ -92,11 +92,6 @@ def test_what_was_read_once_is_known_offline_and_by_its_commit(model: Path, hub:
         read_model("org/m", revision="v2", offline=True)
 
 
-def test_the_hub_cache_is_left_as_it_is(model: Path) -> None:
-    read_model("org/m")
-    assert not hub_cache().exists()
-
-
 def test_a_branch_that_moves_is_followed(model: Path, hub: HubServer, tmp_path: Path) -> None:
     read_model("org/m")
     other = write_model(tmp_path / "other", config={**CONFIG, "hidden_size": 16})
@@ -258,14 +253,6 @@ def test_a_hub_that_lies_about_sizes_is_not_believed(model: Path, hub: HubServer
         read_model("org/m")
 
 
-def test_a_small_file_of_another_size_is_not_believed(tmp_path: Path, hub: HubServer) -> None:
-    hub.add("org/t", write_model(tmp_path / "t", tensors=None), fault="wrong-size")
-    with pytest.raises(
-        HubUnreachable, match=r"size of `.*json` does not match the size that the Hub reported"
-    ):
-        read_model("org/t")
-
-
 @pytest.mark.parametrize(
     "answer",
     [b"<html>busy</html>", b"[]", b"{}", b'{"sha": "x"}', b"[" * 99999,
@@ -281,13 +268,6 @@ def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: Hub
     hub.add("org/b", write_model(tmp_path / "b", files={"model.safetensors": safetensors()[:-900]}))
     facts = read_model("org/b")
     assert facts.tensors is None and "truncated" in facts.broken["model.safetensors"]
-
-
-def test_a_fact_cache_that_lost_a_file_fetches_it_again(model: Path, hub: HubServer) -> None:
-    path = read_model("org/m").files["tokenizer.json"].path
-    assert path
-    path.unlink()
-    assert read_model("org/m").files["tokenizer.json"].path == path and path.exists()
 
 
 def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
@@ -311,12 +291,6 @@ def test_a_cache_that_cannot_be_written_is_named_and_no_fault_of_the_model(
     with pytest.raises(HubUnreachable, match="cannot write to the cache folder") as error:
         read_model("org/m")
     assert "SPECSERVE_CACHE_DIR" in (error.value.hint or "")
-
-
-def test_branches_that_cannot_both_be_files_do_no_harm(model: Path, hub: HubServer) -> None:
-    for branch in ("a", "a/b"):
-        hub.repositories["org/m"].branch = branch
-        assert read_model("org/m", revision=branch).commit == COMMIT
 
 
 def test_a_redirect_elsewhere_does_not_take_the_token_along(

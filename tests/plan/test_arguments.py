@@ -49,11 +49,6 @@ def test_a_value_stands_on_the_command_line_as_vllm_reads_it(name: str, value: A
     assert tokens(ENGINE[name], value) == words
 
 
-def test_a_switch_without_an_opposite_says_nothing_when_it_is_off() -> None:
-    assert tokens(Argument("x", "--x", "bool", "flag"), False) == []
-    assert tokens(Argument("x", "--x", "bool", "flag", negatable=True), False) == ["--no-x"]
-
-
 def test_the_other_forms_of_an_argument_are_spoken_too() -> None:
     assert tokens(Argument("x", "--x", "list", "append"), ["a", "-b"]) == ["--x", "a", "--x=-b"]
     assert tokens(Argument("x", "--x", "list", "comma"), ["a", "b"]) == ["--x", "a,b"]
@@ -105,13 +100,6 @@ def test_what_vllm_would_refuse_is_said_with_the_way_out(
     assert message in problem.message
     assert (help_text or "") in (problem.help or "")
     assert problem.path.startswith(line.partition(":")[0])
-
-
-def test_a_key_of_a_newer_vllm_is_unknown_to_an_older_one(profile: Load) -> None:
-    text = "speculation: {method: draft_model, model: org/d, num_speculative_tokens: 2, fly_window_size: 3}"
-    loaded = profile(text)
-    assert [problem.path for problem in problems(loaded, table("0.32"))] == ["speculation.fly_window_size"]
-    assert list(problems(loaded, NEW)) == []
 
 
 def test_an_alternative_is_judged_like_the_main_arm(profile: Load) -> None:

@@ -28,15 +28,6 @@ def option(plan: LaunchPlan, flag: str) -> str:
     return plan.argv[plan.argv.index(flag) + 1]
 
 
-def test_the_smallest_profile_serves_its_target_on_loopback(profile: Load) -> None:
-    plan = planned(profile(""))
-    assert plan.argv[:3] == ("vllm", "serve", "org/target")
-    assert (option(plan, "--host"), option(plan, "--port")) == ("127.0.0.1", "8000")
-    assert plan.url == "http://127.0.0.1:8000"
-    assert plan.engine_kwargs == {"model": "org/target"}
-    assert "--speculative-config" not in plan.argv
-
-
 def test_what_is_added_is_said_and_what_is_written_is_not_called_added(profile: Load) -> None:
     plan = planned(profile(DRAFT))
     assert {item.key for item in plan.added} == {
@@ -159,10 +150,3 @@ def test_an_error_in_an_arm_that_is_not_launched_does_not_stop_the_launch(profil
 )
 def test_the_url_is_one_that_a_client_here_can_reach(profile: Load, host: str, url: str) -> None:
     assert planned(profile(f'server: {{host: "{host}"}}')).url == f"http://{url}:8000"
-
-
-def test_a_name_that_a_plug_in_may_bring_does_not_stop_a_launch(profile: Callable[[str], Profile]) -> None:
-    plan = launch(profile("engine: {reasoning_parser: mine}"), table=table("0.33"), platform="cuda")
-    assert "--reasoning-parser" in plan.argv
-    with pytest.raises(UsageError):
-        launch(profile("engine: {max_num_seqs: 0}"), table=table("0.33"), platform="cuda")

@@ -12,7 +12,7 @@ from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
 from specserve.plan.launch import launch
-from specserve.plan.locking import lock_of, locked, not_locked, offline_problems, without_hub
+from specserve.plan.locking import locked, not_locked, offline_problems, without_hub
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, fingerprint
 from specserve.vllm.versions import table
@@ -85,40 +85,11 @@ def test_commits_take_the_place_of_revisions_and_nothing_else_changes(profile: L
     assert (after.spans, after.engine, after.server) == (before.spans, before.engine, before.server)
 
 
-def test_the_plan_carries_the_commits(profile: Load, lock: Lock) -> None:
-    plan = launch(locked(profile(TEXT), lock), table=table("0.33"), platform="cuda")
-    assert plan.argv[plan.argv.index("--revision") + 1] == A
-    assert plan.speculation and plan.speculation["revision"] == B
-    assert plan.engine_kwargs["revision"] == A
-
-
-def test_a_tokenizer_of_its_own_gets_its_own_commit(profile: Load, lock: Lock) -> None:
-    after = locked(profile("target: {model: org/target, tokenizer: org/tok}"), lock)
-    assert after.engine["tokenizer_revision"] == C and after.target.revision == A
-
-
-def test_the_targets_own_layers_get_the_targets_commit(profile: Load, lock: Lock) -> None:
-    after = locked(
-        profile("target: {model: org/target}\nspeculation: {method: mtp, num_speculative_tokens: 1}"), lock
-    )
-    assert after.speculation and after.speculation.keys["revision"] == A
-
-
-def test_a_directory_has_no_revision(profile: Load, lock: Lock, tmp_path: Path) -> None:
-    after = locked(profile("target: {model: ./local}"), lock)
-    assert after.target.revision is None and after.target.model == str(tmp_path / "local")
-
-
 def test_what_the_lock_does_not_have_is_told_and_left_alone(profile: Load, lock: Lock) -> None:
     loaded = profile(f"target: {{model: org/target, revision: v9}}\nspeculation: {DRAFT}")
     assert [use.path for use in not_locked(loaded, lock)] == ["target.model"]
     assert locked(loaded, lock).target.revision == "v9"
     assert not_locked(profile(TEXT), lock) == ()
-
-
-def test_locking_twice_changes_nothing_more(profile: Load, lock: Lock) -> None:
-    once = locked(profile(TEXT), lock)
-    assert locked(once, lock) == once and not_locked(once, lock) == ()
 
 
 def test_the_fingerprint_of_a_locked_profile_is_that_of_its_contents(profile: Load, lock: Lock) -> None:
@@ -242,12 +213,3 @@ def test_what_only_the_hub_has_is_named(
     profile: Load, lock: Lock, cache: Path, text: str, words: str
 ) -> None:
     assert any(words in problem for problem in offline_problems(profile(text), lock))
-
-
-def test_the_lock_beside_a_profile_is_its_lock(profile: Load, tmp_path: Path) -> None:
-    assert lock_of(profile(TEXT)) is None
-    (tmp_path / "p.lock.json").write_text(
-        '{"version": 1, "created": "2026-01-31", "specserve": "0", "models": []}'
-    )
-    found = lock_of(profile(TEXT))
-    assert found and found.models == ()

@@ -9,9 +9,9 @@ import pytest
 from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, value_at
+from specserve.plan.nodes import LaunchNode, node_at, on_node, value_at
 from specserve.profile.load import load_profile
-from specserve.profile.schema import Profile, fingerprint
+from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama70b-8b.yaml"
@@ -51,13 +51,6 @@ def test_the_address_may_stand_in_the_profile_and_the_command_line_is_above_it()
     given = planned(profile, 1)
     assert given.argv[given.argv.index("--master-addr") + 1] == "10.0.0.1"
     assert given.argv.count("--master-addr") == 1
-
-
-def test_where_the_nodes_are_is_no_part_of_what_is_served() -> None:
-    here, there = (profile_of(*TWO, f"engine.master_addr={address}") for address in ("10.0.0.1", "10.0.0.2"))
-    assert (
-        fingerprint(here) == fingerprint(there) == fingerprint(profile_of("target.pipeline_parallel_size=2"))
-    )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +93,3 @@ def test_an_address_may_have_a_port(text: str | None, node: LaunchNode) -> None:
 def test_a_port_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
         node_at(0, text)
-
-
-def test_ray_spreads_the_ranks_itself() -> None:
-    assert node_count(profile_of("hardware.nodes=2", "engine.distributed_executor_backend=ray")) == 1
-    assert node_count(profile_of("hardware.nodes=2")) == 2

@@ -25,10 +25,6 @@ def _plain(text: str) -> Any:
     return convert(tree, Key("map", ""), path="", wrong=wrong)
 
 
-def test_an_alias_is_the_value_of_its_anchor() -> None:
-    assert _plain("a: &x {k: 1}\nb: *x\n") == {"a": {"k": 1}, "b": {"k": 1}}
-
-
 def test_a_merge_key_brings_keys_that_own_ones_override() -> None:
     text = "a: &x {k: 1, l: 2}\nb: {l: 3, <<: *x}\nc: {<<: *x, k: 4}\n"
 
@@ -54,20 +50,6 @@ def test_a_duplicate_key_shows_both_places() -> None:
     assert [(str(related.span), related.label) for related in findings[0].related] == [
         ("demo.yaml:1:1", "first written here")
     ]
-
-
-def test_a_duplicate_key_is_seen_at_any_depth_and_each_time(problems: Problems) -> None:
-    assert problems("target: {model: x}\nengine:\n  a: {b: 1, b: 2}\n  c: 1\n  c: 1\n  'c': 2\n") == [
-        "3:13 SD004 the key `b` occurs twice",
-        "5:3 SD004 the key `c` occurs twice",
-        "6:3 SD004 the key `c` occurs twice",
-    ]
-
-
-def test_a_duplicate_key_below_an_anchor_is_one_problem_however_often_it_is_used(problems: Problems) -> None:
-    told = problems("target: {model: x}\nengine: {a: &x {k: 1, k: 2}, b: *x, c: *x}\n")
-
-    assert told == ["2:23 SD004 the key `k` occurs twice"]
 
 
 @pytest.mark.parametrize(

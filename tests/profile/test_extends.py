@@ -68,15 +68,6 @@ def test_a_child_has_its_own_name_and_every_value_its_own_file(write: Write) -> 
     assert str(profile.span("env.A")) == "bases/_base.yaml:7:10"
 
 
-def test_a_method_of_its_own_replaces_the_block(write: Write) -> None:
-    write(_BASE, "_base.yaml")
-    profile = load_profile(write("extends: _base.yaml\nspeculation: {method: suffix}\n"))
-
-    assert profile.speculation is not None
-    assert profile.speculation.keys == {"method": "suffix"}
-    assert load_profile(write("extends: _base.yaml\nspeculation: null\n")).speculation is None
-
-
 def test_a_required_key_that_null_takes_away_is_told_where_that_is_written(
     problems: Problems, write: Write
 ) -> None:
@@ -88,12 +79,6 @@ def test_a_required_key_that_null_takes_away_is_told_where_that_is_written(
     assert problems("extends: _base.yaml\ntarget: null\n") == [
         "2:1 SD007 `target.model` is missing | write `target: {model: …}`"
     ]
-
-
-def test_a_base_may_hold_no_target(write: Write) -> None:
-    write("engine: {a: 1}\nserver: {port: 1}\n", "_site.yaml")
-
-    assert load_profile(write("extends: _site.yaml\ntarget: {model: x}\n")).server.port == 1
 
 
 def test_problems_of_a_parent_point_into_the_parent_and_name_the_child(write: Write) -> None:
@@ -118,14 +103,6 @@ def test_a_circle_is_told_with_all_its_files(write: Write, problems: Problems) -
         "c.yaml:1:10 `extends` goes round in a circle: `a.yaml` → `b.yaml` → `c.yaml` → `a.yaml`"
     ]
     assert problems("extends: demo.yaml\n") == ["1:10 SD009 `extends` names its own file"]
-
-
-def test_a_circle_above_the_profile_is_seen_too(write: Write, problems: Problems) -> None:
-    write("extends: two.yaml\n", "one.yaml")
-    write("extends: one.yaml\n", "two.yaml")
-
-    (told,) = problems("extends: one.yaml\ntarget: {model: x}\n")
-    assert told.endswith("`extends` goes round in a circle: `one.yaml` → `two.yaml` → `one.yaml`")
 
 
 def test_a_chain_has_an_end(write: Write, problems: Problems) -> None:
@@ -179,13 +156,6 @@ def test_a_parent_that_cannot_be_read_is_the_only_problem(
     (folder / "loop").symlink_to("loop")
 
     assert problems(f"extends: {value}\nspeculation: {{num_speculative_tokens: 2}}\n") == [told]
-
-
-def test_other_problems_of_the_child_are_told_beside_it(problems: Problems) -> None:
-    assert [line.split(" ")[0] for line in problems("extends: gone.yaml\nserver: {port: x}\n")] == [
-        "1:10",
-        "2:16",
-    ]
 
 
 @pytest.mark.parametrize(

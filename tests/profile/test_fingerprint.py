@@ -96,13 +96,6 @@ vllm: "<0.34, >=0.32"
     assert of(rewritten.replace("  model: null\n", "")) == of(_TEXT)
 
 
-def test_a_number_with_a_unit_is_the_number(of: Of) -> None:
-    assert of("target: {model: x, max_model_len: 32k}\n") == of("target: {model: x, max_model_len: 32000}\n")
-    assert of("target: {model: x}\nengine: {a: 8K}\n") == of("target: {model: x}\nengine: {a: 8192}\n")
-    assert of("target: {model: x}\nengine: {a: 1}\n") != of("target: {model: x}\nengine: {a: true}\n")
-    assert of("target: {model: x}\nengine: {a: '1'}\n") != of("target: {model: x}\nengine: {a: 1}\n")
-
-
 def test_an_alternative_in_use_has_a_fingerprint_of_its_own_the_one_of_the_same_block(
     write: Write, of: Of
 ) -> None:

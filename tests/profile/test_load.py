@@ -57,14 +57,6 @@ def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
     assert [finding.message for finding in findings] == ["cannot read the file: embedded null byte"]
 
 
-def test_an_error_carries_every_problem(write: Write) -> None:
-    with pytest.raises(ProfileError) as caught:
-        load_profile(write("target: {modle: x}\nsrver: {}\n"))
-
-    assert caught.value.message == "`demo.yaml` is not a valid profile: 2 problems"
-    assert [finding.span.line for finding in caught.value.findings] == [1, 2]
-
-
 def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
     write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

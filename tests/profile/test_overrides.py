@@ -61,17 +61,6 @@ def test_the_rest_stays_and_later_settings_win(write: Write) -> None:
     assert profile.target == load_profile(write(_TEXT)).target
 
 
-def test_a_setting_can_give_what_the_file_lacks(write: Write) -> None:
-    assert load_profile(write("name: x\n"), settings=["target.model=m"]).target.model == "m"
-
-
-def test_it_lies_over_parents_too(write: Write) -> None:
-    write(_TEXT, "_base.yaml")
-    profile = load_profile(write("extends: _base.yaml\n"), settings=["engine.seed=9"])
-
-    assert profile.engine["seed"] == 9
-
-
 def test_a_value_knows_that_it_came_from_the_command_line(write: Write) -> None:
     profile = load_profile(write(_TEXT), settings=["target.model=org/m", "engine.a.b={c: 1}"])
 

@@ -24,12 +24,6 @@ def test_it_begins_with_a_dot(write: Write, folder: Path, written: str, seen: st
     assert profile.target.model == seen.format(folder=folder)
 
 
-def test_the_home_of_the_user_is_one_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-
-    assert load_profile(write("target: {model: ~/m}\n")).target.model == "/home/me/m"
-
-
 def test_it_may_stand_wherever_vllm_takes_a_path_and_nowhere_else(write: Write, folder: Path) -> None:
     text = """\
 target: {model: ./m, tokenizer: ./t}

@@ -61,15 +61,6 @@ def test_what_a_parent_unset_a_grandchild_can_set_again() -> None:
     assert _value(again) == {"engine": {"a": 2}}
 
 
-def test_speculation_of_the_same_method_merges() -> None:
-    parent = {"speculation": {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}}
-
-    changed = _over(parent, {"speculation": {"method": "eagle3", "num_speculative_tokens": 5}})
-    assert changed["speculation"] == {"method": "eagle3", "model": "x", "num_speculative_tokens": 5}
-    unnamed = _over(parent, {"speculation": {"num_speculative_tokens": 5}})
-    assert unnamed == changed
-
-
 def test_speculation_of_another_method_replaces_the_whole_block() -> None:
     parent = {"speculation": {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}}
     other = {"speculation": {"method": "ngram", "num_speculative_tokens": 5}}
@@ -92,12 +83,6 @@ def test_each_alternative_follows_the_same_rule(name: str) -> None:
     assert _over(parent, {"alternatives": {name: None}})["alternatives"] == {"kept": {"method": "suffix"}}
 
 
-def test_a_key_called_method_elsewhere_is_a_key_like_any_other() -> None:
-    assert _over({"engine": {"x": {"method": 1, "y": 2}}}, {"engine": {"x": {"method": 2}}}) == {
-        "engine": {"x": {"method": 2, "y": 2}}
-    }
-
-
 _TREES = st.recursive(
     st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
@@ -114,12 +99,3 @@ def test_a_child_over_nothing_or_over_itself_is_itself_and_its_scalars_always_wi
     result = _over(parent, child)
     assert result.keys() == parent.keys() | child.keys()
     assert all(result[key] == value for key, value in child.items() if not isinstance(value, dict))
-
-
-@given(_MAPPINGS, _MAPPINGS, _MAPPINGS)
-def test_only_the_order_of_a_chain_matters_while_no_value_changes_its_kind(
-    first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]
-) -> None:
-    flat = [{key: value for key, value in tree.items() if not isinstance(value, dict)}
-            for tree in (first, second, third)]  # fmt: skip
-    assert _over(_over(flat[0], flat[1]), flat[2]) == _over(flat[0], _over(flat[1], flat[2]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.vllm.fact import Era, Fact, fact, minor
+from specserve.vllm.fact import Fact, minor
 from specserve.vllm.facts import FACTS, READ
 from specserve.vllm.versions import installed, known_versions
 
@@ -26,27 +26,6 @@ def test_each_era_differs_in_what_shows_it_and_a_yes_turns_into_a_no(item: Fact[
     for before, after in itertools.pairwise(item.eras):
         assert (before.file, before.line, before.is_absent) != (after.file, after.line, after.is_absent)
         assert before.value != after.value or not isinstance(after.value, bool)
-
-
-def test_an_older_version_is_like_the_first_and_a_newer_one_like_the_last() -> None:
-    found = fact("f", Era("0.26", "a", "x.py", "old"), Era("0.32", "b", "x.py", "new"))
-    versions = ["0.20", "0.26.1", "0.31", "0.32.0+cpu", "0.100", "1.0"]
-    assert [found.at(version) for version in versions] == ["a", "a", "a", "b", "b", "b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "is_absent", "text", "shown"),
-    [
-        ("if a:\n  b", False, "if a: b", True),
-        ("c", False, "", False),
-        ("c", True, "", True),
-        ("c", True, "c", False),
-    ],
-)
-def test_a_line_shows_a_value_by_being_there_or_not(
-    line: str, is_absent: bool, text: str, shown: bool
-) -> None:
-    assert Era("0.26", 1, "x.py", line, is_absent).is_shown_by(text) is shown
 
 
 @pytest.mark.vllm

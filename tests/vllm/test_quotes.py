@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from vllmsource.quotes import PLACE, Quote, quotes
+from vllmsource.quotes import Quote, quotes
 
 from specserve.vllm.facts import READ
 from specserve.vllm.versions import installed
@@ -16,23 +16,6 @@ def test_every_quote_is_of_known_versions() -> None:
     for quote in QUOTES:
         assert {quote.first, quote.last} <= {None, *READ}, quote
         assert any(quote.is_for(version) for version in READ), quote
-
-
-@pytest.mark.parametrize(
-    ("words", "versions"),
-    [
-        ("", ["0.31", "0.32", "0.33", "0.34"]),
-        (" (0.32)", ["0.32"]),
-        (" (from 0.33)", ["0.33", "0.34"]),
-        (" (to 0.32)", ["0.31", "0.32"]),
-        (" (0.32 to 0.33)", ["0.32", "0.33"]),
-    ],
-)
-def test_a_quote_says_for_which_versions_it_is(words: str, versions: list[str]) -> None:
-    match = PLACE.fullmatch(f"vllm/a.py{words}")
-    assert match is not None
-    quote = Quote("x", "a.py", "text", match["only"] or match["first"], match["only"] or match["last"])
-    assert [version for version in ("0.31", "0.32", "0.33", "0.34") if quote.is_for(version)] == versions
 
 
 @pytest.mark.vllm

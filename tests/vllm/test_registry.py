@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from vllmsource.models import read_registry, read_transformers
+from vllmsource.models import read_registry
 
 from specserve.vllm.registry import dumps, loads, registry, transformers_names
 from specserve.vllm.versions import known_versions
@@ -64,41 +64,20 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_a_class_has_what_its_bases_bring_on_any_platform(package: Path) -> None:
-    known = read_registry(package, version="0.99.0").classes
+    read = read_registry(package, version="0.99.0")
+    assert read.removed == {"OldForCausalLM": "0.9.2"}
+    assert read.mtp == {"wide_v3", "wide_v4", "DeepForCausalLM"}
+    known = read.classes
+    head = known["EaglePlainForCausalLM"]
+    assert (known["PlainForCausalLM"].kind, head.kind, head.complete) == ("text", "draft", False)
     assert known["PlainForCausalLM"].traits == {"pp", "eagle3", "aux_pp"}
     assert known["SplitForConditionalGeneration"].traits >= {"eagle3"}
     assert known["BareModel"].lacks("pp") and known["BareModel"].lacks("eagle3")
 
 
-def test_a_class_that_is_not_found_is_not_said_to_lack_anything(package: Path) -> None:
-    head = read_registry(package, version="0.99.0").classes["EaglePlainForCausalLM"]
-    assert head.kind == "draft" and not head.complete and not head.lacks("eagle3")
-
-
-def test_a_name_of_two_lists_serves_as_a_generator(package: Path) -> None:
-    assert read_registry(package, version="0.99.0").classes["PlainForCausalLM"].kind == "text"
-
-
-def test_a_name_that_is_there_again_is_not_removed(package: Path) -> None:
-    assert read_registry(package, version="0.99.0").removed == {"OldForCausalLM": "0.9.2"}
-
-
-def test_the_names_compared_for_mtp_are_read(package: Path) -> None:
-    assert read_registry(package, version="0.99.0").mtp == {"wide_v3", "wide_v4", "DeepForCausalLM"}
-
-
 def test_a_registry_survives_its_file(package: Path) -> None:
     read = read_registry(package, version="0.99.0")
     assert loads(dumps(read)) == read
-
-
-def test_the_names_of_transformers_are_classes(tmp_path: Path) -> None:
-    (tmp_path / "models" / "auto").mkdir(parents=True)
-    (tmp_path / "models" / "auto" / "modeling_auto.py").write_text(
-        'NAMES = OrderedDict([("llama", "LlamaForCausalLM"), ("x-y", "MPTModel")])\nLOG = "LOG"',
-        encoding="utf-8",
-    )
-    assert read_transformers(tmp_path) == ["LlamaForCausalLM", "MPTModel"]
 
 
 @pytest.mark.parametrize("minor", known_versions())

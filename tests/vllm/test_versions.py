@@ -107,10 +107,6 @@ def test_without_a_range_the_newest_two_are_judged_and_here_the_installed_one_to
     assert judged_versions(None, here=True) == READ[-2:]
 
 
-def test_a_question_can_be_asked_of_some_versions_only() -> None:
-    assert versions_with("engine", "shutdown_timeout", among=("0.33",)) == ("0.33",)
-
-
 @pytest.mark.parametrize("minor", VERSIONS)
 def test_an_old_name_of_mtp_is_an_alias_and_no_method(minor: str) -> None:
     known = table(minor)
@@ -140,12 +136,6 @@ def test_text_that_is_no_range_is_refused_with_a_hint(spec: str) -> None:
     with pytest.raises(UsageError, match="not a version range") as caught:
         in_range(spec)
     assert caught.value.hint
-
-
-@given(low=st.integers(20, 40), high=st.integers(20, 40))
-def test_a_half_open_range_of_minors_holds_exactly_those_between(low: int, high: int) -> None:
-    expected = tuple(minor for minor in VERSIONS if low <= int(minor.split(".")[1]) < high)
-    assert in_range(f">=0.{low},<0.{high}") == expected
 
 
 @given(

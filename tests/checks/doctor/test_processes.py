@@ -17,8 +17,6 @@ from specserve.checks.doctor.leftovers import (
     Process,
     Strays,
     find_strays,
-    is_specserve,
-    read_processes,
     stray_lines,
 )
 from tests.checks.doctor.conftest import AddProcess
@@ -79,20 +77,6 @@ def test_an_engine_whose_server_is_gone_is_an_orphan(
     assert pids(find_strays([], proc=proc)) == ([11, 12], [])
 
 
-def test_an_engine_that_another_process_adopted_is_an_orphan_too(proc: Path, add: AddProcess) -> None:
-    add(5, "systemd", "--user")
-    add(11, "VLLM::EngineCore", parent=5, group=10, session=10)
-    assert pids(find_strays([], proc=proc)) == ([11], [])
-
-
-def test_the_engine_of_a_server_that_is_the_first_process_of_a_container_is_none(
-    proc: Path, add: AddProcess
-) -> None:
-    add(1, "vllm", "serve", "m", parent=0)
-    add(11, "VLLM::EngineCore", parent=1, group=1, session=1)
-    assert pids(find_strays([], proc=proc)) == ([], [1])
-
-
 def test_the_engine_of_a_program_that_still_runs_is_somebodys(proc: Path, add: AddProcess) -> None:
     add(10, "python", "offline.py")
     add(11, "VLLM::EngineCore", parent=10, group=10, session=10)
@@ -127,12 +111,6 @@ def test_what_specserve_started_belongs_to_it(above: tuple[str, ...], proc: Path
     assert find_strays([], proc=proc) == Strays()
 
 
-def test_a_folder_that_is_called_specserve_makes_nothing_its_own() -> None:
-    assert not is_specserve(("/home/me/specserve/.venv/bin/python", "other.py"))
-    assert not is_specserve(("make", "-C", "/home/me/specserve"))
-    assert not is_specserve(())
-
-
 def test_the_processes_of_a_detached_server_and_their_session_are_ours(proc: Path, add: AddProcess) -> None:
     add(10, "vllm", "serve", "m")
     add(11, "VLLM::EngineCore", parent=1, group=10, session=10)
@@ -146,19 +124,6 @@ def test_zombies_and_the_processes_of_other_users_are_left_out(proc: Path, add: 
     add(11, "VLLM::EngineCore")
     assert pids(find_strays([], proc=proc)) == ([11], [])
     assert find_strays([], proc=proc, user=os.geteuid() + 1) == Strays()
-
-
-def test_a_process_that_ends_while_it_is_read_is_left_out(proc: Path, add: AddProcess) -> None:
-    (proc / "99").mkdir()
-    (proc / "98").mkdir()
-    (proc / "98" / "stat").write_text("98 (cut")
-    add(10, "bash")
-    assert [process.pid for process in read_processes(proc)] == [10]
-
-
-def test_this_process_is_read_from_the_real_tree() -> None:
-    mine = next(process for process in read_processes() if process.pid == os.getpid())
-    assert (mine.parent, mine.group, mine.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
 
 
 def test_an_engine_becomes_an_orphan_when_its_server_is_killed() -> None:

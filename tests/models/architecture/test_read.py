@@ -14,7 +14,7 @@ from specserve.hardware.accelerators import assume
 from specserve.memory.situation import situation
 from specserve.models.config import Fields, UnknownArchitecture, as_stored, family, prediction_layers
 from specserve.models.facts import Tensor, published
-from specserve.models.shape import Attention, Latent, Shape, State, read_mtp, read_shape
+from specserve.models.shape import Attention, Latent, Shape, read_mtp, read_shape
 from specserve.models.tensors import encoder_tensors, expected_tensors
 from specserve.profile.schema import Profile, Speculation, Target
 from tests.memory.recordings import CONFIGS
@@ -26,10 +26,6 @@ def shape_of(**config: Any) -> Shape:
 
 def stored(name: str) -> dict[str, Any]:
     return CONFIGS[name]
-
-
-def windows(shape: Shape) -> list[int | None]:
-    return [mixer.window for layer in shape.layers for mixer in layer if isinstance(mixer, Attention)]
 
 
 def test_heads_that_config_json_leaves_out_are_those_of_its_class() -> None:
@@ -50,74 +46,12 @@ def test_a_text_config_without_a_model_type_is_read_by_the_class_of_the_whole() 
     assert shape.model_type == "gemma3_text"
 
 
-def test_names_that_a_family_has_for_itself_are_read() -> None:
-    shape = shape_of(model_type="gpt2", n_embd=512, n_layer=3, n_head=8, vocab_size=50257)
-    assert (shape.hidden_size, len(shape.layers)) == (512, 3)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"model_type": "mistral", "sliding_window": 1024}, [1024] * 4),
-        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
-        ({"model_type": "qwen2", "sliding_window": 1024}, [None] * 4),
-        ({"model_type": "qwen2", "sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 2},
-         [None, None, 1024, 1024]),
-        ({"model_type": "gemma2", "sliding_window": 1024}, [1024, None, 1024, None]),
-        ({"model_type": "cohere2", "sliding_window": 1024}, [1025, 1025, 1025, None]),
-        ({"model_type": "gpt_oss", "sliding_window": 128, "layer_types": ["full_attention"] * 4},
-         [128, None, 128, None]),
-        ({"model_type": "exaone4", "sliding_window": 1024, "sliding_window_pattern": "LLG"},
-         [1024, 1024, None, 1024]),
-        ({"model_type": "olmo3", "sliding_window": 1024, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
-         [None, None, None, 1024]),
-        ({"model_type": "phi3", "sliding_window": 0}, [None] * 4),
-    ],
-)  # fmt: skip
-def test_windows_are_where_vllm_has_them(config: dict[str, Any], expected: list[int | None]) -> None:
-    assert windows(shape_of(**config, num_hidden_layers=4)) == expected
-
-
-def test_llama_4_sees_chunks_in_all_but_every_fourth_layer() -> None:
-    shape = shape_of(model_type="llama4_text", num_hidden_layers=8, attention_chunk_size=1024)
-    chunks = [mixer.chunk for layer in shape.layers for mixer in layer if isinstance(mixer, Attention)]
-    assert chunks == [1024, 1024, 1024, None] * 2
-
-
-def test_deepseek_keeps_one_latent_vector_for_each_token() -> None:
-    (mixer,) = read_shape("org/model", stored("deepseek-v3")).layers[0]
-    assert mixer == Latent(heads=8, kv_lora_rank=512, rope_dim=64)
-
-
 def test_a_sparse_indexer_keeps_keys_of_its_own() -> None:
     (mixer,) = shape_of(
         **{**stored("deepseek-v3"), "model_type": "deepseek_v32", "index_head_dim": 128}
     ).layers[0]
     assert isinstance(mixer, Latent)
     assert mixer.indexer_dim == 132
-
-
-def test_a_hybrid_has_states_and_attention() -> None:
-    shape = read_shape("org/model", stored("qwen3-next"))
-    kinds = [type(layer[0]) for layer in shape.layers]
-    assert kinds == [State, State, State, Attention] * 2
-    assert shape.is_hybrid
-
-
-def test_a_layer_may_be_an_mlp_alone() -> None:
-    shape = read_shape("org/model", stored("nemotron-h"))
-    assert [len(layer) for layer in shape.layers] == [1, 0, 1, 1, 0, 1]
-
-
-def test_a_head_of_the_speculators_library_is_read_by_its_layer_config() -> None:
-    layer = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
-             "num_hidden_layers": 1, "vocab_size": 128256}  # fmt: skip
-    shape = shape_of(
-        architectures=["Eagle3Speculator"], transformer_layer_config=layer, draft_vocab_size=32000
-    )
-    (mixer,) = shape.layers[0]
-    assert isinstance(mixer, Attention)
-    assert mixer.kv_heads == 8
 
 
 def test_an_unknown_model_type_is_read_by_the_usual_keys_and_says_so() -> None:
@@ -143,15 +77,6 @@ def test_an_unknown_model_type_is_read_by_the_usual_keys_and_says_so() -> None:
 )
 def test_a_wrapped_or_renamed_model_type_is_one_of_its_family(model_type: str, same: str) -> None:
     assert family(model_type) == same
-
-
-def test_a_unified_gemma_4_is_read_as_a_gemma_4() -> None:
-    text = stored("gemma4")
-    text = text.get("text_config", text)
-    plain = shape_of(**{**text, "model_type": "gemma4_text"})
-    unified = shape_of(model_type="gemma4_unified", text_config={**text, "model_type": "gemma4_unified_text"})
-    assert unified.layers == plain.layers and unified.is_known
-    assert len({mixer for layer in plain.layers for mixer in layer}) > 1  # wider heads in layers that see all
 
 
 @pytest.mark.parametrize("model_type", ["kimi_linear", "deepseek_v4", "mimo_v2_flash", "minimax_m3_vl_text"])

@@ -24,14 +24,6 @@ def vocabulary(made: Document) -> Vocabulary:
     return read_huggingface(json.dumps(made).encode())
 
 
-def test_words_of_both_writings_of_a_space_are_the_same() -> None:
-    byte_level, metaspace = vocabulary(document(size=1000)), vocabulary(document("metaspace", size=2000))
-    shared = shared_ids(byte_level, metaspace)
-    texts = {(byte_level.tokens[one], metaspace.tokens[two]) for one, two in shared.items()}
-    assert ("Ġt", "▁t") in texts
-    assert all(one[1:] == two[1:] for one, two in texts)
-
-
 def test_a_token_beyond_either_embedding_is_dropped() -> None:
     one = vocabulary(document(size=400))
     assert len(shared_ids(one, one)) == 400
