@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.cli.commands import COMMANDS, LazyGroup, help_rows
+from specserve.cli.commands import COMMANDS, LazyGroup
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
 from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, WORDS, Key
 
@@ -236,11 +236,11 @@ def _about(name: str, command: Any) -> Iterator[str]:
     yield from ("```", f"specserve {name} {usage}".rstrip(), "```", "", _plain(text.strip()))
     if examples.strip():
         yield from ("", "```", *[line.strip() for line in examples.strip().split("\n")], "```")
-    for title, rows in help_rows(command, context).items():
-        shown = [row for row in rows if row[0] != "-h, --help"]
-        yield from ("", f"| {title} | |", "|---|---|") if shown else ()
-        for spelling, words in shown:
-            yield f"| `{spelling.replace('|', chr(92) + '|')}` | {_plain(words)} |"
+    for title, kind in (("Arguments", "argument"), ("Options", "option")):
+        rows = [each.get_help_record(context) for each in command.params if each.param_type_name == kind]
+        yield from ("", f"| {title} | |", "|---|---|") if any(rows) else ()
+        for spelling, words in filter(None, rows):
+            yield f"| `{spelling.replace('|', chr(92) + '|')}` | {_plain(' '.join(words.split()))} |"
 
 
 def _plain(text: str) -> str:

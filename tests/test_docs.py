@@ -58,7 +58,7 @@ def test_every_snippet_for_ci_is_a_yaml_mapping_of_its_kind() -> None:
         for step in job["steps"]:
             assert ("uses" in step) != ("run" in step)
     assert scanning["permissions"]["security-events"] == "write"
-    assert gitlab["profiles"]["script"][-1] == "specserve lint configs/"
+    assert gitlab["profiles"]["script"] == ["specserve lint configs/ --format json > specserve.json"]
     assert hook["repos"][0]["hooks"] == [{"id": "specserve-lint"}]
 
 

@@ -36,9 +36,6 @@ def lint(
         ),
     ] = None,
     strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
-    exit_zero: Annotated[
-        bool, flag("--exit-zero", "Exit with 0 even if there are findings, for example before an upload.")
-    ] = False,
     pick: Annotated[
         bool, flag("--pick", "Skip named files that are not profiles (in folders they are always skipped).")
     ] = False,
@@ -68,7 +65,6 @@ def lint(
         paths,
         format=format,
         strict=strict,
-        exit_zero=exit_zero,
         pick=pick,
         stdin_filename=stdin_filename,
         settings=settings or (),

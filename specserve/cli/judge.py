@@ -1,4 +1,4 @@
-"""What `specserve lint` does, whoever parsed its arguments: find profiles, judge them, print the findings."""
+"""What `specserve lint` does, find profiles, judge them, print the findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def judge(
     *,
     format: FindingsFormat | None = None,
     strict: bool = False,
-    exit_zero: bool = False,
     pick: bool = False,
     stdin_filename: str | None = None,
     settings: Iterable[str] = (),
@@ -42,7 +41,7 @@ def judge(
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
     bad = report.count(Severity.ERROR) + (report.count(Severity.WARNING) if strict else 0)
-    return 1 if bad and not exit_zero else 0
+    return 1 if bad else 0
 
 
 def default_format() -> FindingsFormat:

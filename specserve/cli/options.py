@@ -2,78 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-
-OPTION_GROUPS: Mapping[str, Mapping[str, str]] = {
-    "up": {
-        "What to start": "alternative settings port devices node_rank master_addr",
-        "How to start it": "detach name exec_ dry_run",
-        "Checks": "verify no_warm_up no_check insecure locked",
-        "Output": "format log_format",
-    },
-    "check": {
-        "What to judge by": "assume vllm ask_vllm vllm_source settings",
-        "Where models come from": "offline locked",
-        "Output": "strict complete format",
-    },
-    "plan": {
-        "What to plan": "alternative settings port devices node_rank master_addr",
-        "For which engine and machine": "engine vllm assume",
-        "Output": "effective origin format",
-    },
-    "diff": {
-        "What to compare": "alternative models settings",
-        "For which vLLM": "vllm vllm_source",
-        "Output": "format exit_code",
-    },
-    "render": {
-        "What to write": "to image vllm alternative canary plain_pool settings",
-        "Output": "output check force no_check format",
-    },
-    "generate": {
-        "What to run": "alternative settings devices locked no_check",
-        "Output": "output resume overwrite",
-    },
-    "distill": {
-        "What to learn from": "traffic mix",
-        "How to train": "train_for max_tokens python",
-        "Output": "output no_write dry_run format",
-    },
-    "ask": {
-        "Which server": "url name model api_key_env",
-        "How to sample": "chat max_tokens temperature seed",
-        "Output": "format",
-    },
-    "watch": {
-        "What to watch": "profile api_key_env",
-        "How long": "once window interval",
-        "Output": "verbose strict format",
-    },
-    "verify": {
-        "What to verify": "model temperature prompts no_smoke against",
-        "How long": "seconds",
-        "Server": "alternative settings no_check api_key_env",
-        "Output": "strict verbose format",
-    },
-    "bench": {
-        "What to measure": "workload concurrency request_rate temperature alternative with_ settings",
-        "How long": "quick blocks launches budget max_tokens",
-        "Run": "dry_run output resume no_check api_key_env",
-        "Output": "show strict format",
-    },
-    "tune": {
-        "What to measure": "workload concurrency temperature candidate k_max objective settings",
-        "How long": "budget max_tokens no_confirm",
-        "Without measuring": "estimate acceptance",
-        "Run": "dry_run output",
-        "Output": "write format",
-    },
-}
-"""The groups of a command's options in its help: their parameters by title. Other commands have one group."""
 
 
 class TextOrJson(StrEnum):
@@ -138,6 +70,7 @@ Port = Annotated[
     int | None,
     typer.Option(
         "--port",
+        metavar="N",
         min=0,
         max=65535,
         show_default=False,

@@ -1,4 +1,4 @@
-"""`specserve lint`: files, folders, stdin; what is printed where; the short way and the long way agree."""
+"""`specserve lint`: files, folders, stdin; what is printed where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.app import _run, plain_lint
+from specserve.cli.app import _run
 from specserve.profile.find import profiles
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -48,40 +48,6 @@ def test_the_exit_code_is_one_where_there_is_an_error(
     else:
         assert ("error" in stdout or "warning" in stdout) == (text != GOOD)
     assert stderr.startswith(("Found ", "All checks passed"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [],
-        ["--strict"],
-        ["--format", "json"],
-        ["--format=concise"],
-        ["--format", "json", "--strict"],
-        ["--format=github", "--exit-zero"],
-        ["--pick"],
-        ["--stdin-filename=x.yaml"],
-    ],
-)
-def test_the_short_way_says_what_the_long_way_says(
-    write: Write, capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
-    from specserve.cli.commands import run
-
-    arguments = ["lint", *options, str(write(WARNED)), str(write(WIDE, "b.yaml")), "no-such.yaml"]
-    short = plain_lint(arguments), capsys.readouterr()
-    assert short == (run(arguments), capsys.readouterr())
-    assert short[0] == (0 if "--exit-zero" in options else 1)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["plan", "x"], ["lint"], ["lint", "--help"], ["lint", "--format"], ["lint", "x", "--format", "xml"],
-     ["lint", "--set", "a=1", "x"], ["lint", "--", "x"], ["lint", "x", "--str"], ["lint", "x", "--format="],
-     ["lint", "x", "--strict=1"], ["lint", "-", "--stdin-filename"]],
-)  # fmt: skip
-def test_what_is_not_plain_is_left_to_the_long_way(arguments: list[str]) -> None:
-    assert plain_lint(arguments) is None
 
 
 @pytest.mark.parametrize("head", ["AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"])
@@ -178,11 +144,6 @@ def test_a_job_of_github_actions_gets_annotations_unless_it_asks_otherwise(
     assert capsys.readouterr().out.startswith("::error title=specserve (SD108),file=")
     assert _run(["lint", file, "--format", "text"]) == 1
     assert capsys.readouterr().out.startswith("error[SD108]")
-
-
-def test_findings_fail_nothing_where_that_is_asked_for(write: Write) -> None:
-    assert _run(["lint", str(write(WIDE)), "--exit-zero"]) == 0
-    assert _run(["lint", str(write(WARNED)), "--exit-zero", "--strict"]) == 0
 
 
 def test_one_file_by_two_names_is_judged_once(
