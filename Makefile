@@ -92,11 +92,10 @@ versions: python ## the CLI's tests with the lowest and with the newest librarie
 	build/versions/$$set/bin/pip install -q -c build/versions/$$set.txt '.[measure]' pytest pytest-xdist pytest-timeout hypothesis jsonschema && \
 	$(OFFLINE) build/versions/$$set/bin/pytest -q -n 2 -W default $(VERSIONS) -m "not engine and not vllm and not soak" || exit; done
 
-sglang: dev ## SGLang's options against its wheel, and public launches by its own parser; SGLANG=wheel (default: downloaded)
+sglang: dev ## SGLang's options against its wheel; SGLANG=wheel (default: downloaded)
 	@rm -rf build/sglang && mkdir -p build/sglang
 	$(if $(SGLANG),cp $(SGLANG) build/sglang,$(BIN)/pip download -q --no-deps --dest build/sglang sglang==0.5.23)
 	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
-	$(OFFLINE) $(BIN)/python scripts/sglanglaunches.py build/sglang/sglang-*.whl
 
 soak: heads ## not for CI: faults, SOAK starts and stops (5), load, long series of watch, verify and bench; hours
 	SOAK=$(SOAK) $(PYTEST) -s -m soak

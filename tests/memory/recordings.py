@@ -20,7 +20,7 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads((FOLDER / "configs.json").read_t
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
 RECORDED: dict[str, dict[str, Any]] = json.loads((FOLDER / "recorded.json").read_text())
 SERVED: list[dict[str, Any]] = json.loads((FOLDER / "served.json").read_text())
-"""Cases that vLLM served, with the KV tokens that it logged (`scripts/record_served.py`)."""
+"""Cases that vLLM served, with the KV tokens that it logged."""
 ANSWERED = [case for case in CASES if "stages" in (RECORDED.get(case["name"]) or {})]
 """Cases that vLLM builds on a CPU."""
 WITHOUT_FORMULA = frozenset({"jamba"})

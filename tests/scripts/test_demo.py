@@ -55,11 +55,6 @@ def test_a_demo_that_serves_already_says_so(
     assert f"ask --url http://127.0.0.1:{port} --completion 'def " in said
 
 
-def test_another_model_on_the_port_is_not_the_demo(demo: ModuleType, port: int) -> None:
-    assert demo.served_models(port) == ["demo"]
-    assert demo.served_models(1) == []
-
-
 def test_a_port_of_another_program_is_said_with_the_way_to_another_one(
     demo: ModuleType, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,7 +77,3 @@ def test_the_port_of_make_is_the_port_of_the_server(
     monkeypatch.chdir(demo.PROFILE.parent)
     demo.main(["--port", "0"])
     assert became[0][1:] == ["up", "demo.yaml", "--port", "0"]
-
-
-def test_the_ask_line_names_the_address_since_ask_takes_a_detached_server_first(demo: ModuleType) -> None:
-    assert "--url http://127.0.0.1:8000 " in demo.ask_command(8000)

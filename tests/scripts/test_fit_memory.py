@@ -7,37 +7,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import fit_memory
-from memory_points import POINTS, read, row
+from memory_points import POINTS, read
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = read(POINTS)
 Table = dict[str, list[str]]
-
-
-def _samples(*given: tuple[float, str]) -> list[fit_memory.Sample]:
-    return [fit_memory.Sample("layers", "v1", "0.17", value, source) for value, source in given]
-
-
-def test_an_interval_narrows_with_logs_and_with_sources_and_is_wide_without() -> None:
-    widths = []
-    for seen in (
-        (),
-        _samples((1.0, "a")),
-        _samples(*[(1.0, "a")] * 8),
-        _samples(*[(1.0, source) for source in "abcdefgh"]),
-    ):
-        found = fit_memory._bounds(seen, assumed=(0.3, 2.0))
-        assert found.logs == len(seen)
-        widths.append(found.high - found.low)
-    assert widths == sorted(widths, reverse=True)
-    assert widths[0] == widths[1] == 1.7  # one log narrows nothing: the sources allow as much
-    assert widths[-1] < 0.15
 
 
 @pytest.fixture(scope="module")
@@ -77,28 +56,6 @@ def test_the_estimate_is_as_good_as_promised_also_with_each_source_left_out(fit:
         assert _percent(table["all"][3]) >= 90
         assert _percent(table["all"][4]) <= 10
         assert table["all"][5].startswith("0 of ") and table["all"][6].startswith("0 of ")
-
-
-FAILED = [point for point in KNOWN if point["outcome"] != "serves" and not isinstance(row(point), str)]
-
-
-@pytest.mark.parametrize("left_out", [False, True], ids=["in-sample", "source left out"])
-@pytest.mark.parametrize("point", [pytest.param(point, id=point["id"]) for point in FAILED])
-def test_no_launch_that_ran_out_of_memory_is_said_to_fit(point: dict[str, Any], left_out: bool) -> None:
-    source = fit_memory.source_of(point)
-    seen = [other for other in KNOWN if not left_out or fit_memory.source_of(other) != source]
-    (scored,) = fit_memory.scores([point], fit_memory.fitted(seen))
-    assert scored.verdict in ("tight", "does_not_fit")
-
-
-@pytest.mark.parametrize("left_out", [False, True], ids=["in-sample", "source left out"])
-@pytest.mark.parametrize("name", ["g001", "g002", "g003", "g004"])
-def test_what_an_h100_had_left_with_and_without_a_draft_model_lies_inside(name: str, left_out: bool) -> None:
-    (point,) = [point for point in KNOWN if point["id"] == name]
-    source = fit_memory.source_of(point)
-    seen = [other for other in KNOWN if not left_out or fit_memory.source_of(other) != source]
-    (scored,) = fit_memory.scores([point], fit_memory.fitted(seen))
-    assert scored.is_inside and scored.verdict == "fit"
 
 
 def _score(file: Path) -> str:

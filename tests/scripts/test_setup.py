@@ -31,10 +31,6 @@ def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_linux_x86_64_is_supported(setup: ModuleType) -> None:
-    assert setup.unsupported(**LINUX) is None
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -114,19 +110,6 @@ def test_torch_comes_from_pips_own_sources_else_from_pytorchs_index_and_nothing_
     assert fall_back[fall_back.index("--index-url") + 1] == "https://download.pytorch.org/whl/cpu"
     assert first[-1] == fall_back[-1] and re.fullmatch(r"torch==[0-9.]+\+cpu", first[-1])
     assert not any("--index-url" in command for step in others for command in step.commands)
-
-
-def test_a_fall_back_runs_only_when_the_command_before_it_failed(
-    setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')"]
-    setup.perform(
-        "a step", [[sys.executable, "-c", "raise SystemExit(1)"], [*touch, str(tmp_path / "second")]]
-    )
-    assert (tmp_path / "second").exists()
-    setup.perform("a step", [[*touch, str(tmp_path / "third")], [*touch, str(tmp_path / "fourth")]])
-    assert (tmp_path / "third").exists() and not (tmp_path / "fourth").exists()
-    assert re.fullmatch(r"(  a step +\d+ s\n){2}", capsys.readouterr().out)
 
 
 def test_a_failed_step_shows_the_end_of_its_own_output_and_a_way_out(

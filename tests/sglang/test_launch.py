@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglanglaunches import Refused, compare, launches, table_parser
 
 from specserve.convert.convert import converted
 from specserve.convert.reading import read
@@ -22,6 +21,7 @@ from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.validate import read_profile
 from specserve.sglang.options import ARGUMENTS, OPTIONS, SAME, launch_sglang
+from tests.sglang.publiclaunches import Refused, compare, launches, table_parser
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PARSER = table_parser()

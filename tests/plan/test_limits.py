@@ -1,4 +1,4 @@
-"""Bounds of numbers, keys of mappings and names that vLLM brings: read from its sources, and judged in a profile."""
+"""What vLLM's tables say of values, keys and names: judged in a profile, and as the installed vLLM has them."""
 
 from __future__ import annotations
 
@@ -6,115 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from textwrap import dedent
 
 import pytest
-from vllmsource import fieldlimits
-from vllmsource.annotations import Package, annotated_fields
-from vllmsource.parsercalls import class_of
 
 from specserve.plan.arguments import problems
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import installed, known_versions, table
 
 Load = Callable[[str], Profile]
-MODULE = """
-    class Mode(enum.Enum):
-        NONE = 0
-        FULL = 2
-
-    class Level(IntEnum):
-        O0 = 0
-
-    @config
-    class Inner:
-        fuse: bool = False
-        mode: Mode = None
-        level: Level = None
-        backend: Literal["auto", "fast"] | None = None
-        open_name: Literal["auto"] | str = "auto"
-
-    @config(config=ConfigDict(arbitrary_types_allowed=True))
-    class CacheConfig:
-        inner: Inner = None
-        share: float = Field(default=0.9, gt=0, le=1)
-        least: int = Field(default=-1, ge=-1)
-        both: int = Field(default=1, ge=1)
-        _own: int = 0
-
-    @config
-    class OtherConfig:
-        both: int = Field(default=1, ge=0)
-
-    @config(config=ConfigDict(extra="allow"))
-    class OpenConfig:
-        a: int = 1
-
-    @config
-    class OldConfig:
-        a: int = 1
-        @model_validator(mode="before")
-        def rename(cls, data): ...
-
-    class Args:
-        cache: CacheConfig = None
-        maybe: CacheConfig | None = None
-        wide: CacheConfig | dict = None
-        open_one: OpenConfig = None
-        old: OldConfig = None
-        plain: dict = None
-"""
-
-
-INNER = ("backend", "fuse", "level", "mode", "open_name")
-KEYS = ("both", "inner", *(f"inner.{name}" for name in INNER), "least", "share")
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Package:
-    root = tmp_path / "vllm"
-    root.mkdir()
-    (root / "args.py").write_text(dedent(MODULE), encoding="utf-8")
-    return Package(root)
-
-
-def test_bounds_are_what_every_class_with_the_field_says(package: Package) -> None:
-    module = package.module("vllm.args")
-    assert module is not None
-    found = fieldlimits.bounds(package, module)
-    assert found["share"] == ("> 0", "<= 1") and found["least"] == (">= -1",)
-    assert found["both"] == ()
-
-
-@pytest.mark.parametrize(
-    ("field", "keys"),
-    [
-        ("cache", KEYS),
-        ("maybe", KEYS),
-        ("wide", ()),
-        ("open_one", ()),
-        ("old", ()),
-        ("plain", ()),
-    ],
-)
-def test_keys_are_said_only_where_vllm_refuses_every_other_one(
-    package: Package, field: str, keys: tuple[str, ...]
-) -> None:
-    module = package.module("vllm.args")
-    assert module is not None
-    where, definition = class_of(package, module, "Args")
-    assert fieldlimits.keys(package, where, dict(annotated_fields(definition))[field]) == keys
-
-
-def test_texts_are_said_for_keys_that_admit_a_few_only(package: Package) -> None:
-    module = package.module("vllm.args")
-    assert module is not None
-    where, definition = class_of(package, module, "Args")
-    field = dict(annotated_fields(definition))["cache"]
-    assert fieldlimits.choices(package, where, field) == ("inner.backend=auto|fast", "inner.mode=FULL|NONE")
-
-
 REFUSED = [
     ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization", "value"),
     ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization", "value"),
