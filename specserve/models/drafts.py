@@ -19,6 +19,7 @@ _BUILD = re.compile(
     r"w\d+a(?:fp)?\d+|bf16|fp16|hf|gguf|kv|marlin|sym|qat|g\d+|q\d\w*)(?=[-_.]|$)"
 )
 """A word of a repository's name that says how the weights are stored."""
+_NEAR = 0.94
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmte](?![a-z0-9])")
 """A number of parameters or experts: `8b`, `0.6b`, `8x7b`, `a22b`, `e4b`, `128e`."""
 _SIZE_WORDS = frozenset({
@@ -115,6 +116,19 @@ def heads_named(model: str) -> tuple[Draft, ...]:
     """The rows of the catalogue for a head with this id: what it was published for."""
     rows = (draft for draft in catalogue() if draft.method != "draft_model")
     return tuple(draft for draft in rows if (draft.model or "").lower() == model.lower() != "")
+
+
+def head_meant(model: str) -> str | None:
+    """The head of the catalogue that a misspelt id means: same publisher and numbers, nearly the same letters."""
+    from difflib import SequenceMatcher
+
+    owner, numbers = model.lower().partition("/")[0], re.findall("[0-9]+", model)
+    near = {
+        SequenceMatcher(None, name.lower(), model.lower()).ratio(): name
+        for name in (draft.model for draft in catalogue() if draft.model)
+        if name.lower().startswith(f"{owner}/") and re.findall("[0-9]+", name) == numbers
+    }
+    return near[max(near)] if near and _NEAR <= max(near) < 1 else None
 
 
 Kinship = Literal["same", "release", "fine-tune", "other"]

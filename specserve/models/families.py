@@ -18,6 +18,8 @@ _COPY = re.compile(
     "|gguf|w[48]a(?:4|8|16)|g128|dynamic|static|block|quantized|kv|bnb|[48]bit|unsloth|autoround|preview))*"
 )
 """What may follow the model's name in that of a copy: a fine-tune may have tokens of its own."""
+_WORDS = ("instruct", "thinking", "preview", "distill", "coder")
+"""What publishers put after the model's name, and people misspell."""
 _NEAR = 0.85
 _LONGEST = 120
 """The Hub allows 96 characters in a name."""
@@ -92,8 +94,11 @@ def published_name(model: str) -> PublishedName | None:
         return PublishedName(table.renamed[start] + model[len(start) :], "renamed")
     if start := _start(model, table.misspelt):
         return PublishedName(table.misspelt[start] + model[len(start) :], "misspelt")
-    if owner.lower() in table.copies or _start(model, table.families):
+    if owner.lower() in table.copies:
         return None
+    if start := _start(model, table.families):
+        meant = model[: len(start)] + re.sub("[A-Za-z]{5,}", _spelt, model[len(start) :])
+        return PublishedName(meant, "misspelt") if meant != model else None
     if start := _start(name, table.names):
         meant = table.names[start] + name[len(start) :]
         if not owner:
@@ -103,12 +108,26 @@ def published_name(model: str) -> PublishedName | None:
         is_near = SequenceMatcher(None, owner.lower(), meant.lower().partition("/")[0]).ratio() >= _NEAR
         return PublishedName(meant, "misspelt") if is_near else None
     own = {
-        _letters(start): right
+        _parts(start): right
         for start, right in table.names.items()
         if owner and right.lower().startswith(f"{owner.lower()}/")
     }
-    found = next((end for end in _ends(name) if own and _letters(name[:end]) in own), None)
-    return PublishedName(own[_letters(name[:found])] + name[found:], "misspelt") if found else None
+    for end in _ends(name) if own else ():
+        letters, numbers = _parts(name[:end])
+        for parts in ((letters, numbers), (f"{letters}b", numbers)):  # `Qwen-3-32B`, `Qwen3-32`
+            if parts in own:
+                return PublishedName(own[parts] + name[end:], "misspelt")
+    return None
+
+
+def _spelt(word: re.Match[str]) -> str:
+    """A word after a model's name as publishers write it: `Instruct` for `Instuct`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word[0].lower(), _WORDS, n=1, cutoff=_NEAR)
+    if not near or near[0] == word[0].lower():
+        return word[0]
+    return near[0].title() if word[0][0].isupper() else near[0]
 
 
 def _start(model: str, known: dict[str, Any]) -> str | None:
@@ -124,6 +143,6 @@ def _ends(name: str) -> list[int]:
     return [end for end in range(len(name), 0, -1) if name[end : end + 1] in ("", "-", "_", ":")]
 
 
-def _letters(name: str) -> str:
-    """The letters and digits of a name: what stays if `-` and `.` are put elsewhere."""
-    return "".join(filter(str.isalnum, name.lower()))
+def _parts(name: str) -> tuple[str, tuple[str, ...]]:
+    """The letters and the numbers of a name: what stays of `Qwen-2.5-7B` and `Qwen25-7B`, but not of `Qwen2-57B`."""
+    return "".join(re.findall("[a-z]+", name.lower())), tuple(re.findall("[0-9]+", name.replace(".", "")))

@@ -119,6 +119,7 @@ def test_two_families_of_one_size_are_an_error_too(linted: Findings, target: str
     ("target", "draft", "more"),
     [
         ("Qwen/Qwen2-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", ""),
+        ("Qwen/Qwen2-57B-A14B-Instruct", "Qwen/Qwen2-0.5B-Instruct", ""),
         ("Qwen/Qwen3-32B", "Qwen/Qwen2.5-0.5B-Instruct", ""),
         ("./models/Llama-3.1-8B", "Qwen/Qwen3-0.6B", ""),
         ("meta-llama/Llama-3.1-8B", "/models/Qwen3-0.6B", ""),
@@ -205,6 +206,10 @@ def test_one_fact_is_one_finding_where_check_knows_the_configurations(linted: Fi
         ("HuggingFaceTB/SmolLM-2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "warning"),
         ("Qwen/Qwen-3-8B", "Qwen/Qwen3-8B", "warning"),
         ("Qwen/Qwen25-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "warning"),
+        ("Qwen/Qwen3-32", "Qwen/Qwen3-32B", "warning"),
+        ("openai/gpt-oss-120", "openai/gpt-oss-120b", "warning"),
+        ("meta-llama/Llama-3.1-70B-Instuct", "meta-llama/Llama-3.1-70B-Instruct", "warning"),
+        ("Qwen/Qwen3-30B-A3B-thinkng-2507", "Qwen/Qwen3-30B-A3B-thinking-2507", "warning"),
         ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "warning"),
         ("meta-llama/Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "info"),
         ("CohereForAI/c4ai-command-r-v01", "CohereLabs/c4ai-command-r-v01", "info"),
@@ -220,10 +225,50 @@ def test_a_name_that_no_publisher_uses_is_corrected(
 
 
 @pytest.mark.parametrize(
+    ("head", "meant"),
+    [
+        ("yuhuili/EAGLE3-LLaMA3.1-Instuct-8B", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        ("AngelSlim/Qwen3-32B_eagel3", "AngelSlim/Qwen3-32B_eagle3"),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", None),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-80B", None),
+        ("somebody/EAGLE3-LLaMA3.1-Instuct-8B", None),
+    ],
+)
+def test_a_misspelt_head_of_the_catalogue_is_corrected(
+    write: Write, capsys: pytest.CaptureFixture[str], head: str, meant: str | None
+) -> None:
+    block = f"{{method: eagle3, model: {head}, num_speculative_tokens: 3}}"
+    file = write(f"target: {{model: org/target}}\nspeculation: {block}")
+    assert _run(["lint", str(file), "--format", "json"]) == 0
+    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD171"]
+    assert [item["help"] for item in found] == ([f"did you mean `{meant}`?"] if meant else [])
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "kind"),
+    [
+        ("eagle", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "eagle3"),
+        ("eagle3", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "eagle"),
+        ("eagle3", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", None),
+    ],
+)
+def test_a_head_under_the_method_of_another_is_an_error(
+    write: Write, capsys: pytest.CaptureFixture[str], method: str, head: str, kind: str | None
+) -> None:
+    block = f"{{method: {method}, model: {head}, num_speculative_tokens: 3}}"
+    file = write(f"target: {{model: org/target}}\nspeculation: {block}")
+    assert _run(["lint", str(file), "--format", "json"]) == (1 if kind else 0)
+    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD239"]
+    assert [item["help"] for item in found] == ([f"write `method: {kind}`"] if kind else [])
+
+
+@pytest.mark.parametrize(
     "model",
     [
         "Qwen/Qwen3-80B",
         "Qwen/Qwen-14B",
+        "Qwen/Qwen3-08B-A3B",
+        "google/gemma-2.7-1b-it",
         "Qwen/Qwen4-8B",
         "google/gemma-1.1-7b-it",
         "acme/Qwen3-8B",

@@ -130,7 +130,8 @@ def misspelt_model(ctx: Context) -> Hits:
     named = {section: model for model, _, section in models(ctx) if read.get(section) is None}
     if not named:
         return
-    from specserve.models.families import published_name
+    from specserve.models.drafts import head_meant
+    from specserve.models.families import PublishedName, published_name
 
     texts = {
         "misspelt": "no well-known model is named {}",
@@ -138,7 +139,8 @@ def misspelt_model(ctx: Context) -> Hits:
         "bare": "{} names no publisher, so it can only be a directory",
     }
     for path, model in named.items():
-        if found := published_name(model):
+        head = head_meant(model) if path != "target" and is_hub_id(model) else None
+        if found := PublishedName(head, "misspelt") if head else published_name(model):
             text, severity = (
                 texts[found.kind].format(quoted(model)),
                 None if found.kind == "misspelt" else INFO,
@@ -153,7 +155,8 @@ def head_of_another_target(arm: Arm) -> Hits:
     A head follows the hidden states of one model. With a model of another family or size, loading or the first request
     fails, or nearly every draft token is rejected. With another fine-tune of the same base, vLLM serves the pair, but
     rejects tokens more often: that is a warning, and for another release of the same size, such as 3.3 for 3.1, an
-    info. Quantized copies count as the model itself. What a head was trained for is known from its own config.json,
+    info. Quantized copies count as the model itself. A head of another method is another program: vLLM does not find
+    the class of an EAGLE-3 head under `method: eagle`. What a head was trained for is known from its own config.json,
     which `lint` does not read, and for published heads from the catalogue (`specserve drafts`).
     Example:
         target: {model: Qwen/Qwen3-32B, revision: 0123456789abcdef0123456789abcdef01234567}
@@ -165,6 +168,12 @@ def head_of_another_target(arm: Arm) -> Hits:
     Instead: target: {model: Qwen/Qwen3-14B, revision: 0123456789abcdef0123456789abcdef01234567}
     Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
     """
+    from specserve.models.drafts import heads_named
+
+    kinds = {row.method for row in heads_named(arm.model or "")}
+    if len(kinds) == 1 and arm.method not in kinds and {arm.method, *kinds} == {"eagle", "eagle3"}:
+        (kind,) = kinds
+        yield arm.hit("method", f"the head is published as `{kind}`", help=f"write `method: {kind}`")
     found = trained_elsewhere(arm)
     if found is None:
         return
