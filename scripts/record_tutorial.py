@@ -60,7 +60,8 @@ For each mistake, `lint` says where it is and how to mend it. Try one, without c
     Step("""\
 ## 2. Will it start, and does it fit?
 
-`check` also reads the models: do both tokenizers agree, does the draft fit the target, is there enough memory?""",
+`check` also reads the models: do both tokenizers agree, does the draft fit the target, is there enough memory? The
+first line answers; `-v` shows what the answer rests on.""",
          "specserve check configs/demo.yaml"),
     Step("""\
 ## 3. Start it

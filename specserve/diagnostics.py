@@ -81,6 +81,8 @@ class Skipped:
     codes: tuple[str, ...]
     reason: str
     cause: str
+    help: str = ""
+    """How to have it run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,25 +189,29 @@ def _skipped(known: Gathered) -> list[Skipped]:
     ran -= set(_codes("vllm")) if "vllm" in missing else set()
     of_tokenizers = (rule.code for rule in all_rules() if rule.check.__module__ == tokenizers.__name__)
     by_files, items = tuple(sorted({*_OF_FILES, *of_tokenizers})), []
+    without_files: dict[tuple[str, str, Cause], list[str]] = {}
     for item in known.unread:
         is_target, is_broken = item.path == "target.model", item.error.cause == "broken"
-        if is_target or is_broken or item.finding(profile) is None:
-            codes, reason = _codes("models"), item.error.message
-            if item.published and item.published.is_whole:
-                why = reason.removeprefix(f"`{item.published.model}`: ")
-                why = why.rpartition(", and ")[2] if item.error.cause == "offline" else why
-                codes, reason = (
-                    by_files,
-                    (
-                        f"the files of `{item.published.model}` are not here ({why}): the other rules used the "
-                        "configuration that ships with specserve"
-                    ),
-                )
-            elif item.published and context.memory:
-                reason += ", so memory rests on its published configuration"
-            reason += f"; {item.error.hint}" if item.error.hint else ""
-            cause = _CAUSES.get(item.error.cause, "unsupported")
-            items.append(Skipped(profile.file, "models", codes, reason, cause))
+        if not (is_target or is_broken or item.finding(profile) is None):
+            continue
+        reason, help_ = item.error.message, item.error.hint or ""
+        cause = _CAUSES.get(item.error.cause, "unsupported")
+        if item.published and item.published.is_whole:
+            why = reason.removeprefix(f"`{item.published.model}`: ")
+            why = why.rpartition(", and ")[2] if item.error.cause == "offline" else why
+            models = without_files.setdefault((why, help_, cause), [])
+            models.append(f"`{item.published.model}`")
+            continue
+        if item.published and context.memory:
+            reason += ", so memory rests on its published configuration"
+        items.append(Skipped(profile.file, "models", _codes("models"), reason, cause, help_))
+    for (why, help_, cause), models in without_files.items():
+        names = " and ".join(dict.fromkeys(models))
+        reason = (
+            f"the files of {names} are not here ({why}): the other rules used the configuration that ships "
+            "with specserve"
+        )
+        items.append(Skipped(profile.file, "models", by_files, reason, cause, help_))
     for group, reason in missing.items():
         codes = tuple(code for code in _codes(group) if code not in ran)
         if codes:

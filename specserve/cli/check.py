@@ -92,6 +92,10 @@ def check(
     locked: Locked = None,
     strict: Annotated[bool, flag("--strict", "Also fail for warnings.")] = False,
     complete: Annotated[bool, flag("--complete", "Also fail for skipped checks.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Show what the answer rests on: rules, memory, configuration."),
+    ] = False,
     vllm: Annotated[
         str | None,
         text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.", "--vllm"),
@@ -164,7 +168,7 @@ def check(
     report = check_profiles(_examined(paths, tuple(settings or ())), wanted=wanted)
     notices.progress("")
     try:
-        _show(report, format or judge.default_format())
+        _show(report, format or judge.default_format(), is_verbose=verbose)
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
     # with --assume, this host is none of the profile's business
@@ -185,14 +189,14 @@ def _examined(
         yield (file, *examine_partial(file, settings=settings))
 
 
-def _show(report: Report, format: Format) -> None:
+def _show(report: Report, format: Format, *, is_verbose: bool) -> None:
     """Findings and figures to stdout, the sum to stderr."""
     from specserve.report.check import check_text
 
     if format is not Format.TEXT:
         judge.show(report, format=format)
         return
-    out(check_text(report))
+    out(check_text(report, is_verbose=is_verbose))
     judge.tell(report, explain=True)
     if undone := _undone(report):
         say(f"exit code 2: `{escaped(undone)}` was not checked, and nothing is published about it")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specserve.cli.options import Format, TextOrJson, flag
+
+if TYPE_CHECKING:
+    from specserve.checks.doctor.limits import Line
+    from specserve.serve.detached.observe import Seen
 
 
 def doctor(
@@ -31,13 +36,18 @@ def doctor(
     specserve doctor --accelerators
     specserve doctor --leftovers | xargs -d '\\n' rm
     """
+    from specserve.report.console import out
+
     if accelerators:
-        _show_accelerators(format)
+        from specserve.hardware.accelerators import gpus, this_cpu
+        from specserve.report.doctor import accelerators_json, accelerators_text
+
+        show = accelerators_json if format is TextOrJson.JSON else accelerators_text
+        out(show(gpus(), cpu=this_cpu()))
         return
     from specserve.checks.doctor.host import host_lines
     from specserve.checks.doctor.leftovers import find_leftovers, remains
-    from specserve.report.console import out
-    from specserve.report.doctor import count, doctor_json, doctor_text, servers_here
+    from specserve.report.doctor import doctor_json, doctor_text
     from specserve.serve.files import state_folder
 
     if leftovers:
@@ -45,18 +55,49 @@ def doctor(
         if files := [path for path in files if "\n" not in path]:  # each is to be one line
             out("\n".join(files))
         return
-    ours, about_servers = servers_here()
+    ours, about_servers = _servers_here()
     left, last = remains(ours=ours)
     lines = [*host_lines(state=state_folder(), ours=ours or frozenset()), *about_servers, *last]
     out(doctor_json(lines, remains=left) if format is TextOrJson.JSON else doctor_text(lines))
-    if count(lines, "bad"):
+    if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
 
 
-def _show_accelerators(format: TextOrJson) -> None:
-    from specserve.hardware.accelerators import gpus, this_cpu
-    from specserve.report.check import accelerators_json, accelerators_text
-    from specserve.report.console import out
+def _servers_here() -> tuple[frozenset[int] | None, list[Line]]:
+    """The processes of all detached servers, None if they cannot be read, and the lines about them."""
+    from specserve.checks.doctor.limits import examined
+    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.detached.processes import Detached
 
-    show = accelerators_json if format is TextOrJson.JSON else accelerators_text
-    out(show(gpus(), cpu=this_cpu()))
+    pids: set[int] | None = None
+
+    def read() -> Iterator[Line]:
+        nonlocal pids
+        servers = list(observe_all())
+        pids = {pid for seen in servers for pid in seen.pids}
+        for seen in servers:
+            if seen.record is not None:
+                pids |= {process.pid for process in Detached(seen.record).members()}
+        yield from _server_lines(servers)
+
+    lines = examined("servers", read)
+    return None if pids is None else frozenset(pids), lines
+
+
+def _server_lines(servers: Sequence[Seen]) -> Iterator[Line]:
+    """Those that serve in one line, and one for each that does not."""
+    from specserve.checks.doctor.limits import Line
+
+    names = {
+        seen.name: f"{seen.name} (port {seen.record.port})" if seen.record else seen.name for seen in servers
+    }
+    well = [seen for seen in servers if seen.state in ("ready", "starting", "stopping")]
+    if well or not servers:
+        text = ", ".join(f"{names[seen.name]} {seen.state}" for seen in well) or "none runs detached"
+        yield Line("servers", "ok", text)
+    for seen in servers:
+        if seen not in well:
+            detail = f": {seen.detail}" if seen.detail else ""
+            after = "clears it" if seen.state in ("dead", "gone") else "ends it"
+            fix = f"`specserve down {seen.name}` {after}"
+            yield Line("servers", "note", f"{names[seen.name]} {seen.state}{detail}", fix)

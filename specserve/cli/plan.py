@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -140,15 +139,12 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
 def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
     from specserve.checks.compare import effective
-    from specserve.report.check import effective_json, effective_text
+    from specserve.report.check import effective_text
     from specserve.report.console import out
+    from specserve.report.text import json_document
 
     judged = effective(profile, machine=options.machine)
-    out(
-        json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
-        if as_json
-        else effective_text(judged)
-    )
+    out(json_document({"vllm": judged}) if as_json else effective_text(judged))
 
 
 def diff(

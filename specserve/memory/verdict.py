@@ -211,6 +211,12 @@ class Knob:
     frees_bytes: int
     verdict: MemoryVerdict
 
+    @property
+    def setting(self) -> str:
+        """As it would stand in the profile, in backticks."""
+        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        return f"`{self.path}: {value}`"
+
 
 def knobs(r: Breakdown, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
     """What would help, in the order in which a person tries it, each proven by an estimate of its own.

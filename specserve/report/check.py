@@ -1,224 +1,202 @@
-"""A check as text: what ran, the findings, tokenizers, memory, the configuration that vLLM makes of the launch."""
+"""A check as text: a line for each profile that answers, the findings; on request what the answer rests on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.check import Checked, RuleGroup
+from specserve.checks.check import Checked
 from specserve.checks.oraclechild import Judged, VllmAnswer, VllmArgument
-from specserve.checks.rules.memory import is_fixed
+from specserve.checks.rules.memory import is_fixed, too_large_because
 from specserve.checks.rules.site import reasons
-from specserve.diagnostics import ProfileVerdict, Report, Severity
-from specserve.hardware.accelerators import Accelerator, Gpu, Machine, catalogue, kind
-from specserve.memory.constants import Bounds as Interval
+from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
+from specserve.hardware.accelerators import Machine
+from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate
-from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.report.console import escaped, styled, wrapped
-from specserve.report.findings import COLOURS, render
-from specserve.report.text import GIB, Column, Table, count, fields_of, gib, json_document, low_to_high
+from specserve.report.findings import help_line, render
+from specserve.report.page import Block, Document, Items, Paragraph, Section
+from specserve.report.text import Column, Table, answer_line, count, gib, low_to_high, percent
 
-_TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
 _BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}
-_VERDICTS = {
-    "identical": "identical",
-    "padding_only": "the same tokens; vocab_size differs by padding",
+_TOKENIZERS = {
+    "identical": "tokenizers identical",
+    "padding_only": "tokenizers identical but for padding",
     "special_tokens_differ": "special tokens differ",
-    "overlap": "different",
-    "incompatible": "incompatible",
-    "not_checked": "not checked",
+    "overlap": "tokenizers differ",
+    "incompatible": "tokenizers incompatible",
+    "not_checked": "tokenizers not compared",
 }
-_MEMORY = {"fit": ("fits", "green"), "tight": ("tight", "yellow"), "does_not_fit": ("does not fit", "red")}
-
-
-def check_text(report: Report) -> str:
-    """Returns every profile with its groups, then its findings, tokenizers and memory."""
-    parts = []
-    for verdict in report.verdicts:
-        own = [finding for finding in report.findings if finding.span.file == verdict.file]
-        blocks = []
-        if isinstance(verdict, Checked) and verdict.verdict != "invalid":
-            blocks.append(_head(verdict))
-            own += [finding for group in verdict.groups for finding in group.findings]
-        if own:
-            unique = sorted(dict.fromkeys(own), key=lambda finding: finding.sort_key)
-            blocks.append(render(unique, stream=sys.stdout).rstrip("\n"))
-        if isinstance(verdict, Checked):
-            blocks += _facts(verdict)
-        parts.append("\n\n".join(filter(None, blocks)))
-    if any(_is_assumed(verdict) for verdict in report.verdicts):
-        parts.append(_filled("no public vLLM log shows it, so its bounds are wide", "assumed: "))
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _is_assumed(verdict: ProfileVerdict) -> bool:
-    """Whether a table of memory has a part that is only assumed."""
-    if not isinstance(verdict, Checked) or not verdict.memory:
-        return False
-    sizes = verdict.memory.per_gpu_bytes
-    return sizes.activation.logs == 0 or sizes.other.logs == 0
-
-
-def _filled(text: str, lead: str, shown: str | None = None) -> str:
-    return wrapped(escaped(text), lead=lead, shown=shown, stream=sys.stdout)
-
-
-def _head(verdict: Checked) -> str:
-    """What is checked, and a line for each group of rules."""
-    on = f" on {_machine_words(verdict.machine)}" if verdict.machine else ""
-    versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
-    lines = [f"Checking `{escaped(verdict.name or verdict.file)}`{on}{versions}", ""]
-    for group in verdict.groups:
-        lead = f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  "
-        lines.append(wrapped(_state(group), lead=lead, stream=sys.stdout))
-    ways = dict.fromkeys(item.reason.partition("; ")[2] for group in verdict.groups for item in group.skipped)
-    shown = f"  {styled('help', 'cyan', stream=sys.stdout)}: "
-    lines += ["", *(_filled(way, "  help: ", shown) for way in ways if way)]
-    return "\n".join(lines).rstrip()
-
-
-def _machine_words(machine: Machine) -> str:
-    """`2 nodes of 8 x H100-80GB (assumed)`."""
-    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
-    kind = "the CPU" if machine.is_cpu else f"{machine.count} x {machine.accelerator.name}"
-    return f"{nodes}{kind} ({_BASIS[machine.basis]})"
-
-
-def _state(group: RuleGroup) -> str:
-    words = []
-    for severity in Severity:
-        number = sum(finding.severity is severity for finding in group.findings)
-        counted = f"{number} info" if severity is Severity.INFO else count(number, severity)
-        words += [styled(counted, COLOURS[severity], stream=sys.stdout)] if number else []
-    if group.skipped:
-        number = len({code for item in group.skipped for code in item.codes})
-        whole = "partly skipped" if group.findings else "skipped"
-        text = whole if number == group.rules else f"{number} skipped"
-        # the ways out stand below the table
-        reasons = _of_several(item.reason.partition("; ")[0] for item in group.skipped)
-        words.append(styled(f"{text}: {escaped('; '.join(reasons))}", "yellow", stream=sys.stdout))
-    return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
-
-
-def _of_several(reasons: Iterable[str]) -> list[str]:
-    """Each reason once; those that differ in the model alone name all their models."""
-    models: dict[tuple[str, str], list[str]] = {}
-    for reason in reasons:
-        parts = reason.split("`", 2)
-        before, model, after = parts if len(parts) == 3 else (reason, "", "")
-        models.setdefault((before, after), []).append(f"`{model}`" if model else "")
-    merged = []
-    for (before, after), each in models.items():
-        names = list(dict.fromkeys(each))
-        rest = after.replace(" is ", " are ", 1) if len(names) > 1 and after.startswith(" is ") else after
-        merged.append(before + " and ".join(names) + rest)
-    return merged
-
-
-def _facts(verdict: Checked) -> Iterator[str]:
-    if verdict.tokenizer:
-        yield "\n".join(_tokenizers(verdict.tokenizer))
-    elif any(item.published for item in verdict.unread):
-        yield "Tokenizers: not checked"
-    if verdict.memory and verdict.machine:
-        yield "\n".join(_memory(verdict.memory, verdict.machine, verdict.alternatives))
-    if verdict.vllm:
-        yield effective_text(verdict.vllm[0])
-
-
-def _tokenizers(comparison: TokenizerComparison) -> Iterator[str]:
-    share = ""
-    if comparison.verdict == "overlap" and comparison.overlap is not None:
-        share = f"; the target has {comparison.overlap:.1%} of the draft's tokens"
-    yield f"Tokenizers: {_VERDICTS.get(comparison.verdict, comparison.verdict)}{share}"
-    yield from (_filled(reason, "  ") for reason in comparison.reasons)
-
-
-_SMALL = 0.005
-"""A share of the KV cache that rounds to nothing."""
+_FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
 _COMPUTED_BY = {
     "vllm": "computed by vLLM's own planner",
     "formula": "computed by formula",
     "published": "computed by formula from the copy of the models' config.json that ships with specserve",
 }
+_SMALL = 0.005
+"""A share of the KV cache that rounds to nothing."""
+
+
+def check_text(report: Report, *, is_verbose: bool = False) -> str:
+    """Returns a line for each profile, then for each its findings and what was skipped."""
+    stream, is_one = sys.stdout, len(report.verdicts) == 1
+    answers, blocks = [], []
+    for verdict in report.verdicts:
+        findings = _findings(verdict, report)
+        lead = "" if is_one else f"{escaped(verdict.name or verdict.file)}: "
+        word, *rest = _answer(verdict, findings)
+        answers.append(answer_line(word, "; ".join(rest), lead=lead, stream=stream))
+        if findings:
+            blocks.append(render(findings, stream=stream).rstrip("\n"))
+        if isinstance(verdict, Checked):
+            blocks += _skipped(verdict)
+        if is_verbose and isinstance(verdict, Checked) and verdict.groups:
+            blocks.append(_document(verdict).text(stream).rstrip("\n"))
+    return "\n\n".join(["\n".join(answers), *blocks]) + "\n"
+
+
+def _findings(verdict: ProfileVerdict, report: Report) -> list[Finding]:
+    """Those of this profile: in its own file, or by one of its rules in a file that it extends."""
+    own = [finding for finding in report.findings if finding.span.file == verdict.file]
+    if isinstance(verdict, Checked) and verdict.verdict != "invalid":
+        own += [finding for group in verdict.groups for finding in group.findings]
+    return sorted(dict.fromkeys(own), key=lambda finding: finding.sort_key)
+
+
+def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> Iterator[str]:
+    """A verdict's words, then what makes it: room, what speculation costs, whether the tokenizers agree."""
+    errors = sum(item.severity is Severity.ERROR for item in findings if item.code != "SD301")
+    if not isinstance(verdict, Checked) or verdict.verdict == "invalid":
+        yield from ("not checked", f"{count(errors, 'error')} in the profile")
+        return
+    memory, machine = verdict.memory, verdict.machine
+    fits = _fits(memory) if memory else "not known whether it fits"
+    if memory and machine and memory.verdict == "does_not_fit":
+        yield from (fits, too_large_because(memory, machine))
+        yield from (f"fits with {knob.setting}" for knob in memory.knobs if knob.verdict == "fit")
+        if errors:
+            yield f"{count(errors, 'other error')} to fix"
+    else:
+        yield from ("not ready", f"{count(errors, 'error')} to fix", fits) if errors else (fits,)
+    if memory and machine and memory.verdict != "does_not_fit":
+        if memory.reason and not memory.is_only_in_doubt:
+            yield memory.reason
+        if memory.is_kv_known:
+            room = memory.max_concurrency
+            many = low_to_high(f"{int(room.low):,}", f"{int(room.high):,}", between=" to ")
+            requests = "request" if many == "1" else "requests"
+            where = "" if machine.is_cpu else f" on {_machine_words(machine)}"
+            yield f"room for {many} {requests} of {memory.max_model_len:,} tokens at once{where}"
+        if memory.speculation_cost >= _SMALL:
+            what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
+            yield f"{what} costs {percent(memory.speculation_cost)} of the KV cache"
+    if verdict.tokenizer and verdict.tokenizer.verdict in _TOKENIZERS:
+        yield _TOKENIZERS[verdict.tokenizer.verdict]
+
+
+def _fits(memory: MemoryEstimate) -> str:
+    if memory.is_only_in_doubt and memory.unknown_draft:
+        return "fits without the draft, whose size is not known"
+    return _FITS[memory.verdict]
+
+
+def _skipped(verdict: Checked) -> list[str]:
+    """A block for each reason for which rules did not run, and the way out that they share."""
+    blocks = []
+    items = [item for group in verdict.groups for item in group.skipped]
+    for item in dict.fromkeys(items):
+        lead = f"skipped[{item.group}]: "
+        shown = f"{styled(f'skipped[{item.group}]', 'yellow', stream=sys.stdout)}: "
+        text = escaped(f"{count(len(item.codes), 'rule')}: {item.reason}")
+        blocks.append(wrapped(text, lead=lead, shown=shown, stream=sys.stdout))
+    ways = dict.fromkeys(item.help for item in items if item.help)
+    return ["\n".join([*blocks, *(help_line(way, sys.stdout) for way in ways)])] if blocks else []
+
+
+def _document(verdict: Checked) -> Document:
+    """What the answer rests on: rules, tokenizers, memory, vLLM's configuration."""
+    on = ""
+    if verdict.machine:
+        on = f" on {_machine_words(verdict.machine)} ({_BASIS[verdict.machine.basis]})"
+    versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
+    rows = []
+    for group in verdict.groups:
+        skipped = len({code for item in group.skipped for code in item.codes})
+        numbers = [sum(item.severity is each for item in group.findings) for each in Severity]
+        rows.append((group.name, *(str(number) for number in (group.rules, *numbers, skipped))))
+    names = ("rules", *(f"{each}s" for each in Severity), "skipped")
+    blocks: list[Block] = [
+        Paragraph(f"Checked `{verdict.name or verdict.file}`{on}{versions}"),
+        Table([Column("needs", "name"), *map(Column, names)], rows),
+    ]
+    comparison = verdict.tokenizer
+    if comparison and comparison.reasons:
+        share = comparison.overlap
+        notes = [("", reason) for reason in comparison.reasons]
+        if comparison.verdict == "overlap" and share is not None:
+            notes.append(("", f"the target has {share:.1%} of the draft's tokens"))
+        blocks.append(Section("Tokenizers", [Items(notes)]))
+    if verdict.memory and verdict.machine:
+        blocks.append(_memory(verdict.memory, verdict.machine, verdict.alternatives))
+    if verdict.vllm:
+        blocks += _effective(verdict.vllm[0])
+    return Document("check", verdict.name or verdict.file, blocks, has_answer=True)
+
+
+def _machine_words(machine: Machine) -> str:
+    """`2 nodes of 8 x H100-80GB`."""
+    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
+    kind = "the CPU" if machine.is_cpu else f"{machine.count} x {machine.accelerator.name}"
+    return f"{nodes}{kind}"
 
 
 def _memory(
     estimate: MemoryEstimate, machine: Machine, alternatives: Mapping[str, MemoryEstimate]
-) -> Iterator[str]:
+) -> Section:
     """The figures of the fullest GPU; a range for a term that is bounded, not known."""
     where = "Memory per GPU"
     if machine.is_cpu:
-        where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
-    yield f"{where}, GiB: {_fits(estimate)}"
-    for name, size, share, note in _terms(estimate):
-        yield f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip()
+        where = "Memory of this host"
+        where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else where
+    sizes = estimate.per_gpu_bytes
+    rows = [("target weights", gib(sizes.target_weights), "")]
+    if sizes.draft_weights:
+        rows.append(("draft weights", gib(sizes.draft_weights), ""))
+    for name, term in (("activations", sizes.activation), ("other", sizes.other)):
+        note = "" if term.logs is None else f"estimated from {count(term.logs, 'log')}"
+        rows.append((name, _range(term), "assumed: no public log shows it" if term.logs == 0 else note))
+    tokens = f"{_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else "tokens unknown"
+    rows.append(("KV cache", _range(sizes.kv_cache), tokens))
+    limit = "capacity" if is_fixed(estimate) else "vLLM's budget"  # a fixed cache takes no share
+    of = "" if is_fixed(estimate) else f"of {gib(sizes.total)}"
+    rows.append((limit, gib(sizes.total if is_fixed(estimate) else sizes.budget), of))
+    notes = list(estimate.notes)
     alone = estimate.without_speculation_kv_cache_tokens
     if alone and alone.high > 0:
-        cost = f"; speculation costs {estimate.speculation_cost:.0%}"
-        same = "about the same" if estimate.speculation_cost < _SMALL else f"{_tokens(alone)} tokens{cost}"
-        yield f"  KV cache without speculation: {same}"
-    yield from _alternatives(alternatives)
+        notes.append(f"KV cache without speculation: {_tokens(alone)} tokens")
     helpful = [knob for knob in estimate.knobs if knob.verdict != estimate.verdict]
     is_length = any(knob.path == "target.max_model_len" for knob in helpful)
     if estimate.is_kv_known and (is_length or estimate.verdict != "does_not_fit"):
-        largest = estimate.largest_max_model_len
-        why = ", the models' own limit" if estimate.kv_cache_tokens.low >= 2 * largest.high else ""
-        yield f"  largest max_model_len that fits: {_tokens(largest)}{why}"
+        notes.append(f"largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
     for knob in helpful:
-        value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
-        yield f"  {_MEMORY[knob.verdict][0]} with `{knob.path}: {value}`, all else unchanged"
+        notes.append(f"{_FITS[knob.verdict]} with {knob.setting}, all else unchanged")
+    for name, other in alternatives.items():
+        held = f"; KV cache {_tokens(other.kv_cache_tokens)} tokens" if other.is_kv_known else ""
+        notes.append(f"with the alternative `{name}`: {_fits(other)}{held}")
     if is_fixed(estimate):
-        yield f"  {'specserve' if estimate.is_kv_cache_default else 'the profile'} fixes the size of the KV cache"
-    yield _filled(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}", "  ")
-    yield from (_filled(note, "  ") for note in estimate.notes)
+        who = "specserve" if estimate.is_kv_cache_default else "the profile"
+        notes.append(f"{who} fixes the size of the KV cache")
+    notes.append(f"{_COMPUTED_BY[estimate.basis]}, for {estimate.regime}")
+    columns = (Column("", "name"), Column("GiB"), Column("", "text"))
+    return Section(where, [Table(columns, rows), Items([("", note) for note in notes])])
 
 
-def _fits(estimate: MemoryEstimate) -> str:
-    words, colour = _MEMORY[estimate.verdict]
-    if estimate.is_only_in_doubt and estimate.unknown_draft:
-        words = "fits without the draft, whose size is not known"
-    return styled(words, colour, stream=sys.stdout)
+def _range(term: Bounds) -> str:
+    return low_to_high(gib(term.low), gib(term.high))
 
 
-def _alternatives(estimates: Mapping[str, MemoryEstimate]) -> Iterator[str]:
-    """What each alternative would leave for the KV cache, in the place of `speculation`."""
-    for name, estimate in estimates.items():
-        held = f"; KV cache {_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else ""
-        lead = f"  with the alternative `{escaped(name)}`: "
-        yield wrapped(f"{_fits(estimate)}{held}", lead=lead, stream=sys.stdout)
-
-
-def _terms(estimate: MemoryEstimate) -> Iterator[tuple[str, str, str, str]]:
-    """What takes memory: its name, GiB, share of the GPU, and a remark."""
-    sizes = estimate.per_gpu_bytes
-
-    def share(size_bytes: float) -> str:
-        return f"{size_bytes / sizes.total:.0%}" if sizes.total else ""
-
-    yield "target weights", gib(sizes.target_weights), share(sizes.target_weights), ""
-    if sizes.draft_weights:
-        yield "draft weights", gib(sizes.draft_weights), share(sizes.draft_weights), ""
-    if estimate.unknown_draft:
-        yield "draft", "not known", "", "not counted"
-    for name, term in (("activations", sizes.activation), ("other", sizes.other)):
-        estimated = (
-            f"estimated, {term.support}" if term.logs else "assumed" if term.logs == 0 else "estimated"
-        )
-        yield name, low_to_high(gib(term.low), gib(term.high)), "", estimated
-    held = "tokens not computed"
-    if estimate.is_kv_known:
-        many = low_to_high(f"{estimate.max_concurrency.low:.1f}", f"{estimate.max_concurrency.high:.1f}")
-        held = f"{_tokens(estimate.kv_cache_tokens)} tokens = {many} sequences of {estimate.max_model_len:,}"
-    yield "KV cache", low_to_high(gib(sizes.kv_cache.low), gib(sizes.kv_cache.high)), "", held
-    if is_fixed(estimate):  # vLLM then takes no share of what there is
-        yield "capacity", gib(sizes.total), "", ""
-    else:
-        yield "vLLM's budget", gib(sizes.budget), share(sizes.budget), f"of {gib(sizes.total)} GiB"
-
-
-def _tokens(interval: Interval) -> str:
+def _tokens(interval: Bounds) -> str:
     return low_to_high(f"{int(interval.low):,}", f"{int(interval.high):,}")
 
 
@@ -238,25 +216,29 @@ _ROWS = (
     ("draft context length", "draft.max_model_len"),
     ("draft tensor parallel", "draft.tensor_parallel_size"),
 )
-_COLUMNS = "  {:<23}{:<20}{:<20}{}"
 
 
 def effective_text(judged: Judged) -> str:
-    """What the profile asks for beside what vLLM runs, and why; what speculation changes is marked."""
+    """Returns what vLLM runs beside what the profile asks for, and why; what speculation changes is marked."""
+    document = Document("configuration", judged.basis, _effective(judged), has_answer=True)
+    return document.text(sys.stdout) if judged.answer.effective else ""
+
+
+def _effective(judged: Judged) -> list[Block]:
     answer = judged.answer
     if not answer.effective:
-        return ""
+        return []
     asked = {item.place: item for item in answer.asked}
-    head = _COLUMNS.format("", "asked", "effective", "").rstrip()
-    lines = [f"Effective configuration by {escaped(judged.basis)}:", head]
+    rows = []
     for title, place in _effective_rows(answer):
         item, value = asked.get(place), answer.effective[place]
         wanted = _shown(item.value) if item else ""
-        lines.append(_COLUMNS.format(title, wanted, _shown(value), _marks(judged, place, item)).rstrip())
-    for item in answer.changed:
-        lines += [_because(item.argument, text) for text in reasons(judged, item)]
-    lines += [_because(f"not judged here: {step}", reason) for step, reason in answer.skipped.items()]
-    return "\n".join(lines)
+        rows.append((title, wanted, _shown(value), _mark(judged, place, item)))
+    columns = (Column("", "name"), *(Column(name, "text") for name in ("asked", "effective", "")))
+    notes = [f"{item.argument}: {text}" for item in answer.changed for text in reasons(judged, item)]
+    notes += [f"not judged: {step}: {reason}" for step, reason in answer.skipped.items()]
+    title = f"Effective configuration by {judged.basis}"
+    return [Section(title, [Table(columns, rows), Items([("", note) for note in notes])])]
 
 
 def _effective_rows(answer: VllmAnswer) -> Iterator[tuple[str, str]]:
@@ -266,39 +248,11 @@ def _effective_rows(answer: VllmAnswer) -> Iterator[tuple[str, str]]:
     yield from ((item.argument, item.place) for item in answer.changed if item.place not in shown)
 
 
-def _marks(judged: Judged, place: str, item: VllmArgument | None) -> str:
-    marks = ["changed by vLLM"] if item and item.is_changed else []
+def _mark(judged: Judged, place: str, item: VllmArgument | None) -> str:
     before = judged.without.effective.get(place) if judged.without else None
     if before is not None and before != judged.answer.effective[place]:
-        marks.append(f"{_shown(before)} without speculation")
-    return ", ".join(marks)
-
-
-def _because(name: str, text: str) -> str:
-    return wrapped(escaped(text), lead=f"  {escaped(name)}: ", stream=sys.stdout)
-
-
-def effective_json(judged: tuple[Judged, ...]) -> list[dict[str, Any]]:
-    """What vLLM said of every arm, with the whole configuration that is looked at."""
-    return [
-        {
-            "arm": item.path or None,
-            "basis": item.basis,
-            **fields_of(item.answer, "refused", "not_judged", "skipped", "effective"),
-            "caused_by_speculation": dict(_caused(item)),
-            "asked_otherwise": [
-                {
-                    "argument": change.argument,
-                    "asked": change.value,
-                    "effective": change.effective,
-                    "because": list(reasons(item, change)),
-                }
-                for change in item.answer.changed
-            ],
-            "warnings": list(item.answer.warnings),
-        }
-        for item in judged
-    ]
+        return f"{_shown(before)} without speculation"
+    return "changed by vLLM" if item and item.is_changed else ""
 
 
 def _shown(value: Any) -> str:
@@ -306,59 +260,4 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
-    return f"{value:,}" if isinstance(value, int) else escaped(str(value))
-
-
-def _caused(judged: Judged) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is another value with speculation than without it."""
-    without = judged.without.effective if judged.without else {}
-    for name, value in judged.answer.effective.items():
-        if name in without and without[name] != value:
-            yield name, {"without": without[name], "with": value}
-
-
-def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
-    """Returns both tables for a person: usable memory, not the nameplate's."""
-    lines = ["Found here"]
-    for gpu in found:
-        memory = f"{_usable(kind(gpu))}  {gpu.free_bytes / GIB:.1f} GiB free"
-        lines.append(f"  {gpu.index}  {escaped(kind(gpu).name):<22} {memory}  {escaped(gpu.name)}")
-        lines += [f"     {escaped(holder)}" for holder in gpu.holders]
-    if not found:
-        lines.append("  no NVIDIA GPU")
-    free_bytes = (cpu.free_bytes or (0,))[0]
-    lines.append(f"  -  {'cpu':<22} {_usable(cpu.accelerator)}  {free_bytes / GIB:.1f} GiB free")
-    lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory;"]
-    lines += ["those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`"]
-    rows = []
-    for item in catalogue():
-        capability = ".".join(map(str, item.compute_capability or ())) or "-"
-        rate = f"{item.bandwidth_bytes_per_s / 1e9:,.0f} GB/s" if item.bandwidth_bytes_per_s else "-"
-        flops = f"{item.flops / 1e12:,.0f} TFLOPS" if item.flops else "-"
-        rows.append((item.name, _usable(item).strip(), capability, rate, flops))
-    numbers = (Column(name) for name in ("memory", "capability", "bandwidth", "compute"))
-    return "\n".join([*lines, *Table((Column("name", "name"), *numbers), rows).text()])
-
-
-def _usable(item: Accelerator) -> str:
-    return f"{item.total_bytes / GIB:7.2f} GiB"
-
-
-def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
-    """Returns the same for scripts."""
-
-    def row(item: Accelerator) -> dict[str, object]:
-        rates = ("bandwidth_bytes_per_s", "flops")
-        return fields_of(item, "name", "vendor", "total_bytes", "compute_capability", *rates)
-
-    here = [
-        {
-            **fields_of(gpu, "index", "uuid"),
-            "device": gpu.name,
-            **row(kind(gpu)),
-            **fields_of(gpu, "free_bytes", "holders"),
-        }
-        for gpu in found
-    ]
-    memory = {"total_bytes": cpu.accelerator.total_bytes, "free_bytes": (cpu.free_bytes or (None,))[0]}
-    return json_document({"found": here, "cpu": memory, "catalogue": list(map(row, catalogue()))})
+    return f"{value:,}" if isinstance(value, int) else str(value)

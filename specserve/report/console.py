@@ -40,22 +40,32 @@ def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream or sys.stderr) else text
 
 
-def wrapped(text: str, *, lead: str, shown: str | None = None, stream: TextIO) -> str:
-    """The text behind `lead`, in lines of the terminal's width that go on under its beginning, broken at blanks.
+def wrapped(
+    text: str, *, lead: str = "", shown: str | None = None, indent: int | None = None, stream: TextIO
+) -> str:
+    """The text behind `lead`, in lines of the terminal's width (of 80 columns in a pipe), broken at blanks.
 
-    In a pipe they have 80 columns. `shown`: the lead as it is printed, where it is coloured.
+    `shown`: the lead as it is printed, if it is coloured. `indent`: of all lines but the first; default: the lead's
+    length.
     """
-    room = (_columns() if is_terminal(stream) else WIDTH) - len(lead)
-    if len(text) <= room:
-        return f"{shown or lead}{text}"
+    width = _columns() if is_terminal(stream) else WIDTH
+    indent, shown = len(lead) if indent is None else indent, lead if shown is None else shown
+    if len(lead) + len(text) <= width:
+        return f"{shown}{text}"
     from textwrap import wrap
 
-    lines = [
-        line
-        for part in text.split("\n")
-        for line in wrap(part, max(room, 20), break_long_words=False, break_on_hyphens=False) or [""]
-    ]
-    return (shown or lead) + f"\n{' ' * len(lead)}".join(lines)
+    lines = list[str]()
+    for part in text.split("\n"):
+        first = " " * indent if lines else lead
+        lines += wrap(
+            part,
+            max(width, indent + 20),
+            initial_indent=first,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [first]
+    return shown + "\n".join(lines).removeprefix(lead)
 
 
 def _columns() -> int:

@@ -213,6 +213,11 @@ def _place(span: Span) -> str:
     return f"{in_one_line(str(span))}{name}"
 
 
+def help_line(text: str, stream: TextIO) -> str:
+    """Returns a way out, as below a finding."""
+    return _after("help", text, "", stream)
+
+
 def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
     """A line below the source, ` = note: …`."""
     lead = f"{pad or ' '} = {word}: "

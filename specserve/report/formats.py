@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from specserve import __version__
@@ -18,11 +18,6 @@ from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Seve
 from specserve.report.console import escaped, json_text
 from specserve.report.manual import HOME, Page, body, pages
 from specserve.report.text import fields_of, json_document
-
-if TYPE_CHECKING:
-    from specserve.memory.constants import Bounds
-    from specserve.memory.estimate import MemoryEstimate
-    from specserve.models.tokenizercompare import TokenizerComparison
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -46,7 +41,7 @@ def report_json(report: Report) -> str:
             for finding in report.findings
         ],
         "skipped": [
-            fields_of(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped
+            fields_of(item, "profile", "group", "codes", "reason", "cause", "help") for item in report.skipped
         ],
         "profiles": [_profile(item) for item in report.verdicts],
         "summary": {"profiles": report.profiles, **counts, "suppressed": report.suppressed},
@@ -60,69 +55,10 @@ def _labelled(item: Finding | Related) -> dict[str, Any]:
 
 
 def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
-    content = fields_of(verdict, "file", "name", "fingerprint", "verdict")
-    if type(verdict) is ProfileVerdict:  # of `lint`, which must not pay for the imports of `check`
-        return content
-    from specserve.checks.check import Checked
-
-    if isinstance(verdict, Checked):
-        content["tokenizer"] = _tokenizer(verdict.tokenizer)
-        content["memory"] = _memory(verdict.memory) if verdict.memory else None
-        content["alternatives"] = {
-            name: {"memory": _memory(item)} for name, item in verdict.alternatives.items()
-        }
-        if verdict.vllm:
-            from specserve.report.check import effective_json
-
-            content["vllm"] = effective_json(verdict.vllm)
-    return content
-
-
-def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
-    from specserve.models.tokenizercompare import TokenizerComparison
-
-    comparison = comparison or TokenizerComparison("not_applicable")
-    first = comparison.first_difference
-    content = fields_of(comparison, "verdict", "overlap", "mismatch_by_occurrence")
-    content["first_difference"] = fields_of(first, "id", "target", "draft") if first else None
-    return content | fields_of(comparison, "reasons")
-
-
-def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
-    per_gpu, alone = estimate.per_gpu_bytes, estimate.without_speculation_kv_cache_tokens
-    is_known = not estimate.unknown_draft
-    kv_cache: dict[str, Any] = {
-        "kv_bytes_per_token": {
-            "target": estimate.target_kv_bytes_per_token,
-            "draft": estimate.draft_kv_bytes_per_token if is_known else None,
-        },
-        "kv_bytes_per_request_fixed": {
-            "target": estimate.target_kv_bytes_fixed,
-            "draft": estimate.draft_kv_bytes_fixed if is_known else None,
-        },
-        "largest_max_model_len": _bounds(estimate.largest_max_model_len),
-        "kv_cache_tokens": _bounds(estimate.kv_cache_tokens),
-        "max_concurrency": _bounds(estimate.max_concurrency, digits=2),
-    }
-    return {
-        **fields_of(estimate, "verdict", "rank"),
-        "per_gpu_bytes": {
-            **fields_of(per_gpu, "total", "budget", "target_weights"),
-            "draft_weights": per_gpu.draft_weights if is_known else None,
-            **{name: _bounds(getattr(per_gpu, name)) for name in ("activation", "other", "kv_cache")},
-        },
-        "max_model_len": estimate.max_model_len,
-        **(kv_cache if estimate.is_kv_known else dict.fromkeys(kv_cache)),
-        "without_speculation": {"kv_cache_tokens": _bounds(alone)} if alone else None,
-        "knobs": [fields_of(knob, "path", "value", "frees_bytes", "verdict") for knob in estimate.knobs],
-        **fields_of(estimate, "basis", "calibration", "notes"),
-    }
-
-
-def _bounds(bounds: Bounds, *, digits: int | None = None) -> dict[str, Any]:
-    """Both ends; whole numbers without `digits`."""
-    low, high = (int(end) if digits is None else round(end, digits) for end in (bounds.low, bounds.high))
-    return {"low": low, "high": high, "logs": bounds.logs}
+    names = ["file", "name", "fingerprint", "verdict"]
+    if type(verdict) is not ProfileVerdict:  # `lint` has none of these
+        names += ["tokenizer", "memory", "alternatives", "vllm"]
+    return fields_of(verdict, *names)
 
 
 def _is_file(name: str) -> bool:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from specserve.errors import without_user
-from specserve.report.console import WIDTH, in_one_line, json_text, styled
+from specserve.report.console import WIDTH, in_one_line, json_text, styled, wrapped
 
 if TYPE_CHECKING:
     from specserve.measure.bench.result import Quantiles
@@ -23,7 +23,9 @@ TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "ok", "agree"), "good"),
     **dict.fromkeys(("COSTS", "missed", "LOSSY", "not ok", "failed", "differ"), "bad"),
     **dict.fromkeys(("INCONCLUSIVE", "not decided"), "open"),
-    "STEADY": "good",
+    **dict.fromkeys(("STEADY", "fits"), "good"),
+    **dict.fromkeys(("does not fit", "not ready", "not checked"), "bad"),
+    **dict.fromkeys(("may not fit", "not known whether it fits"), "open"),
     **dict.fromkeys(("COLLAPSED", "MISSED"), "bad"),
     **dict.fromkeys(("UNSEEN", "OFF", "UNDECIDED"), "open"),
 }
@@ -138,6 +140,13 @@ def coloured(word: str, *, stream: TextIO | None = None) -> str:
     """Returns a verdict's word in its colour."""
     tone = TONES.get(word)
     return styled(word, STYLES[tone], stream=stream) if tone else word
+
+
+def answer_line(word: str, rest: str, *, lead: str = "", stream: TextIO) -> str:
+    """Returns `PAYS: 1.8 times as fast …`: the line that answers, its word in its colour."""
+    colon = ": " if rest else ""
+    shown = f"{lead}{coloured(word, stream=stream)}{colon}"
+    return wrapped(in_one_line(rest), lead=f"{lead}{word}{colon}", shown=shown, indent=0, stream=stream)
 
 
 def markdown(text: object) -> str:

@@ -52,7 +52,7 @@ def test_a_pair_that_agrees_and_fits_passes(
     assert judged["tokenizer"]["verdict"] == "identical"
     assert judged["memory"]["verdict"] == "fit"
     assert judged["memory"]["per_gpu_bytes"]["draft_weights"] > 0
-    assert judged["memory"]["without_speculation"]["kv_cache_tokens"]["high"] > 0
+    assert judged["memory"]["without_speculation_kv_cache_tokens"]["high"] > 0
 
 
 def test_every_memory_interval_says_how_many_logs_support_it(
@@ -67,11 +67,11 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     assert all(isinstance(count, int) for count in logs)
     assert set(logs[2:]) == {min(logs[:2])}  # as sure as the less sure of the two
     assert "activations " in memory["calibration"] and "KV cache " in memory["calibration"]
-    _run(["check", file])
-    told = capsys.readouterr().out
+    _run(["check", file, "-v"])
+    text = capsys.readouterr().out
     for name in ("activations", "other"):
-        (line,) = (line for line in told.splitlines() if line.startswith(f"  {name} "))
-        assert line.endswith((" logs", " log", "assumed"))
+        (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
+        assert line.endswith((" logs", " log", "assumed: no public log shows it"))
         assert len(line) <= 80
 
 
@@ -217,39 +217,99 @@ def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
     assert [item["verdict"] for item in content["profiles"]] == ["incomplete", "invalid"]
 
 
-def test_on_a_cpu_the_memory_is_the_hosts_and_a_fixed_cache_has_no_budget(
+LOOKUP = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}"
+DRAFT = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}"
+LARGE = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_memory_bytes: 4G}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "answer"),
+    [
+        (
+            PAIR,
+            "",
+            r"fits: room for [\d,]+ to [\d,]+ requests of 512 tokens at once on 1 x L40S-48GB; the draft costs "
+            r"11 % of the KV cache; tokenizers identical",
+        ),
+        (
+            PAIR.replace("L40S-48GB", "cpu"),
+            "",
+            r"fits: room for [\d,]+ requests .* at once; the draft costs .*",
+        ),
+        (
+            PAIR.replace(DRAFT, LOOKUP),
+            "",
+            r"fits: room for [\d, to]+ requests of 512 tokens at once on .*-48GB",
+        ),
+        (
+            PAIR.replace("./llama-draft", "./nowhere"),
+            "",
+            r"not ready: 1 error to fix; fits without the draft.*",
+        ),
+        (LARGE, "1xL4-24GB", r"does not fit: weights of 131.4 GiB and a KV cache of 4.0 GiB exceed it"),
+        ("target: [", "", "not checked: 1 error in the profile"),
+    ],
+)
+def test_the_first_line_answers(
+    text: str, machine: str, answer: str, pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(["check", pair(text), *(("--assume", machine) if machine else ())])
+    first = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
+    assert re.fullmatch(answer, first), first
+
+
+def test_several_profiles_have_an_answer_each_before_the_first_finding(
+    pair: Callable[..., str], write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [
+        pair(),
+        str(write("target: [", "broken.yaml")),
+        str(write(PAIR + "    name: none\n", "none.yaml")),
+    ]
+    _run(["check", *files])
+    answers, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert re.findall(r"^(\S+): (fits|not checked): ", answers, re.M) == [
+        ("p", "fits"),
+        (files[1], "not checked"),
+        ("none", "fits"),
+    ]
+    assert "error[SD001]" in rest or "error[SD002]" in rest
+
+
+def test_what_did_not_run_is_said_and_the_tables_come_on_request(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = PAIR.replace("L40S-48GB", "cpu") + "    engine: {kv_cache_memory_bytes: 64M}\n"
-    assert _run(["check", pair(text)]) == 0
-    stdout = capsys.readouterr().out
-    assert "Memory of this host, GiB: fits" in stdout
-    assert (
-        "the profile fixes the size of the KV cache" in stdout
-        and "budget" not in stdout
-        and "GPU" not in stdout
-    )
-    assert max(map(len, stdout.splitlines())) <= 80
-
-
-def test_a_cache_that_the_profile_does_not_fix_is_not_said_to_be_fixed_by_it(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _run(["check", pair(PAIR.replace("L40S-48GB", "cpu"))])
-    stdout = capsys.readouterr().out
-    assert "specserve fixes the size of the KV cache" in stdout and "the profile fixes" not in stdout
-
-
-def test_the_text_says_what_ran_and_where_the_memory_goes(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(["check", pair()]) == 0
+    file = pair()
+    assert _run(["check", file]) == 0
     stdout, stderr = capsys.readouterr()
-    assert "Checking `p` on 1 x L40S-48GB (as the profile says)" in stdout
-    assert "Tokenizers: identical" in stdout
-    assert "Memory per GPU, GiB: fits" in stdout
-    assert "vLLM is not installed in specserve's environment" in stdout
-    assert stderr.startswith("No errors found in 1 profile")
+    assert "skipped[host]: 7 rules: vLLM is not installed in specserve's environment" in stdout
+    assert "Memory per GPU" not in stdout and stderr.startswith("No errors found in 1 profile")
+    assert _run(["check", file, "--verbose"]) == 0
+    details = capsys.readouterr().out.removeprefix(stdout)
+    assert re.search(r"^  KV cache +\S+  [\d,]+-[\d,]+ tokens$", details, re.M)
+    assert re.search(r"^  vLLM's budget +\S+  of \S+$", details, re.M)
+    assert max(map(len, details.splitlines())) <= 80
+
+
+def test_of_a_fixed_cache_it_is_said_who_fixed_it(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = "    engine: {kv_cache_memory_bytes: 64M}\n"
+    for text, who in (("", "specserve"), (fixed, "the profile")):
+        _run(["check", pair(PAIR.replace("L40S-48GB", "cpu") + text), "-v"])
+        stdout = capsys.readouterr().out
+        assert f"{who} fixes the size of the KV cache" in stdout and "budget" not in stdout
+
+
+def test_models_whose_files_are_not_here_are_named_together(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [f"meta-llama/Llama-3.1-{size}-Instruct" for size in ("70B", "8B")]
+    block = f"{{method: draft_model, model: {models[1]}, num_speculative_tokens: 3}}"
+    profile = write(f"target: {{model: {models[0]}, tensor_parallel_size: 4}}\nspeculation: {block}\n")
+    _run(["check", str(profile), "--offline", "--assume", "4xH100-80GB"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"skipped[models]: 15 rules: the files of `{models[0]}` and `{models[1]}` are not here (" in text
 
 
 def test_in_a_pipe_a_check_that_takes_long_tells_where_it_is(
@@ -276,21 +336,6 @@ def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.
     assert "does not contain vLLM" in capsys.readouterr().err
 
 
-def test_the_text_says_what_each_term_of_memory_rests_on(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(["check", pair()]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^  activations +[\d.-]+ +assumed$", out, re.M)
-    assert out.endswith("\nassumed: no public vLLM log shows it, so its bounds are wide\n")
-    lookup = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}"
-    drafting = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}"
-    assert _run(["check", pair(PAIR.replace(drafting, lookup))]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
-    assert "not counted" not in out
-
-
 def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,30 +346,6 @@ def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
     published = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
     assert _run(["check", pair(published), "--assume", "1xH100-80GB"]) == 0
     assert "the Hub did not answer; with `--complete` this is exit code 1" in capsys.readouterr().err
-
-
-def test_no_length_and_no_knob_is_offered_if_the_weights_are_too_large(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "target: {model: meta-llama/Llama-3.1-70B-Instruct}\nengine: {kv_cache_memory_bytes: 4G}\n"
-    assert _run(["check", pair(text), "--assume", "1xL4-24GB"]) == 1
-    stdout = capsys.readouterr().out
-    assert "Memory per GPU, GiB: does not fit" in stdout
-    assert "largest max_model_len" not in stdout and "  with `" not in stdout
-    assert "would free" in stdout and "but no single setting frees enough" in " ".join(stdout.split())
-
-
-def test_the_rules_skipped_add_up_and_every_model_that_is_not_here_is_named(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = PAIR.replace("./llama-draft", "org/nobody").replace("./llama", "meta-llama/Llama-3.1-8B-Instruct")
-    _run(["check", pair(text), "--offline"])
-    stdout, stderr = capsys.readouterr()
-    head = " ".join(stdout.partition("help:")[0].split())
-    assert "the files of `meta-llama/Llama-3.1-8B-Instruct` are not here" in head
-    assert "`org/nobody` is not in the Hub cache" in head
-    groups = re.findall(r"(\d+) rules (?:\d+ \w+, )*(?:(\d+) )?skipped", head)
-    assert f", {sum(int(some or every) for every, some in groups)} rules skipped" in stderr
 
 
 def test_alternatives_are_named_and_have_their_own_memory(
@@ -339,9 +360,9 @@ def test_alternatives_are_named_and_have_their_own_memory(
     )
     _, content = answer(capsys, file)
     (judged,) = content["profiles"]
-    tokens = judged["alternatives"]["copies"]["memory"]["kv_cache_tokens"]["high"]
+    tokens = judged["alternatives"]["copies"]["kv_cache_tokens"]["high"]
     assert tokens > judged["memory"]["kv_cache_tokens"]["high"]
-    assert _run(["check", file]) == 0
+    assert _run(["check", file, "-v"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^ --> .*:4:\d+ \(alternative `copies`\)$", shown, re.MULTILINE)
     assert re.search(rf"with the alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
@@ -358,18 +379,3 @@ def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
     errors = [item for item in content["findings"] if item["severity"] == "error"]
     found = [(Path(item["location"]["file"]).name, item["code"]) for item in errors]
     assert code == 1 and found == [("other.yaml", "SD290"), ("other.yaml", "SD290")]
-
-
-def test_models_that_are_skipped_for_one_reason_are_named_together(
-    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = [f"meta-llama/Llama-3.1-{size}-Instruct" for size in ("70B", "8B")]
-    block = f"{{method: draft_model, model: {models[1]}, num_speculative_tokens: 3}}"
-    profile = write(f"target: {{model: {models[0]}, tensor_parallel_size: 4}}\nspeculation: {block}\n")
-    _run(["check", str(profile), "--offline", "--assume", "4xH100-80GB"])
-    head = " ".join(capsys.readouterr().out.partition("Memory")[0].split())
-    assert f"15 skipped: the files of `{models[0]}` and `{models[1]}` are not here (" in head
-    assert head.count("the other rules used") == 1
-    assert _run(["check", str(profile), "--locked", "--assume", "4xH100-80GB"]) == 1
-    head = " ".join(capsys.readouterr().out.partition("help:")[0].split())
-    assert f"`{models[0]}` and `{models[1]}` are not locked, because" in head

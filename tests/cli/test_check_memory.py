@@ -156,24 +156,3 @@ def test_the_finding_stands_at_the_largest_part(check: Check, text: str, machine
     finding = found(check, text, machine)[1]["SD301"]
     assert finding["location"]["path"] == path
     assert ("(with `alternatives.large`)" in finding["message"]) is path.startswith("alternatives")
-
-
-@pytest.mark.parametrize(
-    ("text", "machine"),
-    [(LARGE % 16384, "4xA100-40GB"), (SMALL % 4096, "1xL4-24GB"), (SMALL % 8192, "1xL40S-48GB")],
-)
-def test_a_report_says_once_what_speculation_costs_and_once_what_is_assumed(
-    check: Check, text: str, machine: str
-) -> None:
-    _, out = check(text, machine)
-    shares = re.findall(r"speculation costs (\d+%)", out)
-    assert len(shares) == 2 and len(set(shares)) == 1  # SD304 and the table
-    assert "about the same" not in out
-    assert out.count("no public vLLM log") == 1
-
-
-def test_what_costs_nothing_is_about_the_same_everywhere(check: Check) -> None:
-    lookup = "speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}\n"
-    code, out = check(ALONE % 4096 + lookup, "2xH100-80GB")
-    assert code == 0
-    assert "KV cache without speculation: about the same" in out and "speculation costs" not in out

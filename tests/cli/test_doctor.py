@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.report.doctor import server_lines, servers_here
+from specserve.cli.doctor import _server_lines as server_lines
+from specserve.cli.doctor import _servers_here as servers_here
 from specserve.serve.detached.observe import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]

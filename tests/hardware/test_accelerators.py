@@ -170,7 +170,7 @@ def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> No
     data = json.loads(specserve("doctor", "--accelerators", "--format", "json").stdout)
     assert (data["version"], len(data["found"])) == (1, len(gpus()))
     assert [row["name"] for row in data["catalogue"]] == [item.name for item in catalogue()]
-    assert data["cpu"]["total_bytes"] == this_cpu().accelerator.total_bytes
+    assert data["cpu"]["accelerator"]["total_bytes"] == this_cpu().accelerator.total_bytes
 
 
 def test_the_command_shows_which_accelerators_can_be_estimated(specserve: Program) -> None:

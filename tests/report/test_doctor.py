@@ -38,7 +38,7 @@ def test_a_screen_has_a_line_a_fact_and_the_fix_under_it(golden: Callable[[str, 
 
 
 @pytest.mark.parametrize(
-    ("states", "last"),
+    ("states", "first"),
     [
         (["ok"], "nothing here breaks a launch"),
         (["ok", "note"], "nothing here breaks a launch; 1 note"),
@@ -46,9 +46,9 @@ def test_a_screen_has_a_line_a_fact_and_the_fix_under_it(golden: Callable[[str, 
         (["bad", "bad", "note", "note"], "2 things will break a launch here; 2 notes"),
     ],
 )
-def test_the_last_line_is_the_verdict(states: list[State], last: str) -> None:
+def test_the_first_line_is_the_verdict(states: list[State], first: str) -> None:
     lines = [Line("x", state, "y") for state in states]
-    assert doctor_text(lines).splitlines()[-1] == last
+    assert doctor_text(lines).splitlines()[0] == first
 
 
 def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

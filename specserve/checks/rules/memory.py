@@ -100,9 +100,8 @@ def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None
 
 
 def _way(knob: Knob, *, is_better: bool) -> str:
-    value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
     gain = _BETTER[knob.verdict] if is_better else f"free {gib(knob.frees_bytes)}"
-    return f"`{knob.path}: {value}` would {gain}"
+    return f"{knob.setting} would {gain}"
 
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
@@ -181,19 +180,20 @@ def insufficient_memory(ctx: Context) -> Hits:
         if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
             yield Hit(
                 _largest_part(path, memory),
-                f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {_reason(memory, ctx.machine)}",
+                f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {too_large_because(memory, ctx.machine)}",
                 notes=(_parts(memory, ctx.machine), *memory.notes),
                 help=_advice(memory),
                 severity=None if memory.certain else WARNING,
             )
 
 
-def _reason(memory: MemoryEstimate, machine: Machine) -> str:
+def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
+    """What of a launch is too large for what there is."""
     per_gpu = memory.per_gpu_bytes
     weights = per_gpu.target_weights + per_gpu.draft_weights
     if is_fixed(memory):
         if weights + per_gpu.kv_cache.low > per_gpu.total:
-            return f"weights of {gib(weights)} and a KV cache of {gib(per_gpu.kv_cache.low)} are more than it has"
+            return f"weights of {gib(weights)} and a KV cache of {gib(per_gpu.kv_cache.low)} exceed it"
     elif weights >= per_gpu.budget:
         each = "" if machine.is_cpu else " per GPU"
         return f"the weights take {gib(weights)}{each}, and vLLM may use {gib(per_gpu.budget)}"
