@@ -44,20 +44,6 @@ def test_a_decode_step_is_measured_in_tokens(profile: Load, engine: str, message
     assert [item.message.removeprefix("a decode step of ") for item in found] == messages
 
 
-def test_flashinfer_may_be_asked_for_in_the_attention_config(profile: Load) -> None:
-    text = f'vllm: "==0.26.*"\n{HEAD}hardware: {{accelerator: L4-24GB}}\n'
-    text += "engine: {attention_config: {backend: flashinfer}}"
-    (found,) = of("SD165", profile(text))
-    assert found.message == "FlashInfer captures no CUDA graph for drafts on `L4-24GB`"
-
-
-def test_a_draft_of_its_own_is_not_in_the_targets_tensors(profile: Load) -> None:
-    assert len(of("SD166", profile(HEAD + "engine: {load_format: tensorizer}"))) == 1
-    assert of("SD166", profile(HEAD + "engine: {load_format: safetensors}")) == []
-    inside = "target: {model: ./m}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
-    assert of("SD166", profile(inside + "engine: {load_format: tensorizer}")) == []
-
-
 @pytest.mark.parametrize(
     ("overrides", "hits"),
     [
@@ -70,22 +56,6 @@ def test_overrides_of_positions_stay_with_the_target(profile: Load, overrides: s
     text = "target: {model: ./m}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
     assert len(of("SD167", profile(f"{text}engine: {{hf_overrides: {overrides}}}"))) == hits
     assert of("SD167", profile(f"{HEAD}engine: {{hf_overrides: {overrides}}}")) == []
-
-
-@pytest.mark.parametrize(
-    ("engine", "hits"),
-    [
-        ("decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16", 1),
-        ("decode_context_parallel_size: 2, dcp_kv_cache_interleave_size: 16", 1),
-        ("decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 1", 0),
-        ("cp_kv_cache_interleave_size: 16", 0),
-    ],
-)
-def test_drafts_are_verified_over_a_cache_that_is_not_interleaved(
-    profile: Load, engine: str, hits: int
-) -> None:
-    text = "target: {model: ./m, tensor_parallel_size: 2}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
-    assert len(of("SD169", profile(f"{text}engine: {{{engine}}}"))) == hits
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import Severity
-from specserve.models.facts import ModelFile, Tensor
+from specserve.models.facts import Tensor
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
@@ -151,22 +151,6 @@ def test_a_published_head_of_another_width_is_one_finding_that_names_its_target(
     assert codes(profile(text), models) == ["SD239"]
 
 
-@pytest.mark.parametrize(("k", "hits"), [(6, 0), (7, 1), (12, 1)])
-def test_a_head_says_itself_for_how_many_tokens_it_was_trained(profile: Load, k: int, hits: int) -> None:
-    said = {**SPECULATOR["speculators_config"], "proposal_methods": [{"speculative_tokens": 3}]}
-    models = {"org/t": facts(LLAMA), "org/d": facts({**SPECULATOR, "speculators_config": said})}
-    found = findings(profile(block("eagle3", k=k)), models, first="SD109")
-    assert [item.severity for item in found if item.code == "SD109"] == [Severity.WARNING] * hits
-
-
-@pytest.mark.parametrize("methods", [None, [], [None], [{"speculative_tokens": "3"}], "x", {"a": 1}])
-def test_a_head_that_says_it_in_no_way_that_vllm_reads_is_told_above_8(profile: Load, methods: Any) -> None:
-    said = {"proposal_methods": methods}
-    models = {"org/t": facts(LLAMA), "org/d": facts({**SPECULATOR, "speculators_config": said})}
-    found = findings(profile(block("eagle3", k=9)), models, first="SD109")
-    assert [item.severity for item in found if item.code == "SD109"] == [Severity.INFO]
-
-
 @pytest.mark.parametrize(
     ("method", "k", "hits"), [("dflash", 15, 0), ("dflash", 16, 1), ("dspark", 16, 0), ("dspark", 17, 1)]
 )
@@ -180,14 +164,6 @@ def test_a_head_that_drafts_its_anchor_too_fills_the_block(profile: Load) -> Non
     head = {**DFLASH, "dflash_config": {**DFLASH["dflash_config"], "sample_from_anchor": True}}
     models = {"org/t": facts({**QWEN3, "num_hidden_layers": 36}), "org/d": facts(head)}
     assert codes(profile(block("dflash", k=16)), models) == []
-
-
-@pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id"])
-def test_a_draft_that_names_a_mask_drafts_all_at_once(profile: Load, key: str) -> None:
-    text = block("draft_model", more=", parallel_drafting: true")
-    models = {"org/t": facts(LLAMA), "org/d": facts({**LLAMA, key: 5})}
-    assert codes(profile(text), models) == []
-    assert codes(profile(text), {**models, "org/d": facts(LLAMA)}) == ["SD241"]
 
 
 def test_an_eagle_head_is_known_by_what_it_lacks(profile: Load) -> None:
@@ -221,11 +197,6 @@ def mtp(k: int) -> str:
 def test_prediction_layers_are_counted(profile: Load, config: Any, k: int, expected: list[str]) -> None:
     loaded = profile(f'vllm: ">=0.32"\n{mtp(k)}')
     assert codes(loaded, {"org/t": facts(config)}) == expected
-
-
-def test_a_trained_layer_that_is_used_again_is_worth_knowing(profile: Load) -> None:
-    (finding,) = findings(profile(mtp(3)), {"org/t": facts(MIMO)})
-    assert finding.severity is Severity.INFO
 
 
 @pytest.mark.parametrize(
@@ -269,21 +240,6 @@ def test_a_packed_checkpoint_lists_what_is_not_packed(
     assert codes(profile(mtp(1)), models) == ["SD234"] * hits
 
 
-@pytest.mark.parametrize(("names", "hits"), [(("d2t", "t2d"), 0), ((), 1)])
-def test_a_smaller_vocabulary_needs_its_map(profile: Load, names: tuple[str, ...], hits: int) -> None:
-    shapes = tensors(**dict.fromkeys(names, (256,)), norm__weight=(64,))
-    models = {"org/t": facts(LLAMA), "org/d": facts(EAGLE3, tensors=shapes)}
-    assert codes(profile(block("eagle3")), models) == ["SD240"] * hits
-
-
-def test_settings_beside_the_checkpoint_say_how_it_is_quantized(profile: Load) -> None:
-    loaded = profile("target: {model: org/t, quantization: gptq}")
-    plain = {"config.json": ModelFile(), "model.safetensors": ModelFile()}
-    assert codes(loaded, {"org/t": facts(LLAMA, files=plain)}) == ["SD248"]
-    assert codes(loaded, {"org/t": facts(LLAMA, files={**plain, "quantize_config.json": ModelFile()})}) == []
-    assert codes(loaded, {"org/t": facts(LLAMA)}) == []
-
-
 @pytest.mark.parametrize(
     ("name", "method", "hits"),
     [
@@ -299,15 +255,6 @@ def test_a_target_hands_out_its_hidden_states_or_not(
 ) -> None:
     models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
     assert codes(profile(block(method)), models).count("SD224") == hits
-
-
-@pytest.mark.parametrize(
-    ("name", "hits"), [("Qwen3MoeForCausalLM", 1), ("Qwen3ForCausalLM", 0), ("Gemma3nForCausalLM", 1)]
-)
-def test_pipeline_stages_hand_on_what_a_head_reads(profile: Load, name: str, hits: int) -> None:
-    text = block("eagle3").replace("2048}", "2048, pipeline_parallel_size: 2}")
-    models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
-    assert codes(profile(f'vllm: ">=0.32"\n{text}'), models).count("SD223") == hits
 
 
 @pytest.mark.parametrize(

@@ -148,37 +148,6 @@ alternatives:
     assert "too large for 1 x L4-24GB (with `alternatives.small`): " in finding.message
 
 
-def test_concurrency_is_told_only_where_the_profile_asks_for_it(profile: Load) -> None:
-    assert found(profile_of(profile), "1xH100-80GB") == []
-    (finding,) = found(profile_of(profile, "engine: {max_num_seqs: 512}"), "1xH100-80GB")
-    assert (finding.code, finding.severity, finding.span.path) == (
-        "SD303",
-        Severity.INFO,
-        "engine.max_num_seqs",
-    )
-
-
-def test_a_draft_model_costs_a_quarter_of_the_cache_and_a_lookup_nothing(profile: Load) -> None:
-    (finding,) = found(profile_of(profile, f"speculation: {DRAFT}"), "1xL40S-48GB")
-    assert (finding.code, finding.severity) == ("SD304", Severity.INFO)
-    lookup = (
-        "speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}"
-    )
-    assert found(profile_of(profile, lookup), "1xL40S-48GB") == []
-
-
-def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Load) -> None:
-    draft = DRAFT.replace("}", ", draft_sample_method: probabilistic}")
-    (finding,) = [
-        item
-        for item in found(profile_of(profile, f"speculation: {draft}"), "1xH100-80GB")
-        if item.code == "SD305"
-    ]
-    assert (
-        finding.message == "the logits of the drafts take 1.2 GiB of every GPU"
-    )  # 1024 x 5 x 128,256 x 2 bytes
-
-
 def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load) -> None:
     machine = assume("1xH200-141GB")
     asked = profile("target: {model: org/target}\nengine: {kv_cache_memory_bytes: 2G}")

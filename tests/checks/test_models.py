@@ -16,7 +16,7 @@ from specserve.models.vocabulary import holds_tokenizer
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
-from tests.checks.recipes import CATALOGUE, EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
+from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN3, SPECULATOR, VISION
 
 Load = Callable[[str], Profile]
 NGRAM = "speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}"
@@ -179,32 +179,6 @@ def test_a_draft_of_a_quarter_is_large(profile: Load, target: Any, draft: Any, h
 
 
 @pytest.mark.parametrize(
-    ("has", "asked", "hits"),
-    [
-        ("compressed-tensors", "fp8", 1),
-        ("gptq", "gptq_marlin", 0),
-        ("gptq", "awq", 1),
-        ("awq", "awq_marlin", 0),
-        ("modelopt", "modelopt_fp4", 0),
-        ("auto-round", "gptq", 0),
-        ("auto-round", "auto_round", 0),
-        ("auto-round", "fp4", 0),
-        ("modelopt", "fp4", 0),
-        ("modelopt", "auto-round", 0),
-        ("gptq", "marlin", 0),
-        ("gptq", "auto_round", 1),
-        ("compressed-tensors", "fp4", 1),
-        ("fp8", "fp8", 0),
-        ("", "fp8", 0),
-    ],
-)
-def test_one_quantization_goes_by_several_names(profile: Load, has: str, asked: str, hits: int) -> None:
-    config = {**LLAMA, **({"quantization_config": {"quant_method": has}} if has else {})}
-    loaded = profile(f"target: {{model: org/t, quantization: {asked}}}")
-    assert codes(loaded, {"org/t": facts(config)}) == ["SD248"] * hits
-
-
-@pytest.mark.parametrize(
     ("files", "hits"),
     [
         (("tokenizer_config.json",), 1),
@@ -222,14 +196,6 @@ def test_a_tokenizer_is_a_vocabulary_for_target_and_draft(
     found = codes(profile("target: {model: org/t}"), {"org/t": target})
     assert [code for code in found if code == "SD255"] == ["SD255"] * hits
     assert holds_tokenizer(there) is not bool(hits)
-
-
-def test_a_draft_with_vision_sees_what_its_target_sees(profile: Load) -> None:
-    text = f'vllm: ">=0.32"\ntarget: {{model: org/t}}\n{DRAFT}\nengine: {{}}'
-    assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(VISION)}) == []
-    assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == ["SD246"]
-    limits = text.replace("{}", "{limit_mm_per_prompt: {image: 0, video: 0}}")
-    assert codes(profile(limits), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == []
 
 
 JSON = st.recursive(
@@ -271,18 +237,3 @@ def test_no_config_breaks_a_rule(profile: Load, base: Any, config: Any, more: An
     }
     for finding in findings(loaded, models):
         assert finding.message and not finding.message.endswith(".")
-
-
-@pytest.mark.parametrize(
-    ("engine", "model", "hits"),
-    [
-        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "granite-hybrid", 1),
-        ("kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}", "granite-hybrid", 0),
-        ("kv_transfer_config: {kv_connector: LMCacheConnectorV1, kv_role: kv_both}", "gemma", 0),
-        ("disable_hybrid_kv_cache_manager: true", "llama", 0),
-        ("max_num_seqs: 4", "granite-hybrid", 0),
-    ],
-)
-def test_states_and_caches_need_the_hybrid_manager(profile: Load, engine: str, model: str, hits: int) -> None:
-    loaded = profile(f"target: {{model: org/t}}\nengine: {{{engine}}}")
-    assert codes(loaded, {"org/t": facts(CATALOGUE[model].config)}).count("SD259") == hits

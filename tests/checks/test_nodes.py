@@ -15,24 +15,6 @@ Load = Callable[[str], Profile]
 
 
 @pytest.mark.parametrize(
-    ("target", "engine", "nodes", "hits"),
-    [
-        ("tensor_parallel_size: 8", "", 3, 1),
-        ("tensor_parallel_size: 4, pipeline_parallel_size: 3", "", 3, 0),
-        ("tensor_parallel_size: 1", "", 2, 1),
-        ("tensor_parallel_size: 1", "data_parallel_size: 2", 2, 0),
-        ("tensor_parallel_size: 8", "distributed_executor_backend: ray", 3, 0),
-        ("tensor_parallel_size: 8", "", 1, 0),
-    ],
-)
-def test_vllm_puts_as_many_ranks_on_each_node(
-    profile: Load, target: str, engine: str, nodes: int, hits: int
-) -> None:
-    text = f"target: {{model: ./m, {target}}}\nengine: {{{engine}}}\nhardware: {{count: 4, nodes: {nodes}}}"
-    assert len(of("SD162", profile(text))) == hits
-
-
-@pytest.mark.parametrize(
     ("target", "engine", "hardware", "hits"),
     [
         ("tensor_parallel_size: 4", "", "accelerator: H100-80GB, count: 2", 1),

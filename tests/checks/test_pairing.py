@@ -48,40 +48,6 @@ def test_v1_can_pause_speculation_and_keeps_the_context(profile: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "engine", "hits"),
-    [
-        ("{method: mtp, num_speculative_tokens: 1}", "{moe_backend: marlin}", 1),
-        ("{method: mtp, num_speculative_tokens: 1}", "{moe_backend: auto}", 0),
-        ("{method: mtp, num_speculative_tokens: 1}", "{}", 0),
-        ("{method: mtp, num_speculative_tokens: 1, moe_backend: triton}", "{moe_backend: marlin}", 0),
-        ("{method: ngram, num_speculative_tokens: 1}", "{moe_backend: marlin}", 0),
-    ],
-)
-def test_expert_kernels_are_inherited_unless_the_block_names_its_own(
-    profile: Load, block: str, engine: str, hits: int
-) -> None:
-    found = of("SD154", profile(f"target: {{model: ./m}}\nspeculation: {block}\nengine: {engine}"))
-    assert [item.severity for item in found] == [Severity.INFO] * hits
-
-
-@pytest.mark.parametrize(
-    ("quantization", "block", "hits"),
-    [
-        ("fp8", "{method: draft_model, model: ./d, num_speculative_tokens: 1}", 1),
-        ("fp8", "{method: draft_model, model: ./d, num_speculative_tokens: 1, quantization: fp8}", 0),
-        ("fp8", "{method: mtp, num_speculative_tokens: 1}", 0),
-        ("awq", "{method: draft_model, model: ./d, num_speculative_tokens: 1}", 0),
-        ("null", "{method: draft_model, model: ./d, num_speculative_tokens: 1}", 0),
-    ],
-)
-def test_a_draft_inherits_no_quantization_at_load(
-    profile: Load, quantization: str, block: str, hits: int
-) -> None:
-    text = f"target: {{model: ./m, quantization: {quantization}}}\nspeculation: {block}"
-    assert len(of("SD155", profile(text))) == hits
-
-
-@pytest.mark.parametrize(
     "model",
     [
         "z-lab/Qwen3-8B-DFlash-b16", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
@@ -270,30 +236,3 @@ def test_every_pair_of_the_catalogue_is_one(profile: Load, draft: Draft) -> None
     )
     loaded = profile(f"vllm: '>=0.33'\ntarget: {{model: {draft.target}}}\nspeculation: {{{block}}}")
     assert [item.code for item in judge(loaded) if item.severity is not Severity.INFO] == []
-
-
-@pytest.mark.parametrize(
-    ("block", "severity"),
-    [
-        ("{method: eagle3, model: ./h, num_speculative_tokens: 8}", None),
-        ("{method: eagle3, model: ./h, num_speculative_tokens: 12}", Severity.INFO),
-        ("{method: eagle, model: org/h, num_speculative_tokens: 64}", Severity.INFO),
-        ("{method: eagle3, model: lightseekorg/kimi-k2.5-eagle3, num_speculative_tokens: 6}", None),
-        ("{method: eagle3, model: lightseekorg/kimi-k2.5-eagle3, num_speculative_tokens: 7}", Severity.WARNING),
-        ("{method: eagle3, model: nvidia/gpt-oss-120b-Eagle3-throughput, num_speculative_tokens: 3}", Severity.WARNING),
-        ("{method: eagle3, model: nebius/EAGLE3-gpt-oss-20b, num_speculative_tokens: 14}", None),
-        ("{method: eagle, model: mistralai/Mistral-Medium-3.5-128B-EAGLE, num_speculative_tokens: 7}",
-         Severity.WARNING),
-        ("{method: dflash, model: ./h, num_speculative_tokens: 15}", None),
-        ("{method: dspark, model: org/h, num_speculative_tokens: 16}", None),
-        ("{method: draft_model, model: ./d, num_speculative_tokens: 24}", None),
-        ("{method: suffix, num_speculative_tokens: 64}", None),
-        ("{method: ngram, num_speculative_tokens: 64, prompt_lookup_min: 2, prompt_lookup_max: 4}", None),
-        ("{method: eagle3, model: ./h, num_speculative_tokens: 200}", Severity.ERROR),
-    ],
-)  # fmt: skip
-def test_a_head_drafts_about_as_many_tokens_as_it_was_published_for(
-    profile: Load, block: str, severity: Severity | None
-) -> None:
-    found = of("SD109", profile(f"speculation: {block}"))
-    assert [item.severity for item in found] == ([] if severity is None else [severity])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
 
@@ -42,19 +41,3 @@ def test_prediction_layers_do_not_like_pipeline_stages(
     assert [item.help for item in found] == [
         "write `tensor_parallel_size: 4`, without pipeline stages"
     ] * hits
-
-
-@pytest.mark.parametrize(
-    ("engine", "hits"),
-    [
-        ("{data_parallel_size: 8, enable_expert_parallel: true}", 1),
-        ("{data_parallel_size: 8}", 0),
-        ("{enable_expert_parallel: true}", 0),
-        ("{data_parallel_size: 1, enable_expert_parallel: true}", 0),
-    ],
-)
-def test_a_reported_hang_is_no_more_than_worth_knowing(profile: Load, engine: str, hits: int) -> None:
-    text = (
-        f"target: {{model: ./m}}\nspeculation: {{method: mtp, num_speculative_tokens: 1}}\nengine: {engine}"
-    )
-    assert [item.severity for item in of("SD141", profile(text))] == [Severity.INFO] * hits

@@ -264,22 +264,6 @@ def test_a_draft_on_one_rank_is_refused_by_the_v1_runner_alone(
     assert [item.severity for item in judge(loaded) if item.code == "SD104"] == [severity]
 
 
-@pytest.mark.parametrize(
-    ("line", "hits"),
-    [
-        ("engine: {enforce_eager: true}", 0),
-        ("engine: {optimization_level: 0}", 0),
-        ("engine: {compilation_config: {mode: 0}}", 0),
-        ("engine: {enable_lora: true}", 0),
-        ('env: {TORCHDYNAMO_DISABLE: "1"}', 0),
-        ("engine: {max_num_seqs: 4}", 1),
-        ("", 1),
-    ],
-)
-def test_the_compiler_is_missed_only_where_vllm_would_call_it(profile: Load, line: str, hits: int) -> None:
-    assert [item.code for item in found(profile(line))].count("SD401") == hits
-
-
 def test_alternatives_are_judged_too_each_at_its_own_place(profile: Load) -> None:
     block = "{method: ngram, num_speculative_tokens: 200, prompt_lookup_min: 2, prompt_lookup_max: 4}"
     findings = judge(profile(f"speculation: {block}\nalternatives:\n  other: {block}"))

@@ -23,13 +23,6 @@ def test_hidden_counters_matter_only_where_something_speculates(profile: Load, s
     assert of("SD146", profile(speculation + "engine: {disable_log_stats: false}")) == []
 
 
-@pytest.mark.parametrize(("level", "hits"), [("summary", 1), ("detailed", 1), ("none", 0)])
-def test_metrics_of_speculation_without_any_are_worth_knowing(profile: Load, level: str, hits: int) -> None:
-    text = f'vllm: ">=0.32"\nengine: {{per_request_spec_decode_metrics: {level}}}\n'
-    assert [item.severity for item in of("SD147", profile(text))] == [Severity.INFO] * hits
-    assert of("SD147", profile(text + EAGLE3)) == []
-
-
 @pytest.mark.parametrize(
     ("value", "hits"), [("0.05", 1), ("1", 1), ("0", 0), ("0.0", 0), ("null", 0), ("0.00001", 0)]
 )
@@ -47,13 +40,6 @@ def test_a_min_p_is_in_the_way_of_the_method_that_is_in_use(profile: Load) -> No
     assert [item.label for item in found.related] == ["`eagle3` speculates"]
 
 
-@pytest.mark.parametrize(("backend", "hits"), [("lm-format-enforcer", 1), ("xgrammar", 0), ("auto", 0)])
-def test_a_grammar_backend_must_be_able_to_take_tokens_back(profile: Load, backend: str, hits: int) -> None:
-    text = f"engine: {{structured_outputs_config: {{backend: {backend}}}}}"
-    assert len(of("SD149", profile(EAGLE3 + text))) == hits
-    assert of("SD149", profile(text)) == []
-
-
 @pytest.mark.parametrize(
     ("server", "env", "hits"),
     [
@@ -66,27 +52,6 @@ def test_a_grammar_backend_must_be_able_to_take_tokens_back(profile: Load, backe
 )
 def test_developers_endpoints_belong_on_loopback(profile: Load, server: str, env: str, hits: int) -> None:
     assert len(of("SD150", profile(f"server: {server}\nenv: {env}"))) == hits
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("frontend: {enable_auto_tool_choice: true}", ["frontend.enable_auto_tool_choice"]),
-        ("frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}", []),
-        ("frontend: {enable_auto_tool_choice: false}", []),
-        ("frontend: {lora_modules: [sql=./sql]}", ["frontend.lora_modules"]),
-        ("frontend: {lora_modules: [sql=./sql]}\nengine: {enable_lora: true}", []),
-        ("frontend: {enable_log_outputs: true}", ["frontend.enable_log_outputs"]),
-        ("frontend: {enable_log_outputs: true}\nengine: {enable_log_requests: true}", []),
-        (
-            "frontend: {enable_per_request_metrics: true}\nengine: {disable_log_stats: true}",
-            ["frontend.enable_per_request_metrics"],
-        ),
-        ("frontend: {enable_per_request_metrics: true}", []),
-    ],
-)
-def test_an_argument_comes_with_the_one_it_needs(profile: Load, text: str, found: list[str]) -> None:
-    assert places("SD151", profile(text)) == found
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def chat(template: str, *, bos: str | None = None, eos: str) -> dict[str, Any]:
 
 
 LLAMA_CHAT = chat(HEADER, bos="<|begin_of_text|>", eos="<|eot_id|>")
-LLAMA_DATED = chat("Today is {{ date }}. " + HEADER, bos="<|begin_of_text|>", eos="<|eot_id|>")
 LLAMA_BASE = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
 QWEN_CHAT = chat(CHATML, eos="<|im_end|>")
 QWEN_THINK = chat(CHATML + "<think>", eos="<|im_end|>")
@@ -109,13 +108,6 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
 def test_pairs_of_one_family_are_clean(pair: Pair, target: Any, draft: Any) -> None:
     one, two = ((document(specials=names), config) for names, config in (target, draft))
     assert pair(one, two) == []
-
-
-def test_templates_of_two_releases_over_the_same_tokens_are_worth_knowing(pair: Pair) -> None:
-    made = document(specials=LLAMA31)
-    (finding,) = pair((made, LLAMA_CHAT), (made, LLAMA_DATED))
-    assert (finding.code, finding.severity) == ("SD204", Severity.INFO)
-    assert finding.message == "the chat templates differ; the draft reads the target's"
 
 
 def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None:
@@ -184,20 +176,6 @@ def test_a_tokenizer_that_is_not_there_is_told_and_refuses_nothing(pair: Pair) -
     (finding,) = pair((document(), {}), (None, {}))
     assert (finding.code, finding.severity) == ("SD209", Severity.INFO)
     assert "has none of the tokenizer files" in finding.notes[0]
-
-
-def test_the_tokenizer_of_the_profile_is_the_one_that_the_draft_is_compared_with(
-    pair: Pair, tmp_path: Path
-) -> None:
-    made = document()
-    other = swapped(made, "Ġ", "e")
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(other))
-    block = "{model: ./target, tokenizer: ./elsewhere}"
-    found = pair((made, {}), (other, {}), target_block=block)
-    assert [(item.code, item.severity) for item in found] == [("SD208", Severity.ERROR)]
-    assert pair((other, {}), (other, {}), target_block=block) == []
 
 
 def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from specserve.checks.rules.model_runner import unsupported_async_scheduling
 from specserve.checks.rules.steps_and_graphs import fewer_active_requests
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import READ
 from tests.checks.judging import of
 
 Load = Callable[[str], Profile]
@@ -42,15 +40,6 @@ def test_what_the_newest_takes_is_a_warning_where_the_profile_names_no_version(p
     asked = f"{block}\nengine: {{async_scheduling: true}}"
     assert [item.severity for item in of("SD123", profile(asked))] == [Severity.WARNING]
     assert [item.severity for item in of("SD123", profile(f'vllm: "~=0.32.0"\n{asked}'))] == [Severity.ERROR]
-
-
-@pytest.mark.parametrize("version", READ)
-def test_sd122_follows_each_version_s_own_list_of_what_v2_lacks(profile: Load, version: str) -> None:
-    ngram = f'vllm: "~={version}.0"\n{NGRAM}env: {{VLLM_USE_V2_MODEL_RUNNER: 1}}'
-    assert len(of("SD122", profile(ngram))) == (minor(version) < (0, 32))
-    dspark = "speculation: {method: dspark, model: ./d, num_speculative_tokens: 4}\n"
-    dspark = f'vllm: "~={version}.0"\n{dspark}env: {{VLLM_USE_V2_MODEL_RUNNER: 0}}'
-    assert len(of("SD122", profile(dspark))) == (minor(version) >= (0, 29))
 
 
 def test_what_the_newest_refuses_is_an_error_whatever_the_range(profile: Load) -> None:

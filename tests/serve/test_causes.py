@@ -18,7 +18,7 @@ from specserve.vllm.versions import versions_with
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs"
-"""As vLLM wrote them, without the frames in the middle of long tracebacks."""
+"""As vLLM wrote them, without the frames in the middle of long tracebacks, and mostly without INFO of a start."""
 SECTIONS = {
     name: {field.name for field in fields(section)}
     for name, section in (("target", Target), ("server", Server), ("hardware", Hardware))
