@@ -97,11 +97,8 @@ sglang: dev ## SGLang's options against its wheel; SGLANG=wheel (default: downlo
 	$(if $(SGLANG),cp $(SGLANG) build/sglang,$(BIN)/pip download -q --no-deps --dest build/sglang sglang==0.5.23)
 	$(BIN)/python scripts/update_sglang.py --check build/sglang/sglang-*.whl
 
-soak: heads ## not for CI: faults, SOAK starts and stops (5), load, long series of watch, verify and bench; hours
-	SOAK=$(SOAK) $(PYTEST) -s -m soak
-	$(BIN)/python scripts/soak_oracle.py
-	$(BIN)/python scripts/bench_up.py
-	rm -rf build/gpu-report && $(BIN)/python scripts/gpu_report.py --small
+soak: $(if $(PART),heads,dev) ## not for CI: lists its parts and how long each takes; PART=load,verify runs these, PART=all every one
+	@$(OFFLINE) SOAK=$(SOAK) $(BIN)/python -m tests.soak $(PART)
 
 clean: ## remove .venv, the widened model and all caches
 	rm -rf $(VENV) build dist demo/wide .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

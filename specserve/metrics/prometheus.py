@@ -67,12 +67,6 @@ class Metrics:
         """At this moment."""
         return sum(engine.waiting_requests for engine in self.engines.values())
 
-    @property
-    def kv_cache_usage(self) -> float | None:
-        """That of the fullest engine."""
-        usage = [engine.kv_cache_usage for engine in self.engines.values()]
-        return max((value for value in usage if value is not None), default=None)
-
 
 _MAX_COUNT = 2.0**63
 _DRAFTS = "vllm:spec_decode_num_drafts_total"
@@ -94,20 +88,8 @@ _HISTOGRAMS = {
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _USAGE, _CREATED = "vllm:kv_cache_usage_perc", "vllm:generation_tokens_created"
 NAMES = frozenset(
-    (
-        *(
-            _DRAFTS,
-            _DRAFTED,
-            _ACCEPTED,
-            _POSITIONS,
-            _RUNNING,
-            _WAITING,
-            _USAGE,
-            _CREATED,
-            *_NUMBERS,
-        ),
-        *(f"{name}_{end}" for name in _HISTOGRAMS for end in ("bucket", "sum")),
-    )
+    [_DRAFTS, _DRAFTED, _ACCEPTED, _POSITIONS, _RUNNING, _WAITING, _USAGE, _CREATED, *_NUMBERS]
+    + [f"{name}_{end}" for name in _HISTOGRAMS for end in ("bucket", "sum")]
 )
 """Every name that is read."""
 _LINE = re.compile(rf"^(?:{'|'.join(sorted(NAMES))})[{{ \t][^\n]{{0,1024}}$", re.M)
@@ -124,9 +106,8 @@ def read(text: str) -> Metrics:
 
     # of other lines, a million take no time; each of these is a family of its own to the parser
     lines = [found[0] for found in _LINE.finditer(text)]
-    engines: dict[EngineName, _Values] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(float))
-    )
+    engines: dict[EngineName, _Values]
+    engines = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
     try:
         families = text_string_to_metric_families("\n".join([*lines, ""]))
         samples = [sample for family in families for sample in family.samples]

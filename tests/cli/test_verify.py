@@ -88,7 +88,7 @@ def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() ->
     assert answer.startswith("LOSSY: ") and "tokens are wrong at T = 0" in answer
     assert "% higher than requested (99 % interval: " in answer
     assert answer.endswith(
-        "Serve it without speculation (`specserve up PROFILE --baseline`) until that is mended."
+        "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
     )
     assert " came " in rest and "the target prefers " in rest
     assert "xcluded" not in text and max(map(len, text.splitlines())) <= 80

@@ -96,7 +96,8 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
     seconds, counted = last.at_s - first.at_s, gained(first, last) or Counters()
     drafts, later = counted.acceptance, counted.generation_tokens - counted.ttft_s.count
     running = fmean(reading.metrics.running_requests for reading in readings)
-    usage = [reading.metrics.kv_cache_usage for reading in readings]
+    engines = [each for reading in readings for each in reading.metrics.engines.values()]
+    usage = [each.kv_cache_usage for each in engines if each.kv_cache_usage is not None]
     # by Little's law also of requests that still run
     request_s = running * seconds / max(counted.finished_requests, 1)
     request_s = max(counted.e2e_s.mean or 0.0, request_s)
@@ -108,7 +109,7 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
         counted=counted,
         request_s=request_s,
         running_requests=running,
-        most_kv_cache_usage=max((each for each in usage if each is not None), default=None),
+        most_kv_cache_usage=max(usage, default=None),
         mean_acceptance_length=length,
         acceptance_rate=rate,
         ttft_p99_ms=p99_ms(counted.ttft_s),

@@ -155,7 +155,7 @@ class TestAdvice:
         assert restart is not None and restart.code == "restart"
         check = advice(state=WatchState.COLLAPSED, has_worked=False)
         assert check is not None and check.code == "check_draft"
-        assert "specserve up --baseline" in restart.sentence and "--baseline" in check.sentence
+        assert all("up --alternative baseline" in each.sentence for each in (restart, check))
 
     @pytest.mark.parametrize(
         ("method", "words"), [("eagle3", "`max_model_len`"), ("ngram", "`ngram` found no copy")]
