@@ -28,7 +28,7 @@ from specserve.profile.schema import Profile
 from specserve.vllm.versions import in_range, known_versions, table
 
 _LOCK = ".lock.json"
-_HINT = "`specserve check --ask-vllm` shows more"
+_HINT = "`specserve check --vllm installed` shows more"
 _SHAPE = (
     "model_type", "vocab_size", "draft_vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",

@@ -65,7 +65,7 @@ def vllm_to_ask(source: Path | None) -> VllmJudge:
 
         found = installed()
         if found is None:
-            hint = "`--vllm-source` takes a wheel of vLLM, or a folder with its files; nothing is installed"
+            hint = "name a wheel of vLLM, or a folder with its files; nothing is installed"
             text = "vLLM is not installed in specserve's environment, so it cannot be asked"
             raise FactError(text, hint=hint)
         return VllmJudge(found.version)

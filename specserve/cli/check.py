@@ -98,21 +98,13 @@ def check(
     ] = False,
     vllm: Annotated[
         str | None,
-        text_option("VERSION", "Judge for this vLLM version: what it would refuse or change.", "--vllm"),
-    ] = None,
-    ask_vllm: Annotated[
-        bool,
-        flag(
-            "--ask-vllm",
-            "Let vLLM's own code judge the launch and compute the memory (about 10 s, then cached).",
-        ),
-    ] = False,
-    vllm_source: Annotated[
-        Path | None,
         text_option(
-            "WHEEL|DIR",
-            "Like --ask-vllm, with the vLLM in this wheel or unpacked folder; nothing is installed.",
-            "--vllm-source",
+            "VERSION|installed|PATH",
+            (
+                "Judge for this vLLM version. `installed`, or a wheel or folder of vLLM, which is not installed: let "
+                "its own code judge the launch and compute the memory, too (about 10 s, then cached)."
+            ),
+            "--vllm",
         ),
     ] = None,
     format: Annotated[
@@ -149,18 +141,20 @@ def check(
     from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import running_records
 
-    if ask_vllm or vllm_source is not None:
+    is_asked, source = False, None
+    if vllm is not None and not vllm[:1].isdigit():
         from specserve.checks.oracle import vllm_to_ask
 
-        asked = vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
-        vllm = vllm or (asked.version if vllm_source is not None else None)
+        is_asked, source = True, Path(vllm) if vllm != "installed" else None
+        asked = vllm_to_ask(source)  # a folder without a vLLM is an error before anything is checked
+        vllm = asked.version if source else None
     notices = StderrNotices()
     wanted = CheckOptions(
         offline=offline,
         locked=locked,
         machine=machine_of(assume) if assume else None,
-        ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
-        vllm_source=vllm_source,
+        ask_vllm="always" if is_asked else "if_kept",
+        vllm_source=source,
         version=_minor(vllm) if vllm else None,
         servers={record.port: record.name for record in running_records()},
         tell=notices.progress,

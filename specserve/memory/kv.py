@@ -186,7 +186,7 @@ def _token_bytes(cache: KvFormat, *, heads: int, width: int) -> int:
     if dtype != "auto" and dtype not in _KV_BYTES:
         raise FactError(
             f"the size of a KV cache of type `{dtype}` is not known",
-            hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
+            hint="run `specserve check --vllm installed` to ask the installed vLLM what it needs",
         )
     return heads * width * _KV_BYTES.get(dtype, cache.weight_bytes)
 

@@ -232,7 +232,7 @@ def tallied(
             f"the size of the weights of `{facts.model}`{what} is not known: there are no safetensors "
             "headers, and no formula"
         ),
-        hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
+        hint="run `specserve check --vllm installed` to ask the installed vLLM what it needs",
     )
 
 

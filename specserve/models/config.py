@@ -136,7 +136,7 @@ class UnknownArchitecture(FactError):
     def __init__(self, what: str, model_type: str, *, model: str) -> None:
         super().__init__(
             f"the {what} of model type `{model_type}` (`{model}`) is not known",
-            hint="run `specserve check --ask-vllm` to ask the installed vLLM what it needs",
+            hint="run `specserve check --vllm installed` to ask the installed vLLM what it needs",
         )
 
 

@@ -93,7 +93,7 @@ def find(word: str) -> Page:
     if found:
         return found
     if reason := RETIRED.get(word.strip().upper()):
-        hint = "remove the comments that ignore it; `specserve check --ask-vllm` lets vLLM's own code judge"
+        hint = "remove the comments that ignore it; `specserve check --vllm installed` lets vLLM's own code judge"
         raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
     digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
     guess = digits if digits in everything else did_you_mean(word, [*everything, *names])

@@ -26,7 +26,7 @@ BY_VLLM_ALONE = {
     "moonshotai/Kimi-K3",
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
 }
-"""Those whose memory only vLLM itself can tell (`--ask-vllm`): the formula has no layers of their kind."""
+"""Those whose memory only vLLM itself can tell (`--vllm installed`): the formula has no layers of their kind."""
 PAIR = """\
 target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4, max_model_len: 8192}
 speculation: {method: draft_model, model: meta-llama/Llama-3.1-8B-Instruct, num_speculative_tokens: 5}

@@ -200,11 +200,11 @@ def test_vllm_that_is_to_be_asked_must_be_there(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specserve.vllm.versions.installed", lambda: None)
-    assert _run(["check", pair(), "--ask-vllm"]) == 2
+    assert _run(["check", pair(), "--vllm", "installed"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert (
-        "error: vLLM is not installed in specserve's environment, so it cannot be asked\n\nhint: `--vllm-source`"
+        "error: vLLM is not installed in specserve's environment, so it cannot be asked\n\nhint: name a wheel of vLLM"
         in captured.err
     )
 
@@ -332,7 +332,7 @@ def test_an_unknown_machine_is_a_usage_error(
 
 
 def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["check", "--offline", "--vllm-source", str(tmp_path), "configs/demo.yaml"]) == 2
+    assert _run(["check", "--offline", "--vllm", str(tmp_path), "configs/demo.yaml"]) == 2
     assert "does not contain vLLM" in capsys.readouterr().err
 
 

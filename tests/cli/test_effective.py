@@ -67,7 +67,7 @@ def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
 ) -> None:
     assert _run(["check", profile, "--offline", "-v"]) == 0
     assert "Effective configuration" not in capsys.readouterr().out
-    assert _run(["check", profile, "--offline", "-v", "--ask-vllm"]) == 0
+    assert _run(["check", profile, "--offline", "-v", "--vllm", "installed"]) == 0
     asked = capsys.readouterr().out
     assert "SD502" in asked and "Effective configuration by vLLM 0.32.0" in asked
     assert _run(["check", profile, "--offline", "-v"]) == 0
@@ -78,7 +78,7 @@ def test_an_answer_that_lacks_a_step_is_not_kept(
     profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SKIPS", "1")
-    assert _run(["check", profile, "--offline", "-v", "--ask-vllm"]) == 0
+    assert _run(["check", profile, "--offline", "-v", "--vllm", "installed"]) == 0
     assert "Effective configuration" in capsys.readouterr().out
     assert _run(["check", profile, "--offline", "-v"]) == 0
     assert "Effective configuration" not in capsys.readouterr().out
@@ -88,7 +88,7 @@ def test_an_answer_that_lacks_a_step_is_not_kept(
 def test_a_value_that_is_no_path_is_no_path_of_another_machine(
     value: str, profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["check", profile, "--offline", "-v", "--ask-vllm", "--assume", "1xH100-80GB"]
+    words = ["check", profile, "--offline", "-v", "--vllm", "installed", "--assume", "1xH100-80GB"]
     assert _run([*words, "--set", f"engine.{value}"]) == 0
     assert "Effective configuration" in capsys.readouterr().out
 
@@ -98,7 +98,7 @@ def test_each_way_to_speculate_gets_its_own_answer(
 ) -> None:
     long = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, revision: bad-draft}"
     write(f"{PROFILE}alternatives:\n  plain: {long.replace('bad-draft', 'main')}\n  long: {long}\n", "p.yaml")
-    assert _run(["check", profile, "--offline", "--ask-vllm", "--format", "json"]) == 1
+    assert _run(["check", profile, "--offline", "--vllm", "installed", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     (refused,) = [item for item in found if item["code"] == "SD501"]
     assert refused["location"]["path"] == "alternatives.long.method"
@@ -109,7 +109,7 @@ def test_a_refusal_for_a_path_of_another_machine_is_skipped(
 ) -> None:
     def check(path: str, *words: str) -> tuple[int, list[str], list[str]]:
         words = (*words, "--set", f"engine.hf_config_path={path}")
-        code = _run(["check", profile, "--offline", "--ask-vllm", "--format", "json", *words])
+        code = _run(["check", profile, "--offline", "--vllm", "installed", "--format", "json", *words])
         content = json.loads(capsys.readouterr().out)
         reasons = [item["reason"] for item in content["skipped"] if item["group"] == "vllm"]
         return code, [item["code"] for item in content["findings"] if item["severity"] == "error"], reasons

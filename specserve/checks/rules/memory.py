@@ -220,7 +220,7 @@ def tight_memory(ctx: Context) -> Hits:
     for path, memory in estimates(ctx):
         is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
         if memory.verdict == "tight" and not is_told:
-            unknown = "`--ask-vllm` lets the installed vLLM compute it"
+            unknown = "`--vllm installed` lets the installed vLLM compute it"
             text = f"{_misfit(ctx, 'may be')}{_of_alternative(path)}: {memory.reason or capacity(memory)}"
             if memory.is_only_in_doubt and memory.unknown_draft:
                 text = f"it is not known whether the launch fits: the size of `{memory.unknown_draft}` is unknown"

@@ -86,7 +86,7 @@ def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: st
             model_type=model_type, hidden_size=512, num_attention_heads=8, num_hidden_layers=2, vocab_size=10
         )
     assert caught.value.hint is not None
-    assert "--ask-vllm" in caught.value.hint
+    assert "--vllm installed" in caught.value.hint
 
 
 @pytest.mark.parametrize(
