@@ -87,6 +87,7 @@ def json_problem(error: Exception, data: bytes) -> str:
 
 
 CONFIG, PARAMS, GENERATION = "config.json", "params.json", "generation_config.json"
+TOKENIZER = "tokenizer.json"
 MAX_SMALL_BYTES = 128 << 20
 """A larger tokenizer.json is listed, and not fetched from the Hub."""
 _MAX_OBJECT_BYTES = 16 << 20
@@ -109,6 +110,22 @@ def read_object(path: Path, *, where: str) -> dict[str, Any]:
     """The JSON object in a file of a model, which is called `where` in messages. Raises FactError."""
     limit = _MAX_INDEX_BYTES if path.name in _INDEX.values() else _MAX_OBJECT_BYTES
     return parse_object(read_regular(path, limit_bytes=limit, where=where), where=where)
+
+
+def object_problem(path: Path, *, where: str) -> str | None:
+    """What is wrong with a large JSON object, by its first and last bytes: empty, a pointer, or cut short."""
+    try:
+        with open_regular(path) as stream:
+            start = stream.read(64)
+            stream.seek(max(path.stat().st_size - 64, 0))
+            end = stream.read(64)
+    except OSError as error:
+        return f"cannot read `{where}`: {system_reason(error)}"
+    if start.startswith(LFS_POINTER):
+        return f"`{where}` is a Git LFS pointer: the file itself was not downloaded"
+    if not start.lstrip().startswith(b"{"):
+        return f"`{where}` is empty" if not start.strip() else f"`{where}` is not a JSON object"
+    return None if end.rstrip().endswith(b"}") else f"`{where}` ends in the middle"
 
 
 def is_small(name: str) -> bool:

@@ -14,9 +14,11 @@ from specserve.models.files import (
     CONFIG,
     GENERATION,
     PARAMS,
+    TOKENIZER,
     Header,
     UnknownType,
     list_files,
+    object_problem,
     read_header,
     read_object,
     read_regular,
@@ -178,6 +180,12 @@ def assemble(
             notes.append(found.message)
         elif isinstance(found, FactError):
             broken[name] = found.message
+    broken |= {
+        name: f"`{name}` is empty" for name in weights if name in files and files[name].size_bytes == 0
+    }
+    tokenizer = files[TOKENIZER].path if origin == "directory" and TOKENIZER in files else None
+    if tokenizer and (problem := object_problem(tokenizer, where=TOKENIZER)):
+        broken[TOKENIZER] = problem
     return ModelFacts(
         model=model,
         origin=origin,

@@ -16,6 +16,7 @@ from specserve.checks.config import (
 )
 from specserve.checks.rule import ERROR, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
 from specserve.models.facts import ModelFacts
+from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS, VOCABULARY_PADDING
 from specserve.vllm.registry import Registry, registry, transformers_names
@@ -327,18 +328,20 @@ def unadaptable_model(ctx: Context) -> Hits:
 
 @rule("SD255", ERROR, needs="models")
 def missing_tokenizer(ctx: Context) -> Hits:
-    """The target's directory has no tokenizer, and the profile names no other tokenizer.
+    """The target's directory has no tokenizer that can be read, and the profile names no other tokenizer.
 
-    Training scripts often save only the weights. vLLM fails while it starts the engine.
+    Training scripts often save only the weights, and a download may end early. vLLM fails while it starts the engine.
     Example: target: {model: ./llama-mute}
     Use instead: target: {model: ./llama}
     Source: vllm/tokenizers/registry.py, `tokenizer`
     """
     target = ctx.target
     is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
-    if target is None or is_named or target.origin != "directory" or holds_tokenizer(target.files):
+    if target is None or is_named or target.origin != "directory":
         return
-    if not any(served_head.check(ctx)):  # SD221 says more of a head
+    if problem := target.broken.get(TOKENIZER):
+        yield Hit("target.model", problem, help="copy or download the tokenizer of the original model again")
+    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more of a head
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
