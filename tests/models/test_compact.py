@@ -21,21 +21,6 @@ def test_the_layers_of_a_model_are_one_line() -> None:
     }
 
 
-def test_experts_of_some_layers_are_one_line_and_a_gap_is_told() -> None:
-    tensors = {
-        f"layers.{layer}.experts.{expert}.w": Tensor("F8_E4M3", (4, 4))
-        for layer in (3, 4, 5, 9)
-        for expert in range(256)
-    }
-    assert compact(tensors) == {"layers.{3-5,9}.experts.{0-255}.w": "F8_E4M3 4x4"}
-    del tensors["layers.4.experts.7.w"]
-    assert compact(tensors) == {
-        "layers.4.experts.{0-6,8-255}.w": "F8_E4M3 4x4",
-        "layers.{3,5,9}.experts.{0-255}.w": "F8_E4M3 4x4",
-    }
-    assert expand(compact(tensors)) == tensors
-
-
 PART = st.integers(0, 30).map(str) | st.text("ab_{}0-9,", min_size=0, max_size=4) | st.text(max_size=3)
 NAME = st.lists(PART, min_size=1, max_size=5).map(".".join)
 TENSOR = st.builds(
@@ -71,11 +56,6 @@ def test_any_set_of_layers_and_experts_comes_back(places: list[tuple[int, int]])
 def test_a_line_that_is_none_of_ours_is_an_error(name: str, text: str, words: str) -> None:
     with pytest.raises(FactError, match=words):
         expand({name: text})
-
-
-def test_a_tensor_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(FactError, match="a tensor must be written like `BF16 4096x4096`"):
-        expand({"a": 3})  # type: ignore[dict-item]
 
 
 @given(

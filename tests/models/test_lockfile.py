@@ -69,18 +69,10 @@ def test_a_lock_lies_beside_its_profile() -> None:
     assert lock_path("-") is None
 
 
-def test_no_lock_is_none(tmp_path: Path) -> None:
-    assert read_lock(tmp_path / "p.lock.json") is None
-
-
 def test_the_text_is_the_same_in_whatever_order_and_ends_with_a_line() -> None:
     assert text(HUB, TAGGED, LOCAL) == text(LOCAL, TAGGED, HUB)
     assert text().endswith("}\n")
     assert text().index('"comparisons"') < text().index('"created"') < text().index('"models"')
-
-
-def test_the_layers_of_a_model_are_one_line() -> None:
-    assert text().count("layers.{0-3}.w") == 3
 
 
 def test_a_model_is_found_by_its_revision_and_by_its_commit(lock: Lock) -> None:
@@ -118,13 +110,6 @@ def test_identities_are_commits_and_contents(lock: Lock, tmp_path: Path) -> None
     assert of("org/m") == of("org/m", COMMIT) == f"org/m@{COMMIT}"
     assert of("org/m", "v1") == f"org/m@{OTHER}"
     assert of(str(tmp_path / "models" / "draft")).startswith("sha256:")
-
-
-def test_a_directory_named_from_the_current_one_is_found(
-    lock: Lock, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert lock.find("models/draft")
 
 
 def test_the_content_of_a_directory_is_its_identity_and_its_place_is_not(tmp_path: Path) -> None:

@@ -56,11 +56,6 @@ def test_what_does_not_exist_and_looks_like_no_path_is_none(tmp_path: Path, name
     assert local_path(name, folder=tmp_path) is None
 
 
-def test_a_directory_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"there is no directory `.*/nothing`"):
-        read_model("./nothing", folder=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
@@ -107,25 +102,12 @@ def test_a_blob_of_the_cache_tells_the_files_hash() -> None:
     assert read_model("org/m").files["model.safetensors"].sha256 == "c" * 64
 
 
-def test_another_cache_can_be_named(tmp_path: Path) -> None:
-    cached("org/m")
-    with pytest.raises(FactError):
-        read_model("org/m", cache=tmp_path / "elsewhere", offline=True)
-    assert read_model("org/m", cache=hub_cache(), offline=True).origin == "cache"
-
-
 @pytest.mark.parametrize("ref", ["", "main\n/../..", "z" * 40, "../" * 20, "a" * 41])
 def test_a_spoiled_ref_is_no_ref(ref: str) -> None:
     folder = cached("org/m")
     (folder.parents[1] / "refs" / "main").write_text(ref)
     with pytest.raises(NotCached):
         read_model("org/m", offline=True)
-
-
-def test_offline_a_cached_configuration_is_better_than_nothing() -> None:
-    cached("org/m", tensors=None)
-    facts = read_model("org/m", offline=True)
-    assert facts.config == CONFIG and facts.tensors is None
 
 
 def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, Tensor, from_record, to_record
-from specserve.models.read import read_model
-from tests.models.tiny import safetensors, write_model
 
 FACTS = ModelFacts(
     "org/m",
@@ -32,14 +29,6 @@ FACTS = ModelFacts(
 
 def test_facts_come_back_through_json() -> None:
     assert from_record(json.loads(json.dumps(to_record(FACTS))), origin="hub") == FACTS
-
-
-def test_the_facts_of_a_directory_come_back_without_their_places(tmp_path: Path) -> None:
-    facts = read_model(str(write_model(tmp_path, files={"generation_config.json": b"{}"})))
-    back = from_record(to_record(facts), origin="lock")
-    assert (back.config, back.tensors, back.weight_files) == (facts.config, facts.tensors, facts.weight_files)
-    assert back.files["model.safetensors"].size_bytes == len(safetensors())
-    assert all(file.path is None for file in back.files.values())
 
 
 def changed(**changes: Any) -> dict[str, Any]:

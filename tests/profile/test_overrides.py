@@ -136,11 +136,3 @@ def test_no_setting_makes_it_fail_otherwise(write: Write, setting: str) -> None:
         assert error.message
     else:
         assert (profile is None) == bool(findings)
-
-
-def test_a_set_value_and_its_key_have_their_place_in_the_command_line(write: Write) -> None:
-    profile = load_profile(write(_TEXT), settings=["engine.list=[1,  2]"])
-    span = profile.span("engine.list[1]")
-    assert (span.file, span.line, span.column, span.end_column) == ("--set engine.list", 1, 6, 7)
-    assert profile.key_span("engine.list").file == "--set engine.list"
-    assert profile.key_span("engine.list").column == 1

@@ -12,7 +12,6 @@ import pytest
 from specserve.errors import FactError, UsageError
 from specserve.profile.find import at_revision, load_at
 from specserve.profile.load import load_profile
-from specserve.profile.source import read_by
 
 Write = Callable[..., Path]
 IDENTITY = {
@@ -62,14 +61,6 @@ def test_places_name_the_revision(repository: Path) -> None:
     assert profile.file == "c/p.yaml@HEAD~1" and profile.name == "p"
 
 
-def test_it_does_not_matter_where_in_the_repository_one_stands(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repository / "c")
-    assert load_at("p.yaml", "HEAD").target.max_model_len == 2048
-    assert load_at("../c/./p.yaml", "HEAD").target.max_model_len == 2048
-
-
 def test_a_hook_of_another_repository_changes_nothing(
     repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,14 +105,3 @@ def test_a_file_with_an_at_sign_is_a_file(write: Write) -> None:
     assert at_revision(str(file)) is None
     assert at_revision(f"{file}@HEAD") == (str(file), "HEAD")
     assert at_revision("p.yaml") is None and at_revision("@HEAD") is None and at_revision("p.yaml@") is None
-
-
-def test_a_reader_that_fails_leaves_none_behind(write: Write) -> None:
-    file = write("target: {model: a/b}")
-
-    def refuse(name: str) -> bytes:
-        raise ZeroDivisionError(name)
-
-    with pytest.raises(ZeroDivisionError), read_by(refuse):
-        load_profile(file)
-    assert load_profile(file).target.model == "a/b"

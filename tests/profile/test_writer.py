@@ -65,12 +65,6 @@ def test_a_text_that_yaml_would_read_as_something_else_is_quoted(text: str) -> N
     assert yaml.safe_load(yaml_text({"a": text, text: [text]})) == {"a": text, text: [text]}
 
 
-def test_what_some_readers_take_for_numbers_or_keys_is_in_double_quotes() -> None:
-    assert yaml_text({"a": "0,1", "b": "8000:80", "c": "0?", "d": "1.2.3"}) == (
-        'a: "0,1"\nb: "8000:80"\nc: "0?"\nd: 1.2.3\n'
-    )
-
-
 def test_comments_stand_above_what_they_are_about() -> None:
     values = {"a": Commented("why", {"b": [Commented("which", {"c": Commented("what", 1)})]})}
     written = yaml_text(values, head="top\n\nmore")
@@ -141,16 +135,6 @@ def test_a_changed_value_leaves_every_other_character_as_it_was(tmp_path: Path) 
     assert f"# {REMARK}\nspeculation:" in after
 
 
-def test_a_schedule_is_written_behind_the_last_key(tmp_path: Path) -> None:
-    wanted = {
-        "method": "draft_model", "model": "small", "num_speculative_tokens": 6, "draft_sample_method": "probabilistic",
-        "num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 8, 2]],
-    }  # fmt: skip
-    after = rewritten(tmp_path, BLOCK, wanted)
-    assert "  num_speculative_tokens_per_batch_size: [[1, 2, 6], [3, 8, 2]]\nengine:" in after
-    assert "# sampled" in after and "# a guess" in after and "# few" in after
-
-
 def test_a_schedule_that_is_wanted_no_more_is_unset(tmp_path: Path) -> None:
     text = BLOCK.replace(
         "    engine:", "      num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 16, 0]]\n    engine:"
@@ -164,15 +148,6 @@ def test_a_schedule_that_is_wanted_no_more_is_unset(tmp_path: Path) -> None:
     after = rewritten(tmp_path, text, wanted)
     assert "  num_speculative_tokens_per_batch_size: null\n" in after
     assert "draft_sample_method: greedy          # sampled" in after
-
-
-def test_a_block_in_braces_is_changed_within_them(tmp_path: Path) -> None:
-    wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    after = rewritten(tmp_path, FLOW, wanted)
-    assert (
-        "{method: ngram, num_speculative_tokens: 8, prompt_lookup_max: 4, prompt_lookup_min: 2} # no model"
-        in after
-    )
 
 
 @pytest.mark.parametrize("text", [BLOCK, FLOW])
@@ -225,19 +200,6 @@ def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path
     assert (tmp_path / "_base.yaml").read_text() == dedent(FLOW)
 
 
-@pytest.mark.parametrize("items", ["    - [1, 4, 5]", "      - [1, 4, 5]", "        -   [1, 4, 5]"])
-def test_an_indentation_of_its_own_stays(tmp_path: Path, items: str) -> None:
-    keys = "    method: draft_model\n    model: small\n"
-    ranges = f"    num_speculative_tokens_per_batch_size:\n{items}\n"
-    text = f"target: {{model: big}}\nspeculation:\n{keys}{ranges}    num_speculative_tokens: 5\n"
-    wanted = {
-        "method": "draft_model", "model": "small", "num_speculative_tokens_per_batch_size": [[1, 4, 5]],
-        "num_speculative_tokens": 7,
-    }  # fmt: skip
-    after = rewritten(tmp_path, text, wanted)
-    assert after.replace(f"# {REMARK}\n", "") == text.replace("tokens: 5", "tokens: 7")
-
-
 LISTED = """\
     target: {model: big}
     speculation:
@@ -265,17 +227,6 @@ def test_a_schedule_in_lines_of_its_own_leaves_the_comments_behind_it(
     after = rewritten(tmp_path, LISTED, wanted)
     assert "  # about the draft\n  model: small\n" in after
     assert "# about the engine\n" in after
-
-
-@pytest.mark.parametrize(
-    "text", [BLOCK.partition("    engine:")[0], LISTED.partition("    # about the e")[0]]
-)
-def test_a_block_at_the_end_of_the_file_is_changed_too(tmp_path: Path, text: str) -> None:
-    rewritten(tmp_path, text, None)
-    rewritten(tmp_path, text, {**load_keys(text), "num_speculative_tokens": 7})
-    rewritten(tmp_path, text.rstrip(), {**load_keys(text), "num_speculative_tokens": 7})
-    schedule = {"num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 8, 0]]}
-    rewritten(tmp_path, text.rstrip(), {**load_keys(text), **schedule})
 
 
 @settings(max_examples=25, deadline=None)

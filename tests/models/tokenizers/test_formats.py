@@ -14,7 +14,7 @@ import pytest
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizercompare import compare
-from specserve.models.vocabulary import pieces, read_vocabulary, spelled, vocabulary_file, written
+from specserve.models.vocabulary import pieces, read_vocabulary, spelled, vocabulary_file
 from tests.models.tokenizers.made import document, lines
 
 Make = Callable[..., ModelFacts]
@@ -69,17 +69,6 @@ def test_a_sentencepiece_model_equals_the_tokenizer_json_made_of_it(model: Make)
     assert compare(model(made), model(tokenizer__model=model_proto(ordered))).verdict == "identical"
 
 
-def test_control_pieces_with_other_names_are_special_tokens(model: Make) -> None:
-    texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "e"]
-    one, two = (
-        model(tokenizer__model=model_proto([name, *texts], control=(name,)))
-        for name in ("[control_8]", "[IMG]")
-    )
-    result = compare(one, two)
-    assert (result.verdict, result.differing_ids) == ("special_tokens_differ", 1)
-    assert result.mismatch_by_occurrence == 0.0
-
-
 def test_a_tekken_file_equals_the_byte_level_tokenizer_json_made_of_it(model: Make) -> None:
     made = document(size=400)
     ordered = sorted(made["model"]["vocab"], key=made["model"]["vocab"].__getitem__)
@@ -93,26 +82,11 @@ def test_a_tekken_file_equals_the_byte_level_tokenizer_json_made_of_it(model: Ma
     assert (result.verdict, result.reasons) == ("identical", ())
 
 
-def test_a_tekken_pair_that_differs_is_graded_without_an_encoder(model: Make) -> None:
-    words = [bytes((byte,)) for byte in range(256)] + [b"the", b" the", b"ing"]
-    swapped = [*words[:256], b"ing", b" the", b"the"]
-    result = compare(model(tekken__json=tekken(words)), model(tekken__json=tekken(swapped)))
-    assert result.verdict == "overlap"
-    assert (result.overlap, result.differing_ids) == (1.0, 2)
-    assert result.mismatch_by_occurrence is not None and 0 < result.mismatch_by_occurrence < 0.05
-
-
 def test_mistrals_own_format_wins_where_its_weights_are_there(model: Make) -> None:
     both = {"tekken__json": tekken([b"a"]), "tokenizer_config__json": {}}
     assert vocabulary_file(model(document(), **both)) == ("tokenizer.json", "tokenizer.json")
     consolidated = model(document(), **both, consolidated__safetensors=b"")
     assert vocabulary_file(consolidated) == ("tekken.json", "tekken")
-
-
-def test_byte_level_writing_is_reversible() -> None:
-    assert spelled(written(bytes(range(256)))) == bytes(range(256))
-    assert written(" é\n".encode()) == "ĠÃ©Ċ"
-    assert spelled("語") is None
 
 
 @pytest.mark.vllm
