@@ -77,7 +77,9 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
         profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
     findings = [*found, *map(_explained, more)]
-    return profile, ordered(replace(item, message=hushed(item.message)) for item in findings)
+    return profile, ordered(
+        replace(item, message=hushed(item.message), help=item.help and hushed(item.help)) for item in findings
+    )
 
 
 def _started(argv: Sequence[Word]) -> EngineStart:

@@ -19,7 +19,7 @@ from specserve.errors import UsageError, quoted
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
 from specserve.profile.schema import ENV_NAME, Profile, Server
-from specserve.profile.secrets import hushed, looks_secret, names_a_secret
+from specserve.profile.secrets import holds_a_secret, hushed, looks_secret, names_a_secret
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, meaning
 from specserve.profile.writer import Commented, yaml_text
@@ -184,7 +184,7 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     tree = _without(tree, _is_open_or_secret, removed) or tree
     for path, key, node in removed:
         text = str(node.value) if isinstance(node.value, str) else key
-        if looks_secret(text):
+        if looks_secret(key) or holds_a_secret(key, text):
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
             message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
@@ -197,8 +197,9 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
 
 def _is_open_or_secret(path: str, key: str, node: Node) -> bool:
     """Whether a value or its key is a secret or left open, or whether a model is a program or a number."""
-    texts = [key, node.value] if isinstance(node.value, str) else [key]
-    if any(looks_secret(text) or unresolved(text) for text in texts):
+    if isinstance(node.value, str) and (holds_a_secret(key, node.value) or unresolved(node.value)):
+        return True
+    if looks_secret(key) or unresolved(key):
         return True
     return path == "target.model" and (
         node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
@@ -213,7 +214,7 @@ def _without(
         removed.append((path, key, node))
         return None
     if isinstance(node.value, list):
-        cleaned = (_without(item, wrong, removed, f"{path}[]") for item in node.value)
+        cleaned = (_without(item, wrong, removed, f"{path}[]", key) for item in node.value)
         items = [item for item in cleaned if item]
         return replace(node, value=items) if items or not node.value else None
     if node.mapping is None:

@@ -6,34 +6,91 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from urllib.parse import quote
 
 from specserve.errors import without_user
 
 # the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
-_NAME = re.compile(r"(^|_)(API_?KEYS?|KEYS?|TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?)(_?\d+)?$", re.I)
-_SHAPE = re.compile(
-    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|nvapi-[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,1000}\.eyJ[\w-]{10,}\.)"
-    r"|://[^/\s:@$]+:[^/\s@$]+@"
+_NAME = re.compile(
+    r"(^|_)(API_?KEYS?|(?<=_)KEYS?|TOKENS?|SECRETS?|CREDENTIALS?|AUTHORIZATION|PWD|PASS)(_?\d+)?$"
+    r"|(PASSWORDS?|PASSWD|PASSPHRASE|APIKEY)(_?\d+)?$",
+    re.I,
 )
-"""Tokens by the marks that their makers gave them, and passwords within addresses."""
+_OTHER_NAME = re.compile(
+    r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
+    r"|(num|max|min)_(\w+_)?tokens|(pre|post|custom)_pass)$",
+    re.I,
+)
+"""Of a tokenizer and of a compiler."""
+_WORD_END = re.compile(r"(?<=[a-z\d])(?=[A-Z])|[^A-Za-z\d]+")
+_HARMLESS = re.compile(
+    r"(?is)[./~$<\[*].*|true|false|yes|no|on|off|none|null|empty|dummy|auto|[-+]?[\d.]{1,5}[kmg]?"
+    r"|(bearer|basic)(\s+[$<{*].*)?"
+)
+"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
+_COUNT = re.compile(r"(?i)[-+]?[\d._,]+[kmg]?")
+_SHAPE = re.compile(
+    r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|nvapi-[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,1000}\.eyJ[\w-]{10,}\."
+    r"|([Bb]earer(\s+|%20)[\w.~+/=-]{4,}|[Bb]asic(\s+|%20)(?=\S{0,200}[A-Z\d=])[\w+/=-]{8,})"
+    r"(?=\s*($|[,;\"'&#\]}\\])))|://[^/\s:@$]*:[^/\s@$]+@"
+)
+"""Tokens by the marks that their makers gave them, headers of HTTP, and passwords within addresses."""
+_PAIR_NAME = re.compile(
+    r"""(?<![\w.-])(?:(?P<option>--[\w.-]++)\s+|(?P<name>[\w.-]++)\\*["']?\s*[:=]\s*\\*)(?=[^\s])"""
+)
+_PAIR_VALUE = re.compile(
+    r"""(?x) "(?P<a>[^"]{0,2000}) | '(?P<b>[^']{0,2000}) | \[(?P<c>[^\]]{0,2000})
+        | (?P<d>(?<=:\s)[^\s"'#,{}\[\]][^"'#,{}\[\]\n]{0,500}) | (?P<e>[^\s"'#,;&{}\[\]]+)"""
+)
 
 
-def names_a_secret(name: str) -> bool:
-    """Whether a variable of this name holds a secret, whatever its value is."""
-    return bool(_NAME.search(name))
+def names_a_secret(name: str, value: str | None = None) -> bool:
+    """Whether a variable or key of this name holds a secret: whatever its value is, or with this value."""
+    words = _WORD_END.sub("_", name)
+    if not _NAME.search(words) or _OTHER_NAME.search(words):
+        return False
+    if value is None:
+        return True
+    is_count = words.lower().endswith(("tokens", "per_token")) and _COUNT.fullmatch(value)
+    return not (is_count or _HARMLESS.fullmatch(value.strip()))
 
 
 def looks_secret(text: str) -> bool:
-    """Whether the text holds something shaped like a well-known kind of key."""
-    return bool(_SHAPE.search(text))
+    """Whether the text holds something shaped like a well-known kind of key, or a named one: `api-key=…`."""
+    if _SHAPE.search(text):
+        return True
+    is_template = "{%" in text or "{{" in text  # its variables are named after tokens
+    return not is_template and any(True for _ in _named(text))
 
 
+def holds_a_secret(name: str, value: str) -> bool:
+    """Whether a value is a secret, by the name of its variable or key or by its shape."""
+    return names_a_secret(name, value) or looks_secret(value)
+
+
+@lru_cache(maxsize=8)  # a long line may have a thousand findings
 def hushed(text: str) -> str:
-    """The text with what is shaped like a key starred out."""
-    return _SHAPE.sub(lambda match: "*" * len(match[0]), text)
+    """The text with what is shaped or named like a secret starred out."""
+    spans = [*(match.span() for match in _SHAPE.finditer(text)), *_named(text)]
+    if not spans:
+        return text
+    characters = list(text)
+    for start, end in spans:
+        characters[start:end] = "*" * (end - start)
+    return "".join(characters)
+
+
+def _named(text: str) -> Iterator[tuple[int, int]]:
+    """Where the values of keys and options that name secrets stand."""
+    for match in _PAIR_NAME.finditer(text):
+        name = match["option"] or match["name"]
+        if names_a_secret(name) and (value := _PAIR_VALUE.match(text, match.end())):
+            start, end = value.span(value.lastgroup or 0)
+            if names_a_secret(name, text[start:end]):
+                yield start, end
 
 
 _BROAD_NAME = re.compile(r"KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER", re.IGNORECASE)

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 from unicodedata import combining, east_asian_width
@@ -25,12 +24,8 @@ _LEAD = 30
 Mark = tuple[Span, str, str]
 """A span, its label, and the character that marks it."""
 _HIDDEN = "********"
-_NAMED = re.compile(
-    r"""(?ix) (?:api_?keys?|(?<!per_)token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
-          |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
-        (?P<value>[^\s"'#,{}\[\]]{6,})"""
-)
-"""Keys whose values are not shown, whatever they hold; `max_num_batched_tokens: 131072` is a number of tokens."""
+_LINES_BACK = 100
+_LAST_KEY = re.compile(r"""([\w.-]+)["']?\s*:\s*(\[[^\]]*|[^,\[\]{}]*)$""")
 
 
 class Sources:
@@ -51,7 +46,10 @@ class Sources:
         lines = self._files[span.file]
         if not 0 < span.line <= len(lines):
             return None
-        return self._masked(lines[span.line - 1].rstrip("\r"), span)
+        text = lines[span.line - 1].rstrip("\r")
+        if _continues_secret(lines, span.line - 1):
+            return re.sub(r"\S", "*", text)
+        return self._masked(text, span)
 
     def _masked(self, text: str, place: Span) -> str:
         for span in self._hidden:
@@ -59,25 +57,31 @@ class Sources:
                 start = span.column - 1 if span.line == place.line else 0
                 end = span.end_column - 1 if span.end_line == place.line else len(text)
                 text = text[:start] + "*" * (len(text[start:end])) + text[end:]
-        return _without_secrets(text)
+        return hushed(text)
+
+
+def _continues_secret(lines: Sequence[str], at: int) -> bool:
+    """Whether a line is part of a value whose key, on a line above, names a secret: an item of its list."""
+    line = lines[at].lstrip()
+    indent = len(lines[at]) - len(line)
+    for above in reversed(lines[max(0, at - _LINES_BACK) : at]):
+        text = above.lstrip()
+        is_around = len(above) - len(text) < indent or (line[:1] == "-" != text[:1])
+        if text and text[0] != "#" and is_around:
+            match = _LAST_KEY.search(text[-_WIDTH:])
+            return bool(match and names_a_secret(match[1]))
+    return False
 
 
 def masked(key: str, value: str) -> str:
     """Returns a value as it may be shown beside its key: of a secret, by key or by shape, not even the length."""
     if re.fullmatch(r"\$\w+", value):
         return value  # the variable that holds it
-    name = key.lstrip("-").replace("-", "_")
-    if names_a_secret(name) and not name.lower().endswith(("tokens", "per_token")):  # numbers of tokens
+    if names_a_secret(key, value):
         return _HIDDEN
     prefix = f"{key}: "
-    text = _without_secrets(prefix + value).removeprefix(prefix)
+    text = hushed(prefix + value).removeprefix(prefix)
     return value if text == value else re.sub(r"\*{6,}", _HIDDEN, text)
-
-
-@lru_cache(maxsize=8)
-def _without_secrets(text: str) -> str:
-    """Remembered, as a long line may have a thousand findings."""
-    return hushed(_NAMED.sub(lambda match: match[0].replace(match["value"], "*" * len(match["value"])), text))
 
 
 def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> list[str]:

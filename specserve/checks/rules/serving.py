@@ -10,7 +10,7 @@ from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.errors import did_you_mean
 from specserve.profile.schema import Profile
-from specserve.profile.secrets import looks_secret, names_a_secret
+from specserve.profile.secrets import holds_a_secret
 from specserve.profile.source import COMMAND
 from specserve.vllm.versions import table
 
@@ -305,44 +305,38 @@ def misread_variable(ctx: Context) -> Hits:
         yield Hit("env.VLLM_HOST_IP", text, help="set `server.host` to choose where the server listens")
 
 
-_HARMLESS = r"(?i)|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?"
-"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
-
-
 @rule("SD107", ERROR, policy=True)
 def secret_in_profile(ctx: Context) -> Hits:
     """A value that looks like a key, a token or a password.
 
-    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret.
+    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret. It is recognised by its
+    shape, or by the name of its variable or key at any depth.
     Example: env: {VLLM_API_KEY: "a-real-key"}
     Use instead: server: {api_key_env: MY_SERVER_KEY}
     Source: specserve, profile/secrets.py
     """
     target = ctx.profile.target
-    found = {
-        f"env.{name}": name
-        for name, value in ctx.profile.env.items()
-        if (names_a_secret(name) and not re.fullmatch(_HARMLESS, value)) or looks_secret(value)
-    }
     sections: dict[str, Any] = {
+        "env": ctx.profile.env,
         "engine": ctx.engine,
         "frontend": ctx.profile.frontend,
         "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
         **{arm.path: arm.block.keys for arm in ctx.arms},
     }
-    found |= {path: path for path, text in _texts(sections, "") if looks_secret(text)}
-    for path, name in found.items():
-        help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
-        yield Hit(path, f"`{name}` looks like a secret", help=help_)
+    for path, name, text in _texts(sections, ""):
+        if holds_a_secret(name, text):
+            help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
+            shown = path.removeprefix("env.")
+            yield Hit(path, f"`{shown}` looks like a secret", help=help_)
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every text below a value, with its dotted path."""
+def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every text below a value, with its dotted path and the key that it or its list has."""
     if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _texts(item, f"{path}.{name}" if path else str(name))
+        for key, item in value.items():
+            yield from _texts(item, f"{path}.{key}" if path else str(key), str(key))
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from _texts(item, f"{path}[{index}]")
+            yield from _texts(item, f"{path}[{index}]", name)
     elif isinstance(value, str):
-        yield path, value
+        yield path, name, value
