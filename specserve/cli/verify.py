@@ -49,7 +49,7 @@ def verify(
         ),
     ] = None,
     no_smoke: Annotated[
-        bool, flag("--no-smoke", "Do not also test JSON schemas, stop strings, penalties and more.")
+        bool, flag("--no-smoke", "Do not also test JSON schemas, stop strings and log-probabilities.")
     ] = False,
     prompts: Annotated[
         str | None,
@@ -68,9 +68,6 @@ def verify(
             help="Stop measuring after this long; a longer run excludes smaller faults.",
         ),
     ] = 60.0,
-    model: Annotated[
-        str | None, text_option("NAME", "Verify this served model (default: the first one).", "--model")
-    ] = None,
     api_key_env: ApiKeyEnv = None,
     alternative: Alternative = None,
     settings: Settings = None,
@@ -112,7 +109,6 @@ def verify(
         smoke=not no_smoke,
         server=server,
         against=against,
-        model=model,
         api_key_env=api_key_env,
         alternative=alternative,
         settings=tuple(settings or ()),

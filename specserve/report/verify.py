@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.verify.judge import TIE_TOLERANCE
@@ -60,7 +60,7 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
     scorer = f", scored by {in_one_line(found.against)}" if found.against else ""
     measured = f"{found.tokens:,} tokens in {found.elapsed_s:.0f} s{scorer}"
     outcomes = [item.outcome for item in found.smoke]
-    counts = [f"{outcomes.count(each)} {each.value}" for each in Outcome if each in outcomes]
+    counts = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
     smoke_words = f"; smoke tests: {', '.join(counts)}" if counts else ""
     text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}: {measured}{smoke_words}"
     lines.append(wrapped(text, lead="  ", stream=stream))
@@ -75,8 +75,8 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
         lines.append(f"  and {len(wrong) - _SHOWN} more (`-v` shows them)")
     wide = max((len(item.name) for item in found.smoke), default=0)
     for smoke in found.smoke:
-        word = smoke.outcome.value
-        if is_verbose or smoke.outcome is Outcome.NOT_OK:
+        word = smoke.outcome
+        if is_verbose or smoke.outcome == "not ok":
             lead = f"  {word:<7}  {smoke.name:<{wide}}  "
             shown = lead.replace(word, coloured(word, stream=stream), 1)
             lines.append(wrapped(in_one_line(smoke.detail), lead=lead, shown=shown, stream=stream))
@@ -138,7 +138,7 @@ def _details(found: Verification) -> Iterator[str]:
         yield (
             f"T = 0: {part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
             f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats{gap}), {len(part.wrong):,} wrong, "
-            f"{part.cleared_on_rescore:,} wrong only once, {part.not_rescored:,} not scored again"
+            f"{part.cleared_on_rescore:,} wrong only once"
         )
     for item in found.sampled:
         seen = "no difference seen" if not item.reasons else "; ".join(item.reasons)
@@ -155,8 +155,8 @@ def _quoted(text: str) -> str:
 def verify_json(found: Verification) -> str:
     """Returns the same for scripts, version 1."""
     values = json_values(found, digits=_DIGITS)
-    values["speculates"] = found.speculation.is_on
-    values["speculation"] = acceptance_json(found.speculation.acceptance)
+    del values["acceptance"]
+    values["speculation"] = acceptance_json(found.acceptance)
     return json_document({**brief_json(found), **values, "basis": "measured", "confidence": CONFIDENCE})
 
 
@@ -172,6 +172,6 @@ def brief_json(found: Verification) -> dict[str, Any]:
         "excluded_temperature_percent": max(filter(None, bounds)) if is_bounded else None,
         "excluded_greedy_share": greedy.wrong_share.high if greedy else None,
         "faults": [*_faults(found)],
-        "not_ok": [item.name for item in found.smoke if item.outcome is Outcome.NOT_OK],
+        "not_ok": [item.name for item in found.smoke if item.outcome == "not ok"],
     }
     return {name: json_values(value, digits=_DIGITS) for name, value in brief.items()}

@@ -67,7 +67,7 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
     assert (found["version"], found["verdict"]["word"]) == (1, "LOSSLESS")
     assert any("chat" in request["path"] for request in model.requests)
     assert set(outcomes(found).values()) == {"ok"}
-    assert list(outcomes(found)) == ["JSON schema", "stop string", "logprobs", "penalties", "drafts"]
+    assert list(outcomes(found)) == ["JSON schema", "stop string", "logprobs", "drafts"]
     greedy, (sampled,) = found["greedy"], found["sampled"]
     assert greedy["tokens"] > 1000 and greedy["wrong"] == []
     error = sampled["temperature_error_percent"]
@@ -123,7 +123,6 @@ def test_a_few_tokens_from_anywhere_are_lossy() -> None:
         ({"ignores_stop": True}, "stop string"),
         ({"wrong_logprobs": True}, "logprobs"),
         ({"breaks_json": True}, "JSON schema"),
-        ({"ignores_penalties": True}, "penalties"),
         ({"drafts": False}, "drafts"),
     ],
 )
@@ -134,12 +133,11 @@ def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
 
 
 @pytest.mark.usefixtures("short_answers")
-def test_suspects_are_cleared_by_a_second_score_and_too_many_leave_it_open(tmp_path: Path) -> None:
+def test_suspects_are_cleared_by_a_second_score_the_furthest_behind_first(tmp_path: Path) -> None:
     found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1))
     assert found["greedy"]["cleared_on_rescore"] == 24 and found["verdict"]["word"] == "NO FAULT FOUND"
     found = verified(Model(shaky=True), *QUICK)
-    assert found["verdict"]["word"] == "INCONCLUSIVE"
-    assert found["greedy"]["cleared_on_rescore"] == 32 and found["greedy"]["not_rescored"] > 0
+    assert found["greedy"]["cleared_on_rescore"] == 32 and found["verdict"]["word"] == "LOSSLESS"
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -182,7 +180,6 @@ def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> Non
     found = verified(Model(cost_s=1.0), "--seconds", "1", "-t", "0,0.7,1")
     assert [found["greedy"]["answers"], *(item["answers"] for item in found["sampled"])] == [8, 8, 8]
     assert found["verdict"]["word"] == "NO FAULT FOUND"
-    assert "skipped" in outcomes(found).values()  # smoke tests have a part of the time
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -236,7 +233,6 @@ def test_prompts_beyond_the_first_64_are_said_to_be_left_out(
     [
         ({"returns_ids": False}, "does not return token ids"),
         ({"scores": False}, "does not score prompts"),
-        ({"owner": "sglang"}, "is SGLang, which does not score"),
         ({"max_logprobs": 5}, "max allowed: 5"),
         ({"key": "secret"}, "wants an API key"),
         ({"longest_prompt": 1}, "maximum context length"),

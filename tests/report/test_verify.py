@@ -15,9 +15,7 @@ from specserve.measure.verify.result import (
     LOSSY,
     NO_FAULT_FOUND,
     Greedy,
-    Outcome,
     Sampled,
-    ServerSpeculation,
     Smoke,
     Verification,
     WrongToken,
@@ -50,12 +48,13 @@ RIGHT = Verification(
     model="demo",
     verdict=verdict_of(LOSSLESS),
     elapsed_s=31.2,
-    speculation=ServerSpeculation(True, Acceptance(100, 400, 240, (80, 70, 50, 40))),
+    speculates=True,
+    acceptance=Acceptance(100, 400, 240, (80, 70, 50, 40)),
     greedy=GREEDY,
     sampled=(SAMPLED,),
     smoke=(
-        Smoke("JSON schema", Outcome.OK, '{"days": 3, "city": "Oslo"}'),
-        Smoke("penalties", Outcome.SKIPPED, "the penalty changes no token of this text"),
+        Smoke("JSON schema", "ok", '{"days": 3, "city": "Oslo"}'),
+        Smoke("stop string", "skipped", "the greedy text differed the second time: a near-tie"),
     ),
 )
 LOOSE = replace(
@@ -103,7 +102,7 @@ WRONG = replace(
         replace(SAMPLED, verdict=verdict_of(LOSSY), reasons=(HOT,), excluded_percent=None),
         replace(SAMPLED, temperature=1.0),
     ),
-    smoke=(*RIGHT.smoke, Smoke("stop string", Outcome.NOT_OK, "the text goes on after ', x'")),
+    smoke=(*RIGHT.smoke, Smoke("logprobs", "not ok", "the text goes on after ', x'")),
     unused_prompts={"long": "this model's maximum context length is 1024 tokens"},
 )
 
@@ -142,7 +141,7 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
         url=evil,
         against=evil,
         greedy=replace(GREEDY, wrong=(WrongToken(evil, 1, evil, evil, evil, 1.0),)),
-        smoke=(Smoke("logprobs", Outcome.NOT_OK, evil),),
+        smoke=(Smoke("logprobs", "not ok", evil),),
         unused_prompts={evil: evil},
     )
     for text in (verify_text(found), verify_text(found, is_verbose=True), verify_json(found)):

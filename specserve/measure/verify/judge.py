@@ -35,8 +35,6 @@ LOSSY_PERCENT, LOSSLESS_PERCENT = 1.0, 5.0
 LOSSY; one whose whole interval is off by less than the second is LOSSLESS."""
 WIDEST_PERCENT = 50.0
 """An interval that reaches further excludes nothing: the estimate is of first order."""
-EARLY_CONFIDENCE = 0.9995
-"""To end a run before its time: the figures are looked at several times."""
 STRAY = 1e-4
 """A token is a stray if it and all less likely ones have no larger chance than this together."""
 STRAY_CHANCE = 1e-4
@@ -66,7 +64,6 @@ def judge_greedy(
     wrong: Sequence[tuple[ScoredText, int]] = (),
     *,
     cleared: int = 0,
-    not_rescored: int = 0,
 ) -> Greedy:
     """Returns the verdict on all greedy answers.
 
@@ -74,14 +71,16 @@ def judge_greedy(
     """
     gaps = [position.gap for answer in answers for position in answer.positions]
     ties = [gap for gap in gaps if 0 < gap <= TIE_TOLERANCE]
-    share = _share(len(wrong), len(gaps))
-    word = NO_FAULT_FOUND
+    share = Estimate(0.0, 0.0, 1.0, 0, _EXACT)
+    if gaps:
+        found = statistics.library("scipy.stats").binomtest(len(wrong), len(gaps))
+        low, high = map(float, found.proportion_ci(CONFIDENCE))
+        share = Estimate(len(wrong) / len(gaps), low, high, len(gaps), _EXACT)
+    word = LOSSLESS if share.high <= LOSSLESS_SHARE else NO_FAULT_FOUND
     if wrong:
         word = LOSSY
-    elif not_rescored or not gaps:
+    elif not gaps:
         word = INCONCLUSIVE
-    elif share.high <= LOSSLESS_SHARE:
-        word = LOSSLESS
     return Greedy(
         verdict=verdict_of(word),
         answers=len(answers),
@@ -91,17 +90,7 @@ def judge_greedy(
         wrong_share=share,
         wrong=tuple(_wrong_token(*item) for item in wrong),
         cleared_on_rescore=cleared,
-        not_rescored=not_rescored,
     )
-
-
-def _share(wrong: int, tokens: int) -> Estimate:
-    """Returns the share of wrong tokens, with exact bounds (Clopper and Pearson)."""
-    if not tokens:
-        return Estimate(0.0, 0.0, 1.0, 0, _EXACT)
-    found = statistics.library("scipy.stats").binomtest(wrong, tokens)
-    low, high = found.proportion_ci(CONFIDENCE)
-    return Estimate(wrong / tokens, float(low), float(high), tokens, _EXACT)
 
 
 def _wrong_token(answer: ScoredText, index: int) -> WrongToken:
@@ -122,52 +111,44 @@ class Tally(NamedTuple):
 
 
 def tally(positions: Sequence[Position], temperature: float) -> Tally:
-    """Returns the tally of one answer."""
-    tokens = [_tally(position, temperature) for position in positions]
-    return Tally(*map(sum, zip(*tokens, strict=True))) if tokens else Tally()
-
-
-def _tally(position: Position, temperature: float) -> Tally:
-    """Returns what one token adds; one beyond the likeliest may be a stray, and tells no more."""
-    scores = [logprob / temperature for _, logprob in position.top]
-    weights = [math.exp(score - scores[0]) for score in scores]
-    total = math.fsum(weights)
-    ids = [token for token, _ in position.top]
-    if position.token not in ids:
-        tail = beyond(position, temperature, most=position.logprob)
-        return Tally(1, int(tail <= STRAY * total))
-    rank = ids.index(position.token)
-    tail = math.fsum(weights[rank:]) + beyond(position, temperature, most=position.top[-1][1])
-    mean = math.fsum(w * s for w, s in zip(weights, scores, strict=True)) / total
-    variance = math.fsum(w * (s - mean) ** 2 for w, s in zip(weights, scores, strict=True)) / total
-    return Tally(1, int(tail <= STRAY * total), mean - scores[rank], variance)
+    """Returns the tally of one answer. A token beyond the likeliest is a stray at most."""
+    strays, score, information = 0, 0.0, 0.0
+    for position in positions:
+        scores = [logprob / temperature for _, logprob in position.top]
+        weights = [math.exp(each - scores[0]) for each in scores]
+        total = math.fsum(weights)
+        ids = [token for token, _ in position.top]
+        rank = ids.index(position.token) if position.token in ids else len(ids)
+        most = min(position.logprob, position.top[-1][1])
+        tail = math.fsum(weights[rank:]) + beyond(position, temperature, most=most)
+        strays += tail <= STRAY * total
+        if rank < len(ids):
+            mean = math.fsum(w * each for w, each in zip(weights, scores, strict=True)) / total
+            squares = (w * (each - mean) ** 2 for w, each in zip(weights, scores, strict=True))
+            score += mean - scores[rank]
+            information += math.fsum(squares) / total
+    return Tally(len(positions), strays, score, information)
 
 
 def beyond(position: Position, temperature: float, *, most: float) -> float:
     """Returns the most that the tokens beyond the likeliest weigh together; the best one weighs 1.
 
     Only those count whose log-probability is at most `most`. A token of probability p weighs p^s,
-    with s = 1/T. For s >= 1 their sum is at most (sum of p) * most^(s - 1); for s < 1 the sum of N
-    terms is at most N^(1 - s) * (sum of p)^s (Jensen).
+    with s = 1/T: for s >= 1 they are at most (sum of p) * most^(s - 1) together. Hotter texts have
+    no bound, and so no strays.
     """
-    seen = math.fsum(math.exp(logprob) for _, logprob in position.top)
-    if seen > _LOGITS:
+    seen, exponent = math.fsum(math.exp(logprob) for _, logprob in position.top), 1 / temperature
+    if seen > _LOGITS or exponent < 1:
         return math.inf
-    exponent, count = 1 / temperature, math.log(_MAX_VOCABULARY)
-    total = min(math.log(max(0.0, 1.0 - seen) + _ROUNDING), count + most)
-    if exponent >= 1:
-        bound = total + most * (exponent - 1)
-    else:
-        bound = count * (1 - exponent) + total * exponent
-    return math.exp(min(bound - position.top[0][1] * exponent, 50.0))
+    rest = math.log(max(0.0, 1.0 - seen) + _ROUNDING)
+    total = min(rest, math.log(_MAX_VOCABULARY) + most)
+    return math.exp(min(total + most * (exponent - 1) - position.top[0][1] * exponent, 50.0))
 
 
-def judge_sampled(
-    tallies: Sequence[Tally], temperature: float, *, confidence: float = CONFIDENCE
-) -> Sampled:
+def judge_sampled(tallies: Sequence[Tally], temperature: float) -> Sampled:
     """Returns the verdict on these answers, each with its tally."""
     tokens, strays = sum(one.tokens for one in tallies), sum(one.strays for one in tallies)
-    error = _temperature_error(tallies, confidence)
+    error = _temperature_error(tallies)
     reasons = []
     if max(error.low, -error.high) > LOSSY_PERCENT:
         higher = "higher" if error.value > 0 else "lower"
@@ -202,13 +183,7 @@ def judge_sampled(
     )
 
 
-def is_decided(tallies: Sequence[Tally], temperature: float) -> bool:
-    """Returns whether a run may end before its time."""
-    verdict = judge_sampled(tallies, temperature, confidence=EARLY_CONFIDENCE).verdict
-    return verdict.word in (LOSSLESS, LOSSY)
-
-
-def _temperature_error(tallies: Sequence[Tally], confidence: float) -> Estimate:
+def _temperature_error(tallies: Sequence[Tally]) -> Estimate:
     """Returns the error in percent. Of two standard errors the larger one counts.
 
     They are that of the distributions, and that of the scatter between answers, whose tokens are
@@ -221,7 +196,7 @@ def _temperature_error(tallies: Sequence[Tally], confidence: float) -> Estimate:
     value = math.fsum(one.score for one in used) / information
     spread = math.fsum((one.score - value * one.information) ** 2 for one in used)
     scatter = math.sqrt(spread * len(used) / (len(used) - 1)) / information
-    quantile = statistics.quantile((1 + confidence) / 2, freedom=len(used) - 1)
+    quantile = statistics.quantile((1 + CONFIDENCE) / 2, freedom=len(used) - 1)
     half = quantile * max(scatter, 1 / math.sqrt(information))
     low, high = 100 * (value - half), 100 * (value + half)
     return Estimate(100 * value, low, high, len(used), _METHOD)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
 from specserve.measure.statistics import INCONCLUSIVE, Estimate, Verdict
@@ -30,12 +29,8 @@ def verdict_of(word: str, sentence: str = "") -> Verdict:
     return Verdict(word, LEVELS[word], sentence)
 
 
-class Outcome(StrEnum):
-    """Of a smoke test."""
-
-    OK = "ok"
-    NOT_OK = "not ok"
-    SKIPPED = "skipped"
+Outcome = Literal["ok", "not ok", "skipped"]
+"""Of a smoke test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +63,6 @@ class Greedy:
     """Tokens behind the best one by more, also when they were scored a second time, alone."""
     cleared_on_rescore: int = 0
     """Tokens that looked wrong the first time only: the prefill itself varies there."""
-    not_rescored: int = 0
-    """Tokens that looked wrong, and were not scored a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +93,6 @@ class Smoke:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerSpeculation:
-    """What the server's counters gained meanwhile. `is_on` None: it shows none."""
-
-    is_on: bool | None
-    acceptance: Acceptance | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Verification:
     """All of it."""
 
@@ -115,7 +100,10 @@ class Verification:
     model: str
     verdict: Verdict
     elapsed_s: float
-    speculation: ServerSpeculation
+    speculates: bool | None
+    """Whether the server does; None: it shows no metrics."""
+    acceptance: Acceptance | None = None
+    """What its counters gained meanwhile."""
     against: str | None = None
     """The URL of the other server, which scored the answers."""
     greedy: Greedy | None = None
@@ -132,9 +120,7 @@ class Verification:
     @property
     def has_failed(self) -> bool:
         """Whether anything is wrong: a lossy part or a smoke test."""
-        return self.verdict.level == "bad" or any(
-            item.outcome is Outcome.NOT_OK for item in self.smoke
-        )
+        return self.verdict.level == "bad" or any(item.outcome == "not ok" for item in self.smoke)
 
     @property
     def is_open(self) -> bool:

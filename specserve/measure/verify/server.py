@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,20 +107,19 @@ def verify_url(
 
     with ExitStack() as stack:
 
-        def session(url: str, key: str | None, model: str | None) -> VerifySession:
+        def session(url: str, key: str | None) -> VerifySession:
             client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
             # in a thread: a server that hangs must not keep a signal waiting
-            jobs = [lambda: VerifySession(client, model=model)]
-            (found,) = results_of(jobs, concurrency=1, on_tick=tick)
+            (found,) = results_of([partial(VerifySession, client)], concurrency=1, on_tick=tick)
             return found
 
-        writer, other = session(url, key, request.model), None
+        writer, other = session(url, key), None
         if request.against is not None:
             place = find_server(request.against, request.api_key_env)
             try:
-                other = session(*place, None)
+                other = session(*place)
             except TrafficError as error:
                 message = f"the server of `--against`: {error.message}"
                 raise TrafficError(message, hint=error.hint) from error
         show = stack.enter_context(progress) if progress is not None else lambda _: None
-        return Verifier(writer, request, other=other, show=show, on_tick=tick).run()
+        return Verifier(writer, request, show, tick, other).run()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from specserve.errors import TrafficError, UsageError
+from specserve.errors import TrafficError
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
 from specserve.serve.requests import NoChatTemplate
@@ -56,7 +56,6 @@ class ScoredText:
     text: str
     finish_reason: str | None
     positions: tuple[Position, ...] = ()
-    """Of the first tokens of `ids`: those that fit into a prompt again."""
 
 
 def positions(steps: Any, ids: Sequence[int], *, count: int) -> tuple[Position, ...]:
@@ -97,26 +96,9 @@ def _position(step: Any, token: int, count: int) -> Position:
 class VerifySession:
     """One server and one of its models. Several threads may call the methods concurrently."""
 
-    def __init__(self, client: Client, *, model: str | None = None) -> None:
-        """Ask which models there are.
-
-        Raises TrafficError, and UsageError for a model that is not there.
-        """
-        served = client.models()
-        if not served:
-            raise TrafficError("the server serves no model")
-        if model is not None and model not in served:
-            hint = f"it serves {', '.join(served[:5])}"
-            raise UsageError(f"the server has no model `{model}`", hint=hint)
-        if client.is_sglang(model or served[0]):
-            raise TrafficError(
-                f"the server at {client.root} is SGLang, which does not score the tokens of a "
-                "prompt (`prompt_logprobs`): verify cannot see whether its output is the target's",
-                hint="`specserve bench` measures it; `specserve verify PROFILE` starts vLLM",
-            )
-        self.client = client
-        self.model = model or served[0]
-        self.max_model_len = client.max_model_len(self.model)
+    def __init__(self, client: Client) -> None:
+        """Ask which model it serves. Raises TrafficError."""
+        self.client, self.model = client, client.first_model()
         self.mode: Literal["chat", "completion"] = "chat"
 
     def learn_mode(self, prompt: Prompt) -> None:
@@ -151,13 +133,7 @@ class VerifySession:
         return self.client.post(path, whole, model=self.model, most_bytes=most_bytes)
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Position, ...]:
-        """What the target thinks of these tokens after that prompt, by a plain prefill.
-
-        If they fill the context, the last ones are left out: a scored request must have room for
-        one more token.
-        """
-        if self.max_model_len is not None:
-            ids = ids[: max(0, self.max_model_len - 1 - len(prompt_ids))]
+        """What the target thinks of these tokens after that prompt, by a plain prefill."""
         if not ids:
             return ()
         body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
@@ -171,7 +147,7 @@ class VerifySession:
         if steps is None:
             raise TrafficError(
                 "the server does not score prompts (`prompt_logprobs`)",
-                hint="vLLM does, others may not",
+                hint="vLLM does, SGLang does not: `specserve bench` measures it",
             )
         return positions(steps, ids, count=TOP)
 
@@ -197,36 +173,40 @@ def read_text(raw: Mapping[str, Any], name: str = "") -> ScoredText:
 
 
 def results_of(
-    jobs: Sequence[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
+    jobs: Iterable[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
 ) -> Iterator[JobResult]:
     """Yields what the jobs return as they end; the first error of a job is raised.
 
-    `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads
-    then, as an executor would: they end with their request.
+    The next job is taken when a thread is free. `on_tick` is called at least five times a second,
+    and may raise. Nobody waits for the threads then, as an executor would: they end with their
+    request.
     """
-    waiting = list(jobs)
-    done: queue.SimpleQueue[tuple[list[JobResult], Exception | None]] = queue.SimpleQueue()
+    waiting, lock, is_over = iter(jobs), threading.Lock(), threading.Event()
+    done: queue.SimpleQueue[list[JobResult] | Exception | None] = queue.SimpleQueue()
 
     def work() -> None:
-        with suppress(IndexError):
-            while True:
-                job = waiting.pop(0)
-                try:
-                    done.put(([job()], None))
-                except Exception as error:
-                    done.put(([], error))
+        try:
+            while not is_over.is_set():
+                with lock:
+                    job = next(waiting, None)
+                if job is None:
+                    break
+                done.put([job()])
+        except Exception as error:
+            done.put(error)
+        done.put(None)
 
-    for _ in range(min(concurrency, len(jobs))):
+    for _ in range(concurrency):
         threading.Thread(target=work, daemon=True).start()
-    left = len(jobs)
+    running = concurrency
     try:
-        while left:
+        while running:
             on_tick()
             with suppress(queue.Empty):
-                found, error = done.get(timeout=_TICK_S)
-                if error is not None:
-                    raise error
-                left -= 1
-                yield from found
+                found = done.get(timeout=_TICK_S)
+                if isinstance(found, Exception):
+                    raise found
+                running -= found is None
+                yield from found or ()
     finally:
-        waiting.clear()  # no further job begins
+        is_over.set()

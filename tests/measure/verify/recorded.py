@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.judge import Tally, beyond, is_decided, judge_sampled, tally
+from specserve.measure.verify.judge import Tally, beyond, judge_sampled, tally
 from specserve.measure.verify.result import Sampled
 from specserve.measure.verify.session import Position
 
@@ -21,7 +21,6 @@ BEYOND = 99
 """Stands for any token beyond the likeliest twenty."""
 _BEYOND_SHARE = 0.65
 """Of the bound on the tokens beyond: what was seen on the recorded tokens (888 of at most 1,328)."""
-FIRST_WAVE = 8
 
 Draw = tuple[list[float], Sequence[Tally]]
 """Running weights of each token that may come, and what it adds to the tally."""
@@ -75,10 +74,7 @@ def pool(temperature: float, *, factor: float, tokens: int = 128) -> tuple[Tally
 
 
 def run(drawn: Sequence[Tally], temperature: float, *, most_tokens: int, seed: int) -> Sampled:
-    """One verification of a simulated server: waves, each as large as all before it."""
+    """One verification of a simulated server."""
     rng = random.Random(seed)
     most = math.ceil(most_tokens * len(drawn) / sum(one.tokens for one in drawn))
-    seen = [rng.choice(drawn) for _ in range(min(most, FIRST_WAVE))]
-    while len(seen) < most and not is_decided(seen, temperature):
-        seen += [rng.choice(drawn) for _ in range(min(len(seen), most - len(seen)))]
-    return judge_sampled(seen, temperature)
+    return judge_sampled([rng.choice(drawn) for _ in range(most)], temperature)

@@ -7,13 +7,11 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.verify.judge import (
-    LOSSLESS_PERCENT,
-    WIDEST_PERCENT,
     Tally,
     beyond,
     judge_greedy,
@@ -21,7 +19,7 @@ from specserve.measure.verify.judge import (
     suspects,
     tally,
 )
-from specserve.measure.verify.result import LOSSLESS, LOSSY, NO_FAULT_FOUND, Sampled
+from specserve.measure.verify.result import LOSSLESS, LOSSY, Sampled
 from specserve.measure.verify.session import Position, ScoredText
 from tests.measure.verify.recorded import answers, draws, pool, request, run
 
@@ -50,8 +48,6 @@ def test_a_wrong_greedy_token_is_lossy_and_stands_in_its_context() -> None:
     (wrong,) = found.wrong
     assert (wrong.index, wrong.before, wrong.emitted, wrong.best) == (2, "ab", "b", "a")
     assert found.wrong_share.low < 1 / 403 < found.wrong_share.high
-    left = judge_greedy([one], [], not_rescored=1)
-    assert left.verdict.word == INCONCLUSIVE
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 350, 351, 10_000])
@@ -107,10 +103,10 @@ def test_a_few_tokens_that_the_target_rules_out_are_enough() -> None:
     assert judge_sampled([tally(one, T) for one in answers()], T).reasons == ()
 
 
-def test_a_sampler_that_is_far_off_is_lossy_within_a_wave() -> None:
+def test_a_sampler_that_is_far_off_is_lossy_within_8_answers() -> None:
     rng = random.Random(1)
     places = [draws(one, T, drawn_at=5.0) for one in answers()[:8]]
-    found = judge_sampled([request(place, rng) for place in places], T, confidence=0.9995)
+    found = judge_sampled([request(place, rng) for place in places], T)
     assert found.verdict.word == LOSSY and found.excluded_percent is None
 
 
@@ -118,26 +114,6 @@ def test_nothing_is_inconclusive() -> None:
     for tallies in ([], [Tally(10, 0, 0.1, 3.0)], [Tally(10, 0, 0.0, 0.0)] * 5):
         found = judge_sampled(tallies, T)
         assert (found.verdict.word, found.excluded_percent) == (INCONCLUSIVE, None)
-
-
-@given(
-    st.lists(
-        st.builds(Tally, st.integers(1, 200), st.integers(0, 1), st.floats(-5, 5), st.floats(0.1, 200)),
-        min_size=1,
-        max_size=40,
-    )
-)
-@settings(max_examples=60)
-def test_any_answers_have_a_verdict(tallies: list[Tally]) -> None:
-    found = judge_sampled(tallies, T)
-    estimate = found.temperature_error_percent
-    assert estimate.low <= estimate.value <= estimate.high
-    assert (found.verdict.word == LOSSY) == bool(found.reasons)
-    if found.excluded_percent is not None:
-        assert found.verdict.word in (LOSSLESS, NO_FAULT_FOUND)
-        assert found.excluded_percent <= WIDEST_PERCENT
-        is_small = found.excluded_percent <= LOSSLESS_PERCENT
-        assert is_small == (found.verdict.word == LOSSLESS)
 
 
 @given(st.lists(st.floats(-20, 12), min_size=30, max_size=80), st.floats(0.3, 2.0), st.integers(0, 79))
@@ -151,8 +127,3 @@ def test_the_tokens_beyond_the_likeliest_weigh_no_more_than_the_bound(
     most = whole[min(rank, len(whole) - 1)]
     weights = [math.exp((value - whole[0]) / temperature) for value in whole[20:] if value <= most]
     assert math.fsum(weights) <= beyond(position, temperature, most=most) + 1e-9
-
-
-def test_logits_instead_of_log_probabilities_say_nothing_of_what_is_beyond() -> None:
-    top = tuple((token, 5.0 - token) for token in range(20))
-    assert tally([Position(99, -40.0, top)], T) == Tally(tokens=1)

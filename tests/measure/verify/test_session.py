@@ -52,30 +52,6 @@ def nothing() -> None:
     """Of ticks."""
 
 
-def test_every_job_is_done_once_and_as_many_run_as_asked_for_and_no_more() -> None:
-    """Each waits for two others: with fewer at once none would end."""
-    running, most, lock, three = 0, 0, threading.Lock(), threading.Barrier(3)
-
-    def job(number: int) -> Callable[[], int]:
-        def do() -> int:
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            three.wait(timeout=60)
-            with lock:
-                running -= 1
-            return number
-
-        return do
-
-    found = list(results_of([job(number) for number in range(21)], concurrency=3, on_tick=nothing))
-    assert sorted(found) == list(range(21))
-    assert most == 3
-    assert list(results_of([nothing, nothing], concurrency=2, on_tick=nothing)) == [None, None]
-    assert list(results_of([], concurrency=4, on_tick=nothing)) == []
-
-
 def test_an_error_of_a_job_is_raised_and_no_further_job_begins() -> None:
     begun: list[int] = []
 
