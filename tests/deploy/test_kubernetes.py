@@ -61,13 +61,6 @@ def test_the_schemas_refuse_what_an_api_server_would(llama: Deployment) -> None:
         assert kubernetes_problems(bad)
 
 
-def test_the_argv_is_the_plans_word_for_word(llama: Deployment) -> None:
-    container = server_of(llama)
-    assert (*container["command"], *container["args"]) == llama.plan.argv
-    assert container["args"][:1] == ["meta-llama/Llama-3.1-70B-Instruct"]
-    assert "0.0.0.0" in container["args"]  # the probes ask at the pod's address
-
-
 def test_what_kubernetes_would_replace_in_an_argument_is_doubled() -> None:
     made = made_of(LLAMA, 'engine.tokenizer_mode="$(HOME)"', 'server.served_model_name="a$(b)"')
     assert "a$$(b)" in server_of(made)["args"]
@@ -85,10 +78,6 @@ def test_a_drain_takes_one_pod_of_a_pool_at_a_time(llama: Deployment) -> None:
     budget = objects["PodDisruptionBudget/llama70b-8b"]["spec"]
     pods = objects["Deployment/llama70b-8b"]["spec"]["template"]["metadata"]["labels"]
     assert budget["maxUnavailable"] == 1 and budget["selector"]["matchLabels"].items() <= pods.items()
-
-
-def test_a_service_called_vllm_does_not_kill_the_pods(llama: Deployment) -> None:
-    assert pod_of(llama)["enableServiceLinks"] is False
 
 
 def test_nothing_has_privileges_and_only_volumes_can_be_written(llama: Deployment) -> None:

@@ -19,14 +19,6 @@ def config_of(made: Deployment) -> dict[str, Any]:
     return found
 
 
-def test_the_engine_is_the_plans_spread_by_ray(llama: Deployment) -> None:
-    config = config_of(llama)
-    wanted = {key: value for key, value in llama.plan.engine_kwargs.items() if key != "model"}
-    assert config["engine_kwargs"] == {**wanted, "distributed_executor_backend": "ray"}
-    assert config["model_loading_config"]["model_source"] == "meta-llama/Llama-3.1-70B-Instruct"
-    assert config["accelerator_type"] == "H100"
-
-
 def test_several_nodes_need_no_ranks(two_nodes: Deployment) -> None:
     assert {"nnodes", "node_rank", "master_addr"} & set(config_of(two_nodes)["engine_kwargs"]) == set()
     assert config_of(two_nodes)["engine_kwargs"]["pipeline_parallel_size"] == 2

@@ -44,13 +44,6 @@ def test_a_start_ends_when_it_answers_or_when_it_died(llama: Deployment) -> None
     assert "kill -0 $$MAINPID" in after and after.endswith('exit 1"')
 
 
-def test_it_is_stopped_and_started_again_as_vllm_needs_it(llama: Deployment) -> None:
-    lines = lines_of(llama)
-    for line in ("KillMode=mixed", "Restart=always", "TimeoutStopSec=60", "Type=exec", "StartLimitBurst=3"):
-        assert line in lines
-    assert int(value_of(lines, "TimeoutStartSec")) == llama.start_limit_s
-
-
 def test_it_may_touch_little(llama: Deployment, demo: Deployment) -> None:
     lines = lines_of(llama)
     for line in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):

@@ -161,17 +161,6 @@ def test_a_gpu_that_others_hold_is_tight_with_the_share_that_is_free() -> None:
     ] == [(0.49, "fit")]
 
 
-def test_each_knob_does_what_it_says_and_the_draft_comes_last() -> None:
-    found = judged("2xRTX-3090-24GB", speculation=DRAFTING, length=32768)
-    assert found.verdict == "does_not_fit" and found.knobs
-    assert found.knobs[-1].path == "speculation"
-    turned = {knob.path: knob for knob in found.knobs}
-    assert judged("2xRTX-3090-24GB", speculation=DRAFTING, length=32768, tensor=2).verdict == (
-        turned["target.tensor_parallel_size"].verdict
-    )
-    assert judged("2xRTX-3090-24GB", length=32768).verdict == turned["speculation"].verdict
-
-
 def test_on_a_cpu_the_memory_is_the_machines_own() -> None:
     ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, basis="found", free_bytes=(48 * GIB,))
     told = estimate(profile(kv_cache_memory_bytes=GIB), target=TARGET, machine=ram, version="0.32")
@@ -192,24 +181,6 @@ def test_on_a_cpu_what_is_free_changes_no_figure() -> None:
         assert here == there
         assert here.is_kv_cache_default == (not engine)
     assert here.verdict == "fit"
-
-
-def test_ranks_on_a_cpu_are_named_with_what_they_take_together() -> None:
-    ram = Machine(Accelerator("cpu", 32 * GIB, None, "cpu"), 1, basis="found", free_bytes=(30 * GIB,))
-    found = estimate(
-        profile(tensor=3, length=1024, kv_cache_memory_bytes=9 * GIB),
-        target=TARGET,
-        machine=ram,
-        version="0.32",
-    )
-    assert (found.verdict, found.ranks) == ("tight", 3)
-    assert found.reason.startswith("its 3 ranks together may take 4")
-
-
-def test_the_share_of_a_cpu_is_a_share_of_one_of_its_memory_nodes() -> None:
-    ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, memory_nodes=2)
-    found = estimate(profile(gpu_memory_utilization=0.5), target=TARGET, machine=ram, version="0.32")
-    assert found.per_gpu_bytes.budget == 16 * GIB
 
 
 def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None:
