@@ -74,7 +74,7 @@ the target accepted:""",
          "specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
 `ps` lists detached servers, with their acceptance of the last minute (`-` until vLLM logs it, every 10 s; the
-request that `up` sends at the start does not count). A narrow terminal leaves out the last columns:""",
+request that `up` sends at the start does not count). A narrow terminal leaves out the models:""",
          "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?

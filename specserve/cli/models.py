@@ -37,9 +37,10 @@ def lock(
     specserve lock --check configs/         in CI: is every lock up to date?
     """
     from specserve.cli.judge import named_profiles
-    from specserve.plan.locking import lock_profile
+    from specserve.plan.locking import LockState, lock_problems, lock_profile
     from specserve.profile.load import load_profile
-    from specserve.report.launch import LockState, lock_state, locks_text, say_locked
+    from specserve.report.findings import readable
+    from specserve.report.launch import locks_text, say_locked
 
     states: list[LockState] = []
     files = named_profiles(profiles)
@@ -47,7 +48,10 @@ def lock(
         profile = load_profile(file)
         try:
             if check:
-                states.append(lock_state(profile, offline=offline))
+                state, problems = lock_problems(profile, ask_hub=not offline)
+                states.append(state)
+                for problem in problems:
+                    out(readable(problem))
             else:
                 say_locked(lock_profile(profile, offline=offline), profile)
         except NotCached as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError, system_reason
@@ -308,6 +309,35 @@ def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
     """The models of a lock that its profile does not name any more."""
     used = [lock.entry(use.model, use.revision) for use in model_uses(profile)]
     return tuple(entry.model for entry in lock.models if entry not in used)
+
+
+LockState = Literal["holds", "missing", "stale"]
+_DRIFTS = {
+    "unlocked": "is not in the lock",
+    "changed": "is not as in the lock",
+    "moved": "has moved on the Hub",
+}
+
+
+def lock_problems(profile: Profile, *, ask_hub: bool) -> tuple[LockState, list[str]]:
+    """Whether the lock of a profile is there and still right, and what is not. A branch that moved is a note."""
+    try:
+        found = lock_of(profile)
+    except FactError as error:
+        return "stale", [f"{profile.file}: {error.message}"]
+    if found is None:
+        return "missing", [f"{profile.file}: there is no lock"]
+    lines = list[str]()
+    state: LockState = "holds"
+    for drift in drifts_from(profile, found, ask_hub=ask_hub):
+        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
+        note = "note: " if drift.kind == "moved" else ""
+        place = f"{profile.name}, {profile.span(drift.path)}: {note}`{drift.model}`"
+        lines.append(f"{place} {_DRIFTS[drift.kind]}{detail}")
+        state = state if drift.kind == "moved" else "stale"
+    absent = unused(profile, found)
+    lines += [f"{profile.file}: `{model}` of the lock is not in the profile" for model in absent]
+    return ("stale" if absent else state), lines
 
 
 def at_lock(profile: Profile, *, is_needed: bool | None) -> tuple[Profile, Lock | None]:

@@ -78,11 +78,11 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
     return "\n".join(
         [
             "Found here" if found else "Found here: no NVIDIA GPU",
-            *Table(columns, here, keys=2).text(),
+            *Table(columns, here, keys=2).text(stream=sys.stdout),
             "",
             "Names for `--assume` and `hardware.accelerator`, with usable memory;",
             "those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`",
-            *Table((name, *numbers), rows, keys=1).text(),
+            *Table((name, *numbers), rows, keys=1).text(stream=sys.stdout),
         ]
     )
 

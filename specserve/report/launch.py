@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from specserve.errors import FactError, UsageError
+from specserve.errors import UsageError
 from specserve.plan.compare import Difference, LaunchComparison, Written
 from specserve.profile.secrets import hushed
 from specserve.report.console import escaped, in_one_line, out, say, styled
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from specserve.deploy.deployment import Artifact
     from specserve.diagnostics import Finding
     from specserve.plan.launchplan import LaunchPlan
-    from specserve.plan.locking import Locked
+    from specserve.plan.locking import Locked, LockState
     from specserve.profile.schema import Profile
-
-LockState = Literal["holds", "missing", "stale"]
 
 
 def _origins_text(plan: LaunchPlan) -> str:
@@ -185,47 +183,8 @@ def say_locked(done: Locked, profile: Profile) -> None:
         say(f"  {escaped(facts.model)}{revision} {commit}")
         for note in facts.notes:
             say(f"    note: {readable(note)}")
-    out(_from_here(done.file))
-
-
-def lock_state(profile: Profile, *, offline: bool) -> LockState:
-    """Whether the lock of a profile is there and still right; prints what is not. A branch that moved is a note."""
-    from specserve.plan.locking import drifts_from, lock_of, unused
-    from specserve.report.findings import readable
-
-    try:
-        found = lock_of(profile)
-    except FactError as error:
-        out(f"{profile.file}: {readable(error.message)}")
-        return "stale"
-    if found is None:
-        out(f"{profile.file}: there is no lock")
-        return "missing"
-    words = {
-        "unlocked": "is not in the lock",
-        "changed": "is not as in the lock",
-        "moved": "has moved on the Hub",
-    }
-    holds = True
-    for drift in drifts_from(profile, found, ask_hub=not offline):
-        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
-        note = "note: " if drift.kind == "moved" else ""
-        out(
-            readable(
-                f"{profile.name}, {profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"
-            )
-        )
-        holds = holds and drift.kind == "moved"
-    for model in unused(profile, found):
-        out(escaped(f"{profile.file}: `{model}` of the lock is not in the profile"))
-        holds = False
-    return "holds" if holds else "stale"
-
-
-def _from_here(file: Path) -> str:
-    """Relative to the current folder, if it lies in it."""
     here = Path.cwd()
-    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+    out(str(done.file.relative_to(here) if done.file.is_relative_to(here) else done.file))
 
 
 _TITLES = {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
-from textwrap import TextWrapper
+from textwrap import dedent
 from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
@@ -17,7 +17,7 @@ from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.profile.problems import CODES
-from specserve.report.console import WIDTH, styled
+from specserve.report.console import styled, wrapped
 from specserve.report.text import fields_of, json_document
 
 HOME = "https://github.com/specserve/specserve"
@@ -29,8 +29,9 @@ NEEDED: Mapping[Need, str] = {
     "vllm": "vLLM itself",
 }
 """What a rule needs, in words."""
-_CODE_INDENT = "    "
-_LONG_MAPPING = re.compile(r"""( *)([\w.-]+): \{([^{}\[\]"'#]*)\}""")
+_POLICY = (
+    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a warning."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,10 @@ class Page:
     def parts(self) -> Mapping[str, str]:
         """The text under each heading; under "" what stands above the first."""
         head, *rest = re.split(r"^## +(.+)$", cleandoc(self.doc), flags=re.M)
-        return {"": head.strip(), **{rest[i]: rest[i + 1].strip("\n") for i in range(0, len(rest), 2)}}
+        parts = {rest[i]: rest[i + 1].strip("\n") for i in range(0, len(rest), 2)}
+        if "\n" in parts.get("Source", ""):
+            parts["Source"] = "- " + parts["Source"].replace("\n", "\n- ")
+        return {"": head.strip(), **parts}
 
     @property
     def anchor(self) -> str:
@@ -109,79 +113,41 @@ _POLICY = (
 def manual(page: Page, *, stream: TextIO | None = None) -> str:
     """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
-    lines = [
-        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {NEEDED[page.needs]})"
-    ]
-    for heading, text in page.parts.items():
-        lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
-        lines += _laid_out(_one_a_line(heading, text), indent="  " if heading else "")
-        if page.policy and not heading:
-            lines += _laid_out(_POLICY, indent="")
+    needs = NEEDED[page.needs]
+    lines = [f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {needs})"]
     silence = page.silence or "It cannot be silenced."
-    return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
-
-
-def _one_a_line(heading: str, text: str) -> str:
-    """The text; several sources as a list."""
-    return "- " + text.replace("\n", "\n- ") if heading == "Source" and "\n" in text else text
-
-
-def _laid_out(text: str, *, indent: str) -> Iterator[str]:
-    for number, (kind, block) in enumerate(blocks(text)):
-        if number and kind != "item":
-            yield ""
-        if kind == "code":
-            yield from (f"{indent}{line}".rstrip() for line in block.split("\n"))
-            continue
-        lead, rest = ("- ", "  ") if kind == "item" else ("", "")
-        wrapper = TextWrapper(
-            WIDTH, indent + lead, indent + rest, break_long_words=False, break_on_hyphens=False
-        )
-        yield wrapper.fill(block)
+    for heading, text in {**page.parts, "Silence it": f"    {silence}"}.items():
+        lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
+        for number, (kind, block) in enumerate(blocks(text)):
+            lines += [""] if number and kind != "item" else []
+            lead, indent = ("- ", 2) if kind == "item" else ("", 0)
+            lead, indent = (f"  {lead}", indent + 2) if heading else (lead, indent)
+            if kind == "code":
+                lines += [f"{lead}{line}".rstrip() for line in block.split("\n")]
+            else:
+                lines.append(wrapped(block, lead=lead, indent=indent, stream=stream))
+        if page.policy and not heading:
+            lines += ["", wrapped(_POLICY, stream=stream)]
+    return "\n".join(lines) + "\n"
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
     """The pieces of a page's text in order: `text` (a paragraph), `item` (of a list) or `code` (lines)."""
-    kind, lines = "", list[str]()
-    for line in [*text.split("\n"), ""]:
-        now = _kind(line, kind)
-        if now != kind or line.startswith("- "):
-            if any(lines):
-                yield kind, _joined(kind, lines)
-            kind, lines = now, []
-        lines.append(line)
-    if any(lines):
-        yield kind, _joined(kind, lines)
-
-
-def _kind(line: str, before: str) -> str:
-    if line.startswith(_CODE_INDENT):
-        return "code"
-    if not line.strip():
-        return "code" if before == "code" else ""
-    return "item" if line.startswith("- ") or (before == "item" and line.startswith("  ")) else "text"
-
-
-def _joined(kind: str, lines: list[str]) -> str:
-    if kind == "code":
-        return "\n".join(_unfolded(line.removeprefix(_CODE_INDENT)) for line in lines).strip("\n")
-    return " ".join(line.strip() for line in lines).removeprefix("- ")
-
-
-def _unfolded(line: str) -> str:
-    """A line that is too long for the terminal and holds one plain mapping, as a line for each of its keys."""
-    match = _LONG_MAPPING.fullmatch(line)
-    if match is None or len(line) <= WIDTH - 2:
-        return line
-    indent, key, inside = match.groups()
-    return "\n".join([f"{indent}{key}:", *(f"{indent}  {item}" for item in inside.split(", "))])
+    for chunk in re.split(r"\n\n(?! {4})", text.strip("\n")):
+        at = re.search(r"^ {4}", chunk, re.MULTILINE)
+        prose, code = (chunk[: at.start()], chunk[at.start() :]) if at else (chunk, "")
+        for part in re.split(r"\n(?=- )", prose) if prose.strip() else ():
+            words = " ".join(part.split())
+            yield ("item", words[2:]) if words.startswith("- ") else ("text", words)
+        if code:
+            yield "code", dedent(code)
 
 
 def listing(pages: Iterable[Page]) -> str:
     """Returns two lines a code: what it is, and its first sentence."""
-    wrapper = TextWrapper(WIDTH, " " * 7, " " * 7, break_long_words=False)
     return "".join(
-        f"{page.code}  {page.severity:<7}  needs {page.needs:<8}  {page.name}\n{wrapper.fill(page.summary)}\n"
+        f"{page.code}  {page.severity:<7}  needs {page.needs:<8}  {page.name}\n"
+        f"{wrapped(page.summary, lead=' ' * 7, stream=sys.stdout)}\n"
         for page in pages
     )
 
@@ -194,16 +160,16 @@ def listing_json(pages: Iterable[Page]) -> str:
 
 def body(page: Page, *, level: int) -> str:
     """Returns a page's text in Markdown, its headings on this level."""
-    lines: list[str] = []
+    parts: list[str] = []
     for heading, text in page.parts.items():
-        if heading:
-            lines += [f"{'#' * level} {heading}", ""]
-        for kind, block in blocks(_one_a_line(heading, text)):
-            if kind == "code":
-                language = "console" if block.startswith("$ ") else "yaml"
-                lines += [f"```{language}", block, "```", ""]
+        parts += [f"{'#' * level} {heading}"] if heading else []
+        before = ""
+        for kind, block in blocks(text):
+            language = "console" if block.startswith("$ ") else "yaml"
+            shown = f"```{language}\n{block}\n```" if kind == "code" else block
+            if kind == before == "item":
+                parts[-1] += f"\n- {block}"
             else:
-                lines += [f"- {block}"] if kind == "item" else [block, ""]
-        if lines and lines[-1]:
-            lines.append("")
-    return "\n".join(lines).rstrip("\n")
+                parts.append(f"- {block}" if kind == "item" else shown)
+            before = kind
+    return "\n\n".join(parts)

@@ -102,7 +102,7 @@ class Document:
 
     def text(self, stream: TextIO) -> str:
         """Returns the report at 80 columns, coloured if the stream is a terminal."""
-        parts = ["\n".join(lines) for block in self.blocks if (lines := list(_text(block, stream)))]
+        parts = ["\n".join(lines) for block in self.blocks if (lines := list(text_lines(block, stream)))]
         heading = [] if self.has_answer and parts else [in_one_line(self.heading)]
         return without_user("\n\n".join([*heading, *parts]) + "\n")
 
@@ -112,7 +112,8 @@ class Document:
         return "\n\n".join([f"### {markdown(self.heading)}", *parts]) + "\n"
 
 
-def _text(block: Block, stream: TextIO) -> Iterator[str]:
+def text_lines(block: Block, stream: TextIO) -> Iterator[str]:
+    """Yields a block's lines at 80 columns, coloured if the stream is a terminal."""
     match block:
         case Paragraph():
             yield wrapped(in_one_line(block.text), lead="", stream=stream)
@@ -133,7 +134,7 @@ def _text(block: Block, stream: TextIO) -> Iterator[str]:
         case Section():
             title = wrapped(in_one_line(block.title), lead="", stream=stream)
             yield styled(title, "bold", stream=stream)
-            parts = [lines for each in block.blocks if (lines := list(_text(each, stream)))]
+            parts = [lines for each in block.blocks if (lines := list(text_lines(each, stream)))]
             for index, lines in enumerate(parts):
                 yield from ["", *lines] if index else lines
 
@@ -142,11 +143,9 @@ def _items(block: Items, stream: TextIO) -> Iterator[str]:
     labels = [in_one_line(label) for label, _ in block.lines]
     width = max((len(label) for label in labels if len(label) <= _LABEL), default=0)
     for label, (_, words) in zip(labels, block.lines, strict=True):
-        pad = " " * (width - len(label) + 2) if label else ""
-        lead = f"  {label}{pad}"
-        yield wrapped(
-            in_one_line(words), lead=lead, shown=f"  {coloured(label, stream=stream)}{pad}", stream=stream
-        )
+        pad = " " * (max(width - len(label), 0) + 2) if label else ""
+        shown = f"  {coloured(label, stream=stream)}{pad}"
+        yield wrapped(in_one_line(words), lead=f"  {label}{pad}", shown=shown, stream=stream)
 
 
 def _markdown(block: Block) -> Iterator[str]:

@@ -19,7 +19,8 @@ from specserve.files import open_regular
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, escaped, in_one_line, out, say, styled
-from specserve.report.text import DASH, VERSION, decimals, duration, fields_of, json_values
+from specserve.report.page import Items, text_lines
+from specserve.report.text import DASH, VERSION, Column, Table, decimals, duration, fields_of, json_values
 from specserve.serve import events
 from specserve.serve.events import GIB, MemoryFigures
 from specserve.serve.logs import LogTail
@@ -27,8 +28,6 @@ from specserve.serve.logs import LogTail
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
 
-_OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
-"""Columns that a narrow terminal goes without, the first one first."""
 _ENDED = ("dead", "gone")
 _STILL_EVERY_S = 30.0
 _WORKFLOW_COMMAND = re.compile(r"^(\s*)::|##\[")
@@ -37,51 +36,28 @@ _PROMPT = "def __len__(self):"
 
 
 def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
-    """Returns one line per server, and under it what is wrong with it."""
-    rows = [_cells(seen, now_s=time.time() if now_s is None else now_s) for seen in servers]
-    names = list(rows[0])
-    for name in (None, *_OPTIONAL):
-        names = [each for each in names if each != name]
-        widths = [max(len(each), *(len(row[each]) for row in rows)) for each in names]
-        if sum(widths) + 2 * (len(widths) - 1) <= shutil.get_terminal_size((WIDTH, 24)).columns:
-            break
-    lines = []
-    for row, seen in zip(({name: name for name in names}, *rows), (None, *servers), strict=True):
-        cells = (row[name].ljust(width) for name, width in zip(names, widths, strict=True))
-        lines.append("  ".join(cells).rstrip())
-        if seen is not None and seen.detail:
-            lines.append(f"  {in_one_line(seen.detail)}")
-        if seen is not None and seen.record and seen.record.ended and seen.record.ended.hint:
-            lines.append(f"  hint: {in_one_line(seen.record.ended.hint)}")
-    return "\n".join(lines) + "\n"
-
-
-def _cells(seen: Seen, *, now_s: float) -> dict[str, str]:
-    """One row of the table by its columns; `-` for what is not known."""
-    record = seen.record
-    method = pid = uptime = None
-    if record is not None and seen.state not in _ENDED:
-        pid, uptime = record.leader and record.leader[0], duration(now_s - record.started_at_s)
-    if record is None:
-        pid = seen.pids[0] if seen.pids else None
-    elif record.method is not None:
-        tokens = f" K={record.num_speculative_tokens}" if record.num_speculative_tokens is not None else ""
-        method = record.method + tokens
-    cells = {
-        "NAME": seen.name,
-        "STATE": seen.state,
-        "PORT": record and record.port,
-        "UP": uptime,
-        "MODEL": record and record.model,
-        "DRAFTS": method,
-        "ACCEPTED": decimals(seen.lately.acceptance_rate),
-        "DEVICES": record and ",".join(record.devices),
-        "PID": pid,
-        "FINGERPRINT": record and record.fingerprint[:12],
-    }
-    return {
-        name: in_one_line(str(value)) if value not in (None, "") else DASH for name, value in cells.items()
-    }
+    """Returns one line per server, and below them what is wrong with some; their models if there is room."""
+    now_s = time.time() if now_s is None else now_s
+    rows, remarks = [], []
+    for seen in servers:
+        record, method, up = seen.record, "", ""
+        if record is not None and record.method is not None:
+            tokens = f" K={record.num_speculative_tokens}" if record.num_speculative_tokens else ""
+            method = record.method + tokens
+        if record is not None and seen.state not in _ENDED:
+            up = duration(now_s - record.started_at_s)
+        accepted = decimals(seen.lately.acceptance_rate)
+        cells = (seen.name, seen.state, str(record.port) if record else "", up, method, accepted)
+        rows.append((*(cell or DASH for cell in cells), record.model if record else DASH))
+        remarks += [(seen.name, seen.detail)] if seen.detail else []
+        if record is not None and record.ended is not None and record.ended.hint:
+            remarks.append(("", f"hint: {record.ended.hint}"))
+    kinds = [Column(name, "text") for name in ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED", "MODEL")]
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    widest = [max(map(len, column)) for column in zip([each.name for each in kinds], *rows, strict=True)]
+    shown = len(kinds) - (sum(widest) + 2 * len(kinds) > width)
+    whole = Table(kinds[:shown], [row[:shown] for row in rows], keys=1)
+    return "\n".join([*whole.text(width=width, indent=0), *text_lines(Items(remarks), sys.stdout)]) + "\n"
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:

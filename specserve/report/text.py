@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,7 +57,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
     keys: int = 0
-    """The first columns that name a row; a table that is too wide goes on below with these again."""
+    """The first columns, which name a row."""
 
     def filled(self, *, has_details: bool = True) -> Table:
         """Returns the table without the columns in which nothing stands."""
@@ -67,41 +68,34 @@ class Table:
         return Table([self.columns[at] for at in kept], rows, self.caption, keys)
 
     def text(self, *, stream: TextIO | None = None, width: int = WIDTH, indent: int = 2) -> list[str]:
-        """Returns the lines; verdicts are coloured if `stream` is a terminal."""
-        table = self.filled(has_details=False)
+        """Returns the lines; if they are wider than `width`, a list of rows."""
+        table, stream = self.filled(has_details=False), stream or sys.stdout
         cells = [tuple(column.name for column in table.columns)]
         cells += [tuple(in_one_line(cell) for cell in row) for row in table.rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines: list[str] = []
-        for part in table._parts(widths, room=width - indent):
-            lines += [""] if lines else []
-            above = ""
-            for row in cells:
-                if not lines or any(row[at] not in ("", DASH) for at in part[table.keys :]):
-                    first = "" if table.keys > 1 and row[0] == above else row[0]
-                    shown = [
-                        table._padded(at, first if at == 0 else row[at], widths[at], stream) for at in part
-                    ]
-                    lines.append((" " * indent + (" " * _GAP).join(shown)).rstrip())
-                    above = row[0]
+        lead = " " * indent
+        if indent + sum(widths) + _GAP * (len(widths) - 1) > width:
+            return [line for row in cells[1:] for line in table._listed(row, lead, stream)]
+        lines, above = [], ""
+        for row in cells:
+            first = "" if table.keys > 1 and row[0] == above else row[0]
+            shown = [table._padded(at, cell, widths[at], stream) for at, cell in enumerate((first, *row[1:]))]
+            lines.append((lead + (" " * _GAP).join(shown)).rstrip())
+            above = row[0]
         return lines
 
-    def _parts(self, widths: Sequence[int], *, room: int) -> Iterator[list[int]]:
-        """The columns of each part, the keys first."""
-        keys = list(range(self.keys))
-        part = list(keys)
-        for at in range(self.keys, len(widths)):
-            needed = sum(widths[each] + _GAP for each in (*part, at)) - _GAP
-            if needed > room and len(part) > len(keys):
-                yield part
-                part = list(keys)
-            part.append(at)
-        yield part
+    def _listed(self, row: Sequence[str], lead: str, stream: TextIO) -> Iterator[str]:
+        """A row of a table that is too wide: what names it, and below it its figures."""
+        keys = max(1, self.keys)
+        pairs = list(zip(self.columns, row, strict=True))
+        yield lead + ", ".join(cell for _, cell in pairs[:keys] if cell)
+        words = ", ".join(f"{column.name} {cell}" for column, cell in pairs[keys:] if cell not in ("", DASH))
+        yield wrapped(words, lead=f"{lead}  ", stream=stream)
 
-    def _padded(self, at: int, cell: str, width: int, stream: TextIO | None) -> str:
+    def _padded(self, at: int, cell: str, width: int, stream: TextIO) -> str:
         if self.columns[at].kind == "number":
             return cell.rjust(width)
-        shown = coloured(cell, stream=stream) if stream and self.columns[at].kind == "verdict" else cell
+        shown = coloured(cell, stream=stream) if self.columns[at].kind == "verdict" else cell
         return shown + " " * (width - len(cell))
 
     def markdown(self) -> str:

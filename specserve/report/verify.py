@@ -21,8 +21,9 @@ from specserve.measure.verify.result import (
 )
 from specserve.measure.verify.run import VerifyStatus
 from specserve.report.answer import acceptance_json
-from specserve.report.console import LiveLine, in_one_line, wrapped
-from specserve.report.text import coloured, count, json_document, json_values
+from specserve.report.console import LiveLine
+from specserve.report.page import Items, text_lines
+from specserve.report.text import answer_line, count, duration, json_document, json_values
 
 _NOT_SEEN = (
     "wrong weights, a wrong chat template, quantization: the server is compared with itself (`--against URL` "
@@ -54,39 +55,29 @@ class VerifyProgress(LiveLine):
 def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO | None = None) -> str:
     """Returns the answer, with what is wrong; `is_verbose`: and all that was measured. `stream`: default stdout."""
     stream = stream or sys.stdout
-    verdict = found.verdict.word
-    answer = wrapped(f"{verdict}: {' '.join(_answer(found))}", lead="", stream=stream)
-    lines = [answer.replace(verdict, coloured(verdict, stream=stream), 1)]
-    scorer = f", scored by {in_one_line(found.against)}" if found.against else ""
-    measured = f"{found.tokens:,} tokens in {found.elapsed_s:.0f} s{scorer}"
     outcomes = [item.outcome for item in found.smoke]
     counts = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
-    smoke_words = f"; smoke tests: {', '.join(counts)}" if counts else ""
-    text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}: {measured}{smoke_words}"
-    lines.append(wrapped(text, lead="  ", stream=stream))
+    scorer = f", scored by {found.against}" if found.against else ""
+    smoke_tests = f"; smoke tests: {', '.join(counts)}" if counts else ""
+    measured = f"{found.tokens:,} tokens in {duration(found.elapsed_s)}{scorer}{smoke_tests}"
+    lines = [("measured", f"`{found.model}` at {found.url}: {measured}")]
     wrong = found.greedy.wrong if found.greedy else ()
     for item in wrong[: None if is_verbose else _SHOWN]:
-        text = (
-            f"{in_one_line(item.prompt)}, token {item.index}: after {_quoted(item.before)} came "
-            f"{_quoted(item.emitted)}, the target prefers {_quoted(item.best)} (by {item.gap:.2f} nats)"
-        )
-        lines.append(wrapped(text, lead="  wrong: ", stream=stream))
+        came, best = (json.dumps(text, ensure_ascii=False) for text in (item.emitted, item.best))
+        after = json.dumps(item.before, ensure_ascii=False)
+        place = f"{item.prompt}, token {item.index}: after {after} came {came}"
+        lines.append(("wrong", f"{place}, the target prefers {best} (by {item.gap:.2f} nats)"))
     if len(wrong) > _SHOWN and not is_verbose:
-        lines.append(f"  and {len(wrong) - _SHOWN} more (`-v` shows them)")
-    wide = max((len(item.name) for item in found.smoke), default=0)
+        lines.append(("", f"and {len(wrong) - _SHOWN} more (`-v` shows them)"))
     for smoke in found.smoke:
-        word = smoke.outcome
         if is_verbose or smoke.outcome == "not ok":
-            lead = f"  {word:<7}  {smoke.name:<{wide}}  "
-            shown = lead.replace(word, coloured(word, stream=stream), 1)
-            lines.append(wrapped(in_one_line(smoke.detail), lead=lead, shown=shown, stream=stream))
-    for name, reason in found.unused_prompts.items():
-        text = f"the prompt `{in_one_line(name)}` was left out: {in_one_line(reason)}"
-        lines.append(wrapped(text, lead="  ", stream=stream))
+            lines.append((smoke.outcome, f"{smoke.name}: {smoke.detail}"))
+    lines += [("left out", f"the prompt `{name}`: {why}") for name, why in found.unused_prompts.items()]
     if is_verbose:
-        details = [*_details(found), *(f"not seen: {what}" for what in _NOT_SEEN)]
-        lines += [wrapped(text, lead="  ", stream=stream) for text in details]
-    return "\n".join(lines)
+        lines += _details(found)
+        lines += [("not seen", what) for what in _NOT_SEEN]
+    answer = answer_line(found.verdict.word, " ".join(_answer(found)), stream=stream)
+    return "\n".join([answer, *text_lines(Items(lines), stream)])
 
 
 def _answer(found: Verification) -> Iterator[str]:
@@ -132,24 +123,19 @@ def _is_bounded(part: Greedy) -> bool:
     return part.verdict.word in (LOSSLESS, NO_FAULT_FOUND)
 
 
-def _details(found: Verification) -> Iterator[str]:
+def _details(found: Verification) -> Iterator[tuple[str, str]]:
     if (part := found.greedy) is not None:
         gap = f", largest {part.largest_gap:.2g}" if part.near_ties else ""
         yield (
-            f"T = 0: {part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
+            "T = 0",
+            f"{part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
             f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats{gap}), {len(part.wrong):,} wrong, "
-            f"{part.cleared_on_rescore:,} wrong only once"
+            f"{part.cleared_on_rescore:,} wrong only once",
         )
     for item in found.sampled:
-        seen = "no difference seen" if not item.reasons else "; ".join(item.reasons)
-        yield (
-            f"T = {item.temperature:g}: {item.verdict.word}: {item.tokens:,} tokens of "
-            f"{count(item.answers, 'answer')}: {seen}; {item.strays:,} strays"
-        )
-
-
-def _quoted(text: str) -> str:
-    return in_one_line(json.dumps(text, ensure_ascii=False))
+        seen = "; ".join(item.reasons) or "no difference seen"
+        tokens = f"{item.tokens:,} tokens of {count(item.answers, 'answer')}"
+        yield f"T = {item.temperature:g}", f"{item.verdict.word}: {tokens}: {seen}; {item.strays:,} strays"
 
 
 def verify_json(found: Verification) -> str:

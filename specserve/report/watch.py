@@ -11,15 +11,15 @@ from typing import Any
 
 from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
-from specserve.report.console import in_one_line, is_terminal, out, say, styled, wrapped
-from specserve.report.text import STYLES, TONES, VERSION, coloured, count, decimals, fields_of, json_values
+from specserve.report.console import in_one_line, is_terminal, out, say, styled
+from specserve.report.page import Items, text_lines
+from specserve.report.text import STYLES, TONES, VERSION, answer_line, count, decimals, fields_of, json_values
 
 
-def answer(report: WatchReport) -> str:
-    """Return the verdict with its interval, and what to do."""
-    text = f"{report.verdict.word}: {report.verdict.sentence}"
-    text += f". What to do: {report.advice.sentence}" if report.advice is not None else ""
-    return in_one_line(text)
+def answer(report: WatchReport) -> tuple[str, str]:
+    """Return the verdict's word, and its sentence with what to do."""
+    advice = f". What to do: {report.advice.sentence}" if report.advice is not None else ""
+    return report.verdict.word, in_one_line(f"{report.verdict.sentence}{advice}")
 
 
 def clock(report: WatchReport) -> str:
@@ -45,7 +45,7 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     """Return all figures, as label and text."""
     seen = report.window
     if seen is None:
-        return [("server", in_one_line(url))]
+        return [("server", url)]
     counted, drafts = seen.counted, seen.counted.acceptance
     measured = f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts"
     measured += f", {count(counted.finished_requests, 'finished request')}"
@@ -58,7 +58,7 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     load = f"{seen.running_requests:.1f} running on average, {report.waiting_requests} waiting now"
     usage = f"{seen.most_kv_cache_usage or 0:.0%} full at most"
     found = [
-        ("server", in_one_line(url)),
+        ("server", url),
         ("measured", measured),
         ("mean length", shown(seen.mean_acceptance_length)),
         ("acceptance", shown(seen.acceptance_rate)),
@@ -71,7 +71,7 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     ]
     for promise in report.promises:
         why = f": {promise.why}" if promise.why else ""
-        found.append(("promise", in_one_line(f"{promise.kept}: {promise_words(promise)}{why}")))
+        found.append(("promise", f"{promise.kept}: {promise_words(promise)}{why}"))
     return found
 
 
@@ -101,8 +101,8 @@ def picture(report: WatchReport, *, url: str) -> Any:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     for label, text in rows(report, url=url):
-        table.add_row(label, Text(text))
-    state, _, sentence = answer(report).partition(": ")
+        table.add_row(label, Text(in_one_line(text)))
+    state, sentence = answer(report)
     style = f"bold {STYLES.get(TONES.get(state, ''), 'default')}"
     foot = Text(f"{clock(report)}  Ctrl-C ends it", style="dim")
     # what matters most comes first: a window that is too small cuts off the end
@@ -142,15 +142,13 @@ def show_watch(
             out(line(report))
             if report.verdict.word != state:
                 state = report.verdict.word
-                out(wrapped(answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
+                out(answer_line(*answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
     if only_last and is_json:
         out(json.dumps(as_json(report, watched)))
     elif only_last:
-        word = report.verdict.word
-        text = wrapped(answer(report), lead="", stream=sys.stdout)
-        out(text.replace(word, coloured(word, stream=sys.stdout), 1))
-        for label, text in rows(report, url=url) if verbose else ():
-            out(wrapped(text, lead=f"{label:<13}", stream=sys.stdout))
+        out(answer_line(*answer(report), stream=sys.stdout))
+        if verbose:
+            out("\n".join(text_lines(Items(rows(report, url=url)), sys.stdout)))
     return report
 
 

@@ -21,7 +21,6 @@ from specserve.measure.bench.result import Point, Result, from_json, read_result
 from specserve.measure.statistics import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 from specserve.report.bench import load, rendered, row
-from specserve.report.text import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -155,19 +154,6 @@ def test_the_report_leads_with_the_answer_its_interval_and_what_to_do(form: str)
              "inconclusive: it needs about 4 more blocks"]  # fmt: skip
     places = [shown.replace("\\", "").index(word) for word in words]
     assert places == sorted(places)
-
-
-def test_a_table_that_is_too_wide_goes_on_below_with_its_keys() -> None:
-    head = (Column("load"), Column("arm", "name"), Column("a"), Column("b"), Column("c"), Column("unknown"))
-    wide = Table(head, [("1", "x", "1" * 20, "2" * 30, "", "-"), ("1", "y", "3", "", "4" * 30, "-")], keys=2)
-    assert wide.text(width=65) == [
-        f"  load  arm  {'a':>20}  {'b':>30}",
-        f"     1  x    {'1' * 20}  {'2' * 30}",
-        f"        y    {'3':>20}",
-        "",
-        f"  load  arm  {'c':>30}",
-        f"     1  y    {'4' * 30}",
-    ]
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])

@@ -15,6 +15,7 @@ from specserve.checks.run import lint
 from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
 from specserve.profile.source import read
 from specserve.report.findings import concise, masked, render, summary
+from specserve.report.text import Column, Table
 
 Write = Callable[..., Path]
 
@@ -232,3 +233,16 @@ def test_lines_that_are_not_shown_between_two_places_are_three_dots(write: Write
     for line, between in ((2, False), (3, True)):
         related = (Related(Span(str(file), line, 1, line, 2), "here"),)
         assert ("..." in plain(finding(file, 1, 1, 2, related=related)).splitlines()) is between
+
+
+def test_a_table_that_is_too_wide_is_a_list_of_its_rows() -> None:
+    columns = [Column("load"), Column("variant", "name"), *(Column(name) for name in "abc")]
+    rows = [("1", "x", "1" * 30, "-", "3" * 30), ("1", "y", "", "2", "4" * 30)]
+    table = Table(columns, rows, keys=2)
+    assert table.text(width=60) == [
+        "  1, x",
+        f"    a {'1' * 30}, c {'3' * 30}",
+        "  1, y",
+        f"    b 2, c {'4' * 30}",
+    ]
+    assert max(map(len, table.text(width=200))) > 60 and len(table.text(width=200)) == 3
