@@ -94,4 +94,4 @@ def watch(
         signal.signal(signal.SIGTERM, before)
     if last.trouble is not None and last.window is None:
         raise last.trouble
-    return 1 if last.has_failed or (strict and last.is_undecided) else 0
+    return 1 if last.verdict.level == "bad" or (strict and last.is_undecided) else 0

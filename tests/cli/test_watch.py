@@ -98,7 +98,7 @@ def test_a_dead_draft_is_exit_code_1_and_says_what_to_do(url: str, script: Scrip
         assert run(["watch", url, *QUICK]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "COLLAPSED: the draft is dead: the mean acceptance length is 1.01 (95 %: 1.0" in out
-    assert ". What to do: run `specserve check`, as the draft never worked" in out
+    assert ". What to do: restart the server; if the draft stays dead, run `specserve check` on it" in out
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from specserve.cli.app import _run as run
 from specserve.serve.detached import registry
-from specserve.serve.detached.processes import boot_id
+from specserve.serve.detached.processes import boot_id, identity
 from specserve.serve.detached.registry import LaunchedArm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -71,7 +71,8 @@ def detached(
             shutdown_timeout_s=5.0,
             stall_timeout_s=5.0,
             api_key_env=key,
-            launcher=(os.getpid(), 1),
+            launcher=identity(os.getpid()),
+            leader=identity(os.getpid()),
             arm=arm or LaunchedArm(),
         )
     )

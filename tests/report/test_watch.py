@@ -12,7 +12,7 @@ import pytest
 from specserve.errors import TrafficError
 from specserve.measure.expect import Judged, Kept, Limit
 from specserve.measure.statistics import Estimate
-from specserve.measure.watch.verdict import Advice, WatchState, verdict_of
+from specserve.measure.watch.verdict import STEADY, UNSEEN, Advice, verdict_of
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.measure.watch.window import Reading, figures
 from specserve.metrics.prometheus import read
@@ -37,7 +37,7 @@ def report(*, model: str = "demo", sentence: str = "it is well", advice: str | N
     promise = Judged(limit, Kept.KEPT, Estimate(9.0, 6.0, 12.0))
     return WatchReport(
         at_s=1.795e9,
-        verdict=verdict_of(WatchState.STEADY, sentence),
+        verdict=verdict_of(STEADY, sentence),
         advice=Advice("fewer_tokens", advice) if advice else None,
         promises=(promise, Judged(limit, Kept.UNDECIDED, why="too little")),
         window=figures(readings),
@@ -46,7 +46,7 @@ def report(*, model: str = "demo", sentence: str = "it is well", advice: str | N
     )
 
 
-GONE = WatchReport(0.0, verdict_of(WatchState.UNSEEN, "gone"), trouble=TrafficError("gone"))
+GONE = WatchReport(0.0, verdict_of(UNSEEN, "gone"), trouble=TrafficError("gone"))
 
 
 def drawn(shown: WatchReport, *, width: int = 100) -> str:

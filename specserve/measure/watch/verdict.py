@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from specserve.measure.expect import Judged, Kept, judge, limits
 from specserve.measure.statistics import Estimate, Verdict
@@ -23,27 +22,16 @@ _WORTH_SHARE = 0.05
 _POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
 """Advice on single positions, which have no interval, needs this much traffic."""
 
-
-class WatchState(StrEnum):
-    """What is the matter, worst first."""
-
-    UNSEEN = "UNSEEN"
-    """No metrics: the server is missing, or it is none of vLLM's."""
-    OFF = "OFF"
-    """The server does not speculate."""
-    COLLAPSED = "COLLAPSED"
-    MISSED = "MISSED"
-    """A promise of the profile is not kept."""
-    UNDECIDED = "UNDECIDED"
-    """What decides lies inside the interval, or there is no interval yet."""
-    STEADY = "STEADY"
+UNSEEN, OFF, COLLAPSED, MISSED = "UNSEEN", "OFF", "COLLAPSED", "MISSED"
+UNDECIDED, STEADY = "UNDECIDED", "STEADY"
+"""What is the matter: no metrics, no speculation, a dead draft, a promise that is not kept, too
+little to tell, or nothing; the first that applies."""
 
 
-def verdict_of(state: WatchState, sentence: str) -> Verdict:
-    """Return a state as a verdict."""
-    if state in (WatchState.COLLAPSED, WatchState.MISSED):
-        return Verdict(state, "bad", sentence)
-    return Verdict(state, "good" if state is WatchState.STEADY else "open", sentence)
+def verdict_of(word: str, sentence: str) -> Verdict:
+    """Return the verdict with this word."""
+    is_bad = word in (COLLAPSED, MISSED)
+    return Verdict(word, "bad" if is_bad else "good" if word == STEADY else "open", sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +46,11 @@ def shown(interval: Estimate | None, unit: str = "") -> str:
     """Return a figure with its interval: `4.35 (95 %: 4.00 to 4.70)`."""
     if interval is None:
         return "-"
-    digits = 0 if unit else 2
-    value, low, high = (
-        f"{each:.{digits}f}" for each in (interval.value, interval.low, interval.high)
-    )
+    low, digits = interval.low, 0 if unit else 2
     if math.isinf(interval.high):
-        return f"{low}{unit} or more (95 %)"
-    return f"{value}{unit} (95 %: {low} to {high})"
+        return f"{low:.{digits}f}{unit} or more (95 %)"
+    bounds = f"95 %: {low:.{digits}f} to {interval.high:.{digits}f}"
+    return f"{interval.value:.{digits}f}{unit} ({bounds})"
 
 
 def promise_words(promise: Judged) -> str:
@@ -77,16 +63,10 @@ def promise_words(promise: Judged) -> str:
 
 def judge_promises(profile: Profile, seen: WindowFigures) -> tuple[Judged, ...]:
     """Hold each limit of a profile against the window. Counters tell no workload or temperature."""
-    measured = {
-        "min_mean_acceptance_length": seen.mean_acceptance_length,
-        "min_acceptance_rate": seen.acceptance_rate,
-        "max_ttft_p99_ms": seen.ttft_p99_ms,
-        "max_tpot_p99_ms": seen.tpot_p99_ms,
-    }
     why = "a server's metrics do not show it: `specserve bench` measures it"
     return tuple(
-        judge(limit, measured[limit.key])
-        if limit.key in measured
+        judge(limit, getattr(seen, figure))
+        if hasattr(seen, figure := limit.key[len("min_") :])
         else Judged(limit, Kept.NOT_JUDGED, why=why)
         for limit in limits(profile, None, None, seen.running_requests)
     )
@@ -111,85 +91,68 @@ def dead_drafts(readings: Sequence[Reading]) -> str | None:
 
 
 def judge_window(
-    seen: WindowFigures, *, span_s: float, dead: str | None, promises: Sequence[Judged] = ()
+    seen: WindowFigures, *, dead: str | None, promises: Sequence[Judged] = ()
 ) -> Verdict:
-    """Return the worst that the figures show. `span_s`: of a full window; see `dead_drafts`."""
+    """Return the worst that the figures show. `dead`: see `dead_drafts`."""
     drafts, tokens = seen.counted.acceptance.drafts, seen.counted.generation_tokens
+    longer = "use a longer `--window`"
     if not seen.speculates:
-        text = "the server does not speculate: it has no speculation counters"
-        return verdict_of(WatchState.OFF, text)
+        return verdict_of(OFF, "the server does not speculate: it has no speculation counters")
     if dead is not None:
-        return verdict_of(WatchState.COLLAPSED, f"the draft is dead: {dead}")
+        return verdict_of(COLLAPSED, f"the draft is dead: {dead}")
     if not drafts and not tokens:
-        return verdict_of(WatchState.UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
+        return verdict_of(UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
     if missed := [each for each in promises if each.kept is Kept.MISSED]:
-        return verdict_of(WatchState.MISSED, "; ".join(map(promise_words, missed)))
+        return verdict_of(MISSED, "; ".join(map(promise_words, missed)))
     length = seen.mean_acceptance_length
     if length is None:
-        text = f"{drafts:,} drafts in {seen.seconds:.0f} s are in fewer than 3 parts of the window"
-        needed_s = 5 * seen.request_s
-        if needed_s > span_s and seen.seconds >= 0.9 * span_s:
-            text += f", as a request takes {seen.request_s:.0f} s: use `--window {needed_s:.0f}s`"
-        return verdict_of(WatchState.UNDECIDED, f"no interval of the acceptance yet: {text}")
-    figure, longer = f"the mean acceptance length is {shown(length)}", "use a longer `--window`"
+        text = f"{drafts:,} drafts in {seen.seconds:.0f} s give no interval yet: {longer}"
+        return verdict_of(UNDECIDED, text)
+    figure = f"the mean acceptance length is {shown(length)}"
     if length.high < DEAD_DRAFT_LENGTH:
-        return verdict_of(WatchState.COLLAPSED, f"the draft is dead: {figure}")
+        return verdict_of(COLLAPSED, f"the draft is dead: {figure}")
     if length.low < DEAD_DRAFT_LENGTH:
         text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {longer}"
-        return verdict_of(WatchState.UNDECIDED, text)
+        return verdict_of(UNDECIDED, text)
     undecided = [each for each in promises if each.kept is Kept.UNDECIDED]
     if of_acceptance := [each for each in undecided if not each.limit.key.endswith("_ms")]:
         text = "; ".join(map(promise_words, of_acceptance))
-        return verdict_of(WatchState.UNDECIDED, f"{text}: {longer}")
+        return verdict_of(UNDECIDED, f"{text}: {longer}")
     kept = sum(each.kept is Kept.KEPT for each in promises)
     text = figure + (f"; promises kept: {kept}" if kept else "")
     text += "".join(f"; `{each.limit.key}` is undecided: {each.why}" for each in undecided)
-    return verdict_of(WatchState.STEADY, text)
+    return verdict_of(STEADY, text)
 
 
-def advise(
-    seen: WindowFigures, state: str, *, has_worked: bool, method: str | None, load: float
-) -> Advice | None:
-    """Return the first of four rules that applies.
-
-    `has_worked`: since the server's start. `load`: the requests in flight of the promises.
-    """
+def advise(seen: WindowFigures, word: str) -> Advice | None:
+    """Return the first of four rules that applies. `word`: of the verdict."""
     drafted, share = seen.counted.acceptance, seen.undrafted_share
-    if state == WatchState.COLLAPSED:
-        until = (
-            "until then `specserve up --alternative baseline` serves the same text without the cost"
-        )
-        if has_worked:
-            text = "restart the server, as the draft worked before; if it dies again, try another"
-            return Advice("restart", f"{text}; {until}")
-        text = "run `specserve check`, as the draft never worked and may not fit this target"
-        return Advice("check_draft", f"{text}; {until}")
+    if word == COLLAPSED:
+        text = "restart the server; if the draft stays dead, run `specserve check` on it"
+        text += "; until then `specserve up --alternative baseline` serves the same text"
+        return Advice("restart", text)
     if seen.speculates and share is not None and share >= _UNDRAFTED_SHARE:
-        why = f"{share:.0%} of the output tokens came without a draft"
-        text = "raise the draft's `max_model_len` if prompts are longer, or the batch-size schedule"
-        if method in ("ngram", "ngram_gpu", "suffix"):
-            text = (
-                f"use a draft model or a head if that is too much: `{method}` found no copy there"
-            )
-        return Advice("nothing_drafted", f"{why}: {text}")
-    text = "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`"
+        text = f"{share:.0%} of the output tokens came without a draft: raise the draft's "
+        text += (
+            "`max_model_len` or the batch-size schedule; `ngram` and `suffix` found no copy there"
+        )
+        return Advice("nothing_drafted", text)
     if seen.counted.preemptions and (seen.most_kv_cache_usage or 1.0) >= _FULL_SHARE:
-        why = f"the KV cache is full, and work was lost in {seen.counted.preemptions:,} preemptions"
-        return Advice("overload", f"{text}: {why}")
-    if seen.running_requests > load + 0.5:
-        why = f"{seen.running_requests:.0f} run in parallel, and the profile promises for {load:g}"
-        return Advice("overload", f"{text}: {why}")
+        text = "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: "
+        text += f"the KV cache is full, and {seen.counted.preemptions:,} preemptions lost work"
+        return Advice("overload", text)
     last, worth, tokens = len(drafted.per_position), 0, 1.0
     for position, gain in enumerate(drafted.per_position, start=1):
         worth = position if gain / tokens >= _WORTH_SHARE else worth
         tokens += gain
-    # later positions also read low if K varies, and some methods draft all of them in one step
-    is_fixed = drafted.draft_tokens >= 0.98 * last * drafted.drafts
-    is_free = method in ("dflash", "dspark")
     has_enough = drafted.drafts >= _POSITION_DRAFTS
     has_enough = has_enough and seen.counted.finished_requests >= _POSITION_REQUESTS
-    if has_enough and is_fixed and not is_free and 0 < worth < last:
+    # later positions also read low if K varies
+    is_fixed = drafted.draft_tokens >= 0.98 * last * drafted.drafts
+    if has_enough and is_fixed and 0 < worth < last:
         added = sum(drafted.per_position[worth:]) / tokens
-        why = f"the positions after that add {added:.0%} of the tokens, less than they cost"
-        return Advice("fewer_tokens", f"try `num_speculative_tokens: {worth}`: {why}")
+        text = (
+            f"try `num_speculative_tokens: {worth}`: the positions after that add {added:.0%} of "
+        )
+        return Advice("fewer_tokens", f"{text}the tokens, less than they cost")
     return None

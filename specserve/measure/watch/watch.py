@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,8 +10,10 @@ from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.expect import Judged, Kept
 from specserve.measure.statistics import Verdict
 from specserve.measure.watch.verdict import (
+    MISSED,
+    UNDECIDED,
+    UNSEEN,
     Advice,
-    WatchState,
     advise,
     dead_drafts,
     judge_promises,
@@ -20,7 +21,6 @@ from specserve.measure.watch.verdict import (
     verdict_of,
 )
 from specserve.measure.watch.window import Reading, Window, WindowFigures, figures
-from specserve.metrics.counters import total_acceptance
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.detached.observe import locate
@@ -48,16 +48,10 @@ class WatchReport:
     """Why there is no newest reading."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether speculation does not do what it must: dead, or not as promised."""
-        is_missed = any(promise.kept is Kept.MISSED for promise in self.promises)
-        return is_missed or self.verdict.level == "bad"
-
-    @property
     def is_undecided(self) -> bool:
         """Whether there was too little to tell."""
         is_open = any(promise.kept is Kept.UNDECIDED for promise in self.promises)
-        return is_open or self.verdict.word in (WatchState.UNDECIDED, WatchState.UNSEEN)
+        return is_open or self.verdict.word in (UNDECIDED, UNSEEN)
 
 
 class WatchedServer:
@@ -89,7 +83,6 @@ class WatchedServer:
                     self.profile_error = error
                     self.no_promises = f"the server's profile cannot be read: {error.message}"
         speculation = self.profile.speculation if self.profile is not None else None
-        self.method = speculation.method if speculation is not None else None
         if record is not None and record.method is None and speculation is not None:
             self.profile, self.no_promises = None, "`expect` is not for a baseline"
 
@@ -115,22 +108,17 @@ def reports(
     newest: WatchReport | None = None
     """The last one with an answer."""
     while True:
-        trouble: SpecserveError | None = None
         try:
             restarts += not window.add(watched.read())
+            report = newest = _report(watched, window, restarts)
         except (TrafficError, FactError) as error:
             if newest is None and (once or isinstance(error, FactError)):
                 raise
-            trouble = error
+            unseen = verdict_of(UNSEEN, error.message)
+            report = WatchReport(time.time(), unseen, restarts=restarts, trouble=error)
         is_over = once and time.monotonic() - began_s >= window_s - 1e-3
-        if trouble is None:
-            report = newest = _report(watched, window, restarts)
-        elif is_over and newest is not None:
-            report = replace(newest, trouble=trouble)
-        else:
-            unseen = verdict_of(WatchState.UNSEEN, trouble.message)
-            report = WatchReport(time.time(), unseen, restarts=restarts, trouble=trouble)
-        yield report
+        # what was seen before is judged if only the last readings failed
+        yield replace(newest, trouble=report.trouble) if is_over and newest else report
         if is_over:
             return
         # a slow answer does not make the next looks come faster
@@ -143,7 +131,7 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     profile, metrics = watched.profile, window.readings[-1].metrics
     report = WatchReport(
         at_s=time.time(),
-        verdict=verdict_of(WatchState.UNDECIDED, "one reading: figures need two"),
+        verdict=verdict_of(UNDECIDED, "one reading: figures need two"),
         running_requests=metrics.running_requests,
         waiting_requests=metrics.waiting_requests,
         restarts=restarts,
@@ -151,20 +139,12 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
     if profile is not None and profile.speculation is not None and not metrics.speculates:
         text = f"the server does not speculate, but {profile.span('speculation')} does"
         text += ": `specserve up` without `--alternative baseline` starts it so"
-        return replace(report, verdict=verdict_of(WatchState.MISSED, text))
+        return replace(report, verdict=verdict_of(MISSED, text))
     if len(window.readings) < 2:
         return report
     seen = figures(window.readings)
     promises = judge_promises(profile, seen) if profile is not None else ()
     dead = dead_drafts(window.readings)
-    verdict = judge_window(seen, span_s=window.span_s, dead=dead, promises=promises)
-    length = total_acceptance(metrics.acceptance.values()).mean_acceptance_length
-    loads = [each.concurrency for each in profile.expect if each.concurrency] if profile else []
-    advice = advise(
-        seen,
-        verdict.word,
-        has_worked=(length or 0.0) > 1.2,
-        method=watched.method,
-        load=max(loads, default=math.inf),
-    )
+    verdict = judge_window(seen, dead=dead, promises=promises)
+    advice = advise(seen, verdict.word)
     return replace(report, verdict=verdict, window=seen, advice=advice, promises=promises)

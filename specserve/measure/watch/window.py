@@ -76,8 +76,6 @@ class WindowFigures:
     """Whether the server has speculation counters at all."""
     counted: Counters
     """By all engines."""
-    request_s: float
-    """How long a request takes on average."""
     running_requests: float
     """The mean over the readings."""
     most_kv_cache_usage: float | None
@@ -98,16 +96,22 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
     running = fmean(reading.metrics.running_requests for reading in readings)
     engines = [each for reading in readings for each in reading.metrics.engines.values()]
     usage = [each.kv_cache_usage for each in engines if each.kv_cache_usage is not None]
-    # by Little's law also of requests that still run
+    # drafts of one request are correlated: in parts that are shorter than one, neighbours would be
+    # alike, and the interval too narrow; by Little's law also of requests that still run
     request_s = running * seconds / max(counted.finished_requests, 1)
     request_s = max(counted.e2e_s.mean or 0.0, request_s)
-    parts = parts_of(readings, least_s=max(seconds / _MAX_PARTS, _REQUESTS_PER_PART * request_s))
-    length, rate = acceptance_intervals(parts)
+    least_s, cuts = max(seconds / _MAX_PARTS, _REQUESTS_PER_PART * request_s), [first]
+    for reading in readings:
+        if reading.at_s - cuts[-1].at_s >= 0.99 * least_s:
+            cuts.append(reading)
+    if len(cuts) > 1:
+        cuts[-1] = last
+    parts = [gained(before, now) or Counters() for before, now in pairwise(cuts)]
+    length, rate = acceptance_intervals([part.acceptance for part in parts])
     return WindowFigures(
         seconds=seconds,
         speculates=last.metrics.speculates,
         counted=counted,
-        request_s=request_s,
         running_requests=running,
         most_kv_cache_usage=max(usage, default=None),
         mean_acceptance_length=length,
@@ -121,46 +125,26 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
     )
 
 
-def parts_of(readings: Sequence[Reading], *, least_s: float) -> list[Acceptance]:
-    """Cut the window in parts of at least that length, and return the acceptance in each.
-
-    Drafts of one request are correlated, and counters do not tell requests apart: in parts shorter
-    than a request, neighbours would be alike, and the interval too narrow.
-    """
-    cuts = [readings[0]]
-    for reading in readings:
-        if reading.at_s - cuts[-1].at_s >= 0.99 * least_s:
-            cuts.append(reading)
-    if len(cuts) > 1:
-        cuts[-1] = readings[-1]
-    every = [gained(before, now) or Counters() for before, now in pairwise(cuts)]
-    return [part.acceptance for part in every]
-
-
 def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, Estimate | None]:
-    """Return the mean acceptance length and the acceptance rate, of 3 parts with drafts or more.
+    """Return the mean acceptance length and the acceptance rate: batch means and Student's t.
 
-    Batch means and Student's t. An interval is never narrower than that of as many independent
-    drafts, to which two are added, one accepted and one refused as a whole (Agresti and Coull):
-    parts of few drafts can be alike by chance.
+    None for fewer than 3 parts with drafts, or 200 drafts: fewer can be alike by chance.
     """
     used = [part for part in parts if part.drafts]
     count, whole = len(used), sum(used, Acceptance())
-    if count < _MIN_PARTS:
+    if count < _MIN_PARTS or whole.drafts < MIN_DRAFTS:
         return None, None
-    longest, drafts = len(whole.accepted_per_position), whole.drafts + 2
-    squares = sum((2 * at + 1) * n for at, n in enumerate(whole.accepted_per_position))
-    of_one = (squares + longest**2) / drafts - ((whole.accepted_tokens + longest) / drafts) ** 2
 
     def interval(over: str, most: float) -> Estimate:
         total = getattr(whole, over)
         value = whole.accepted_tokens / total
         spread = sum((part.accepted_tokens - value * getattr(part, over)) ** 2 for part in used)
-        variance = max(spread * count / (count - 1), whole.drafts * max(of_one, 0.0))
-        half = quantile(0.975, freedom=count - 1) * math.sqrt(variance) / total
+        error = math.sqrt(spread * count / (count - 1)) / total
+        half = quantile(0.975, freedom=count - 1) * error
         low, high = max(value - half, 0.0), max(min(value + half, most), value)
         return Estimate(value, low, high, count, "95 %, Student's t over parts of the window")
 
+    longest = len(whole.accepted_per_position)
     length, rate = interval("drafts", longest), interval("draft_tokens", 1.0)
     low, high = 1 + length.low, 1 + length.high
     return replace(length, value=1 + length.value, low=low, high=high), rate
