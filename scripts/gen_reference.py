@@ -93,7 +93,7 @@ The machine that the profile is for. `check`, `plan` and `render` judge and plan
 A list of promises. Each holds at every operating point that it matches: what it does not name matches everything, and
 a promise with `concurrency` is for up to that many requests. `bench` measures them and exits with 1 if a promise is
 missed by its whole confidence interval; `watch` judges a running server by those that name neither workload nor
-temperature; `tune` takes latency limits as its goal.""",
+temperature.""",
 }
 _PROFILE = f"""\
 # The profile

@@ -253,9 +253,8 @@ def measured(session: Session, step: Step, machine: Json) -> tuple[Json, list[Js
     found = json.loads(session.run(step, step.name))
     if step.name == "tune":
         choice = found.get("choice") or {}
-        by_load = choice.get("num_speculative_tokens_by_concurrency") or {}
-        rows = [{"concurrency": load, "K": k} for load, k in by_load.items()]
-        return found, rows if choice.get("speculates", rows) else [{"K": "no speculation"}]
+        by_load = choice.get("best_by_concurrency") or {}
+        return found, [{"concurrency": load, "best K": k} for load, k in by_load.items()]
     rows = []
     for item in found.get("comparisons") or ():
         speedup = item.get("speedup") or {}

@@ -96,17 +96,15 @@ Run the same command again with that number as `--blocks N`; with `--dry-run`, t
     Step("""\
 ## 6. How many draft tokens are best?
 
-`tune` finds the best number of draft tokens (K) for each load that you name: `-c 1,2` means one request at a time, and
-two. A higher load needs a smaller K. Trying each K would take a launch of the server for each; `tune` launches it only
-twice, without and with speculation, and predicts the K that it did not run. To be quick, this run asks for short
-answers (32 tokens). Reading the prompt is then a larger part of the time, so the speedups are lower than those of
-`bench`:""",
-         "specserve tune configs/demo.yaml -w code -c 1,2 --max-tokens 32 --budget 5m --no-confirm", """\
-K = 0 in the table is a server without speculation. `--write` puts the choice into the profile; its comments stay.
-`--budget` includes the launches. Every launch is measured at least once, even if a slow machine exceeds the budget.
-If the budget is used up before all is measured, `tune` says so, and is less sure of its choice. The same command with a
-larger `--budget` then goes on.
-[How tune predicts](tune.md) explains the model, and what `tune` proposes if no single K is best at all loads."""),
+`tune` finds the best number of draft tokens (K) for the loads that you name: `-c 1,2` means one request at a time, and
+two. A higher load needs a smaller K. Trying each K would take a launch of the server for each; `tune` launches it
+without speculation and with the largest K, and then with the K that these two predict to be the best. `--budget`
+includes the launches:""",
+         "specserve tune configs/demo.yaml -w code -c 1,2 --budget 15m", """\
+K = 0 in the table is a server without speculation; `m` is measured, `p` predicted. `--write` puts the choice into the
+profile; its comments stay. If the budget ends before all is measured, `tune` says what is missing, and the same
+command with a larger `--budget` goes on.
+[How tune chooses](tune.md) explains the rules, and when `tune` proposes a schedule of K by batch size."""),
     Step("""\
 ## 7. Deploy it
 

@@ -14,7 +14,6 @@ from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.measure.tune.estimate import DEFAULT_TOKENS
 from specserve.memory.estimate import assess
 from specserve.memory.situation import situation
@@ -34,6 +33,11 @@ if TYPE_CHECKING:
 
 _GUIDE = "https://docs.vllm.ai/en/latest/features/spec_decode/"
 _YAML = (".yaml", ".yml")
+WITHOUT_DRAFT: Mapping[str, Mapping[str, object]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    "suffix": {"method": "suffix"},
+}
+"""The blocks of the methods that need no draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from specserve.measure.bench.result import Result
 from specserve.measure.distill.plan import SPECULATORS, DistillPlan
 from specserve.measure.distill.run import Distilled, DistillViews
 from specserve.measure.distill.traffic import Split
-from specserve.measure.drafts import FoundDrafts, JudgedDraft
+from specserve.measure.drafts import WITHOUT_DRAFT, FoundDrafts, JudgedDraft
 from specserve.measure.servers import Outlet
-from specserve.measure.tune.candidates import WITHOUT_DRAFT
 from specserve.models.drafts import Draft, Reported, as_of
 from specserve.report.answer import generation_line
 from specserve.report.bench import rendered

@@ -71,8 +71,8 @@ def test_default_loads_end_where_the_server_does(capsys: pytest.CaptureFixture[s
 def test_a_name_without_a_count_is_as_many_as_the_profile_takes(
     capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:
-    sizes = ("--set", "target.tensor_parallel_size=2")
-    assert points(capsys, profile, *H100, *HALF, *sizes)["count"] == 2
+    profile.write_text(PROFILE.replace("max_model_len", "tensor_parallel_size: 2, max_model_len"))
+    assert points(capsys, profile, *H100, *HALF)["count"] == 2
 
 
 @pytest.mark.parametrize(

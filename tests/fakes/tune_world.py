@@ -1,96 +1,182 @@
-"""Servers and a load generator that stand in while a tune runs: a machine in arithmetic answers for them."""
+"""A machine in arithmetic behind a tune: step times and predictable tokens are known exactly."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tune_machine import Machine, prompts, texts, tune_plan
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
+from specserve.measure.bench import rundir
+from specserve.measure.bench.plan import Block, numbered
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import Fit, HostLoad, Variant
-from specserve.measure.tune.observe import StepModel
-from specserve.measure.tune.plan import BASELINE, Candidate, TunePlan
-from specserve.measure.workloads.workload import Workload
-from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events
-from specserve.serve.signals import StopRequest
+from specserve.measure.bench.variants import Fit, HostLoad, Variant, plan_arm
+from specserve.measure.tune import plan as planning
+from specserve.measure.tune import run as running_tune
+from specserve.measure.workloads.workload import Prompt, Workload
 from tests.measure.bench.making import Connected
 
-MEMORY_BOUND = StepModel(0.027, 0.0004, (), 0.001, 0.0025, 0.0001)
-RUNGS = {1: 4, 2: 2, 3: 1}
-PLAN = LaunchPlan(
-    "p", "f" * 64, "0.32.0", "cpu", ("vllm", "serve", "m", "--port", "0"), {}, {}, "127.0.0.1", 0, "m", 60, 5
-)
+_BEHIND = 16
+
+
+def prompts(count: int, *, tokens: int = 48, name: str = "p") -> tuple[Prompt, ...]:
+    return tuple(Prompt(f"{name}-{at}", tokens, text=f"{name} {at}") for at in range(count))
+
+
+def texts(every: Sequence[Prompt], *, chance: float, seed: int = 1) -> dict[str, list[bool]]:
+    """By prompt, which tokens the draft predicts: easier and harder prompts."""
+    draw, found = random.Random(seed), {}
+    for prompt in every:
+        here = min(0.99, max(0.0, draw.gauss(chance, 0.1))) if 0 < chance < 1 else chance
+        found[prompt.id] = [draw.random() < here for _ in range(prompt.max_tokens + _BEHIND)]
+    return found
+
+
+@dataclass(slots=True)
+class _Answer:
+    id: str
+    text: Sequence[bool]
+    output_tokens: int
+    start_s: float
+    ttft_s: float = 0.0
+    place: int = 1
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
 class World:
-    """What happened: servers started and ended, and how many ran at once."""
+    """What servers do, and what happened to them."""
 
-    machine: Machine
-    started: list[str] = field(default_factory=list)
-    running: list[str] = field(default_factory=list)
-    devices: dict[str, object] = field(default_factory=dict)
-    """By server, the accelerators that it may see."""
-    most: int = 0
-    sent: int = 0
-    interrupt_after: int | None = None
+    step_s: Callable[[int, int], float]
+    """Seconds of a step, by batch and K."""
+    chance: float = 0.7
+    prefill_s: float = 0.02
+    seed: int = 1
+    mood: Callable[[float], float] = lambda now_s: 1.0
+    """How much longer everything takes beside neighbours."""
+    every: tuple[Prompt, ...] = field(default_factory=lambda: prompts(24))
     broken: set[str] = field(default_factory=set)
     """Servers that do not start."""
-    stop: StopRequest = field(default_factory=StopRequest)
+    start_s: float = 30.0
+    slows_when_k_changes: float = 1.0
+    """A schedule's steps at its threshold take so many times as long."""
+    reports_steps: bool = True
+    interrupt_after: int | None = None
+    at_once: int = 2
+    now_s: float = 1000.0
+    """The clock."""
+    started: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    sent: list[tuple[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def texts(self) -> dict[str, list[bool]]:
+        """By prompt, which tokens the draft predicts."""
+        return texts(self.every, chance=self.chance, seed=self.seed)
+
+    def run(self, block: Block, *, arm: str, launch: int) -> Pass:
+        """One block in a closed loop, as it would have been measured."""
+        known = self.texts
+        waiting, running, done, began_s = list(block.items), list[_Answer](), [], self.now_s
+        while waiting or running:
+            new = list[_Answer]()
+            while waiting and len(running) + len(new) < (block.point.concurrency or 1):
+                item, at_s = waiting.pop(0), self.now_s - began_s
+                text, most = known[item.prompt.id], item.prompt.max_tokens
+                new.append(_Answer(item.id, text, most, at_s))
+            batch = len(running) + len(new)
+            tokens = _tokens(arm, batch)
+            took_s = self.step_s(len(running), tokens) if running else 0.0
+            if _tokens(arm, batch) != _tokens(arm, max(1, batch - 1)):
+                took_s *= self.slows_when_k_changes
+            took_s = (took_s + self.prefill_s * len(new)) * self.mood(self.now_s)
+            self.now_s += took_s
+            for each in running:
+                took = 0
+                while took < tokens and each.text[each.place + took]:
+                    took += 1
+                each.place = min(each.place + took + 1, each.output_tokens)
+                each.steps += [(took, tokens)] if tokens else []
+            for each in new:
+                each.ttft_s = self.now_s - began_s - each.start_s
+            running += new
+            end_s = self.now_s - began_s
+            for each in running:
+                if each.place >= each.output_tokens:
+                    each.steps = each.steps if self.reports_steps else []
+                    done.append(_request(each, end_s))
+            running = [each for each in running if each.place < each.output_tokens]
+        return Pass(launch, block.number, block.point, arm, self.now_s - began_s, 0.1, tuple(done))
+
+    def swept(self, load: int, most: int = 8) -> dict[int, float]:
+        """The true speedup of every K at a load, each on a server of its own, on a calm machine."""
+        calm = replace(self, mood=lambda now_s: 1.0)
+        point = Point("code", 0.0, load)
+        items = numbered(list(itertools.islice(itertools.cycle(self.every), 8 * load)))
+        block, rates = Block(0, point, items, 1), {}
+        for tokens in range(most + 1):
+            done = calm.run(block, arm=f"k{tokens}", launch=0)
+            rates[tokens] = done.output_tokens / done.duration_s
+        return {tokens: rate / rates[0] for tokens, rate in rates.items()}
 
 
-def arm(name: str) -> Variant:
-    """A planned server."""
-    return Variant(name, PLAN, is_baseline=name == BASELINE)
+def _tokens(arm: str, batch: int) -> int:
+    if found := re.fullmatch(r"k(\d+)-to-(\d+)-k(\d+)", arm):
+        return int(found[1]) if batch <= int(found[2]) else int(found[3])
+    return int(arm[1:]) if re.fullmatch(r"k\d+", arm) else 0
 
 
-def plan_of(*names: str, between: Sequence[int] = (), at_once: int = 2, **changes: Any) -> TunePlan:
-    """A tune of the profile's own candidate and others at two loads, and a few between.
-
-    Of a name such as `big+2` the candidate has a second launch, `big-k2`.
-    """
-    one = tune_plan(
-        loads=(1, 2), rungs=RUNGS, most_tokens=4, between=between, prompts=4, room=Fit(at_once, "")
+def _request(each: _Answer, end_s: float) -> Request:
+    return Request(
+        id=each.id,
+        ok=True,
+        prompt_tokens=20,
+        output_tokens=each.output_tokens,
+        start_s=each.start_s,
+        ttft_s=each.ttft_s,
+        latency_s=end_s - each.start_s,
+        finish_reason="stop",
+        steps=tuple(each.steps),
     )
-    own = one.candidates[0]
-    candidates = [_candidate(own, name) for name in (names or ("draft_model",))]
-    one = replace(one, baseline=replace(one.baseline, arm=arm(BASELINE)), candidates=tuple(candidates))
-    return replace(one, **changes)
 
 
-def _candidate(own: Candidate, text: str) -> Candidate:
-    name, _, second = text.partition("+")
-    names = [name, *([f"{name}-k{second}"] if second else [])]
-    launches = tuple(replace(own.launches[0], arm=arm(each)) for each in names)
-    return replace(own, name=name, launches=launches, is_own=name == "draft_model")
+def affine(
+    plain_s: float = 0.027, *, v: float = 1.08, d: float = 0.05, knee: int = 16, slope: float = 0.02
+) -> Callable[[int, int], float]:
+    """Steps whose cost is affine in K at each load; beyond `knee` verified tokens each costs more."""
+
+    def step_s(batch: int, tokens: int) -> float:
+        base = plain_s * (1 + slope * max(0, batch - knee))
+        if not tokens:
+            return base
+        verified = max(0, batch * (tokens + 1) - knee) - max(0, batch - knee)
+        return base * (v + d * tokens) + plain_s * slope * verified
+
+    return step_s
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
-    """From now on a tune starts these servers, and sends to them."""
-    every = prompts(8, tokens=24)
-    here = World(Machine(MEMORY_BOUND, texts(prompts=every, chance=0.8)))
+def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
+    """From now on a tune starts these servers, and sends to them; its clock is theirs."""
 
     @contextlib.contextmanager
-    def running(
-        plan: LaunchPlan, *, log_path: Path, on_event: Callable[[events.Event], None], **_: Any
-    ) -> Iterator[Any]:
+    def running(plan: Any, *, log_path: Any, **_: Any) -> Iterator[Any]:
         name = log_path.stem.rpartition("-")[0]
         here.started.append(name)
-        on_event(events.PhaseGoesOn(events.Phase.ENGINE, 70.4))
-        here.devices[name] = plan.env.get("CUDA_VISIBLE_DEVICES")
+        here.now_s += here.start_s
         if name in here.broken:
             raise LaunchError("out of memory")
         here.running.append(name)
-        here.most = max(here.most, len(here.running))
         try:
             yield SimpleNamespace(
                 url="http://x", check=lambda: None, figures=SimpleNamespace(kv_cache_tokens=100)
@@ -98,37 +184,49 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         finally:
             here.running.remove(name)
 
-    def driver(**_: object) -> Any:
-        return SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
-
-    monkeypatch.setattr(subject, "_host_load", lambda: HostLoad(0.0, 0.0))
-    monkeypatch.setattr(subject, "running", running)
-    monkeypatch.setattr(subject, "connect", _connecting(here))
-    monkeypatch.setattr(subject, "free_port", lambda _: 1)
-    monkeypatch.setattr(subject, "with_port", lambda plan, _: plan)
-    monkeypatch.setattr(subject, "Driver", driver)
-    monkeypatch.setattr(subject, "load", lambda name, **_: Workload(name, every, "specserve"))
-    monkeypatch.setattr(subject, "load_warm_up", lambda *_, **__: Workload("warm-up", every[:1], "specserve"))
-    return here
-
-
-def _connecting(here: World) -> Callable[..., Any]:
     def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
-        del url, check
-        tokens_at = (lambda _: 0) if arm.is_baseline else (lambda load: RUNGS.get(load, 4))
-
-        def send(_: Any, block: Any, *, launch: int) -> Any:
+        def send(_: Any, block: Block, *, launch: int) -> Pass:
             assert arm.name in here.running
-            if here.interrupt_after is not None and here.sent >= here.interrupt_after:
+            if here.interrupt_after is not None and len(here.sent) >= here.interrupt_after:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
-            here.sent += 1
-            return here.machine.run(
-                block, arm=arm.name, launch=launch, tokens_at=tokens_at, speculates=not arm.is_baseline
-            )
+            here.sent.append((arm.name, block.point))
+            return here.run(block, arm=arm.name, launch=launch)
 
         abilities = Abilities("m", None, has_chat=False, takes_salt=True)
         return Connected(
-            arm=arm, abilities=abilities, run=send, check=lambda: None, warm_up=lambda *_, **__: None
+            arm=arm,
+            abilities=abilities,
+            run=send,
+            check=check,
+            warm_up=lambda *_, **__: None,
         )
 
-    return connect
+    def fit(_: Sequence[Variant]) -> Fit:
+        return Fit(here.at_once, "as the test says")
+
+    clock = SimpleNamespace(monotonic=lambda: here.now_s)
+    driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
+    workload = Workload("code", here.every, "specserve")
+    for module, name, value in (
+        (subject, "_host_load", lambda: HostLoad(0.0, 0.0)),
+        (subject, "running", running),
+        (subject, "connect", connect),
+        (subject, "free_port", lambda _: 1),
+        (subject, "with_port", lambda plan, _: plan),
+        (subject, "Driver", lambda **_: driver),
+        (subject, "load", lambda name, **_: replace(workload, name=name)),
+        (subject, "load_warm_up", lambda *_, **__: workload),
+        (subject, "time", clock),
+        (running_tune, "time", clock),
+        (rundir, "time", clock),
+        (planning, "fit", fit),
+        (planning, "plan_tune", partial(_unstarted, planning.plan_tune)),
+        (planning, "plan_arm", partial(_unstarted, plan_arm)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return here
+
+
+def _unstarted(plan: Any, *arguments: Any, starts: bool, **named: Any) -> Any:
+    """Plan without a vLLM that is here."""
+    return plan(*arguments, starts=False, **named)

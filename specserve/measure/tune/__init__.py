@@ -1,1 +1,1 @@
-"""The best number of draft tokens, method and schedule for one machine and workload, from few launches."""
+"""The best number of draft tokens for one machine and workload, from few launches."""

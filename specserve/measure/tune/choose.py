@@ -1,341 +1,325 @@
-"""K for each load: vLLM's schedules by batch size, the choice, and whether it stands once it was measured."""
+"""From passes to every K at every load, to what is launched next, and to the choice."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
-from specserve.measure.bench.result import Cell, Comparison, Point
+from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
-from specserve.measure.statistics import COSTS, PAYS
-from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Objective, TunePlan
-from specserve.measure.tune.predict import Prediction, Row, limits_at
+from specserve.measure.bench.variants import BASELINE
+from specserve.measure.statistics import (
+    COSTS,
+    COSTS_BELOW,
+    INCONCLUSIVE,
+    PAYS,
+    Estimate,
+    LogEstimate,
+    Verdict,
+    verdict,
+)
+from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
+from specserve.measure.tune.plan import Setting, loads_of
 
-Range = tuple[int, int, int]
-"""First and last batch size, and K."""
-MOST_LOSS = 0.01
-"""Neighbouring ranges become one if no load loses more by it."""
-LEAST_GAIN = 0.02
-"""A schedule, or a K = 0 range, must be better than one K by so much."""
-
-
-def build(
-    rates: Mapping[int, Mapping[int, float]], *, zero_wins_at: Collection[int] = (), may_vary: bool = True
-) -> dict[int, int]:
-    """The best K by concurrency. `rates`: by load and K, whatever is better the larger it is.
-
-    `zero_wins_at`: loads at which a K = 0 range was measured, and won; no other gets K = 0 beside loads that draft.
-    `may_vary`: whether runner and method follow a schedule. Raises ValueError without rates.
-    """
-    losses = {load: _losses(rates[load], zero=load in zero_wins_at) for load in sorted(rates)}
-    if not losses or not all(losses.values()):
-        raise ValueError("a schedule needs rates at every load")
-    _, constant = _least_loss(losses.values())
-    groups = [([load], _least_loss([own])[1]) for load, own in losses.items()]
-    while may_vary and len(groups) > 1:
-        merged = [
-            (*_least_loss(losses[load] for load in one + other), place)
-            for place, ((one, _), (other, _)) in enumerate(pairwise(groups))
-        ]
-        loss, tokens, place = min(merged, key=lambda each: (each[0], each[2]))
-        if loss > MOST_LOSS:
-            break
-        groups[place : place + 2] = [(groups[place][0] + groups[place + 1][0], tokens)]
-    chosen = {load: tokens for loads, tokens in groups for load in loads}
-    gain = max(own[constant] - own[chosen[load]] for load, own in losses.items())
-    return chosen if may_vary and gain >= LEAST_GAIN else dict.fromkeys(losses, constant)
-
-
-def _losses(rates: Mapping[int, float], *, zero: bool) -> dict[int, float]:
-    """What each K costs against the best, as a share; K = 0 only if it was measured to win, or is all there is."""
-    kept = {tokens: rate for tokens, rate in rates.items() if tokens or zero} or rates
-    best = max(kept.values(), default=0.0)
-    return {tokens: 1.0 - rate / best if best > 0 else 1.0 for tokens, rate in kept.items()}
-
-
-def _least_loss(losses: Iterable[Mapping[int, float]]) -> tuple[float, int]:
-    """The K whose largest loss over these loads is least, behind that loss."""
-    every = list(losses)
-    common = set(every[0]).intersection(*every[1:])
-    if not common:
-        raise ValueError("each K was tried at only some of the loads")
-    return min((max(each[tokens] for each in every), tokens) for tokens in common)
-
-
-def ranges(chosen: Mapping[int, int]) -> tuple[Range, ...]:
-    """The schedule as vLLM takes it, one range if one K serves all; limits lie between batch sizes, at their
-    geometric mean, never on one.
-
-    A batch at a limit would change its K from step to step. A closed loop's batch may be one smaller for a step, never
-    larger, so the upper of two near sizes gets the room. The last range ends at the largest: vLLM carries its K on.
-    """
-    found, first = [], 1
-    sizes = sorted(chosen)
-    for size, after in zip(sizes, [*sizes[1:], None], strict=False):
-        if after is None or chosen[after] != chosen[size]:
-            last = size if after is None or after - size < 3 else math.isqrt(size * after)
-            found.append((first, last, chosen[size]))
-            first = last + 1
-    return tuple(found)
-
-
-def tokens_at(chosen: Mapping[int, int], batch: int) -> int:
-    """The K of a batch, as vLLM looks it up."""
-    return [tokens for first, _, tokens in ranges(chosen) if first <= batch][-1]
-
-
-FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""Source: vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
-FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
-"""Source: `_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
-
-
-def schedule_obstacle(method: str, runner: str, *, engines: int = 1) -> str | None:
-    """Why the drafter follows no schedule, as a clause; None if it does. `engines`: of data parallelism."""
-    if engines > 1:
-        return "vLLM has no schedule with data parallelism"
-    if runner == "v2" and method not in FOLLOWS_ON_V2:
-        return f"`{method}` on vLLM's V2 runner drafts num_speculative_tokens whatever the schedule says"
-    if runner == "v1" and method not in FOLLOWS_ON_V1:
-        return f"`{method}` follows no schedule on vLLM's V1 runner"
-    return None
-
-
-_LEAST_STEP, _MOST_BETWEEN = 1.12, 9
-
-
-def between(loads: Collection[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:
-    """Batches at which a plain step is timed, too: as many requests as verifications at these loads have tokens.
-
-    A plain step of n requests runs the same kernels as a verification of n tokens, and drafts nothing: so what kernels
-    are good at, and what drafts cost, can be told apart. Neighbours are not much alike, and there are a few at most.
-    """
-    counts = {load * (tokens + 1) for load in loads for tokens in range(1, most_tokens + 1)}
-    wanted = sorted(count for count in counts - set(loads) if count <= most_requests)
-    found: list[int] = []
-    for count in wanted:
-        step = max(_LEAST_STEP, (wanted[-1] / wanted[0]) ** (1 / _MOST_BETWEEN))
-        if not found or count >= found[-1] * step:
-            found.append(count)
-    return tuple(found)
-
-
-_GAINED: Mapping[Objective, str] = {
-    "throughput": "the tokens/s",
-    "tpot": "the tokens/s of a request",
-    "goodput": "the goodput",
-}
-LEAST_SPEEDUP = 1.03
+LINE_ERROR = 0.05
+"""How far a step's cost may lie off the line through two K; published: 4.4 % at most."""
+SAME = 0.01
+"""Within this share two K are equally good, and the smaller one wins."""
+MIN_SPEEDUP = 1.03
 """Speculation that gives less is not worth a second model."""
-_LEAST_SHARE = 1e-3
-"""Of requests within the limits: if no side keeps them, tokens/s decide."""
-LEAST_LEAD = 0.02
-"""Another candidate than the profile's own must be better by so much."""
+
+
+class Basis(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One K at one point."""
+
+    point: Point
+    num_speculative_tokens: int
+    basis: Basis
+    mean_acceptance_length: float
+    step_cost: float
+    """In steps of the server without speculation: tokens per step over the speedup."""
+    speedup: Estimate
+    output_tokens_per_s: float
+    verdict: Verdict | None = None
+    """Of what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is best here."""
+    """What is best here, by what was measured."""
 
-    speculates: bool
-    reason: str
-    candidate: str | None = None
+    verdict: Verdict
+    """Over all points: PAYS if it speculates, INCONCLUSIVE if nothing can be said yet."""
+    setting: Setting | None = None
+    """None: run without, or nothing was measured."""
     speculation: Mapping[str, Any] | None = None
-    """The whole block for the profile; None: run without."""
-    num_speculative_tokens_by_concurrency: Mapping[int, int] = field(default_factory=dict)
-    num_speculative_tokens_per_batch_size: tuple[Range, ...] | None = None
-    """None if one K serves all loads."""
-    caveat: str = ""
-    """Why it rests on less than was planned, in one clause."""
+    """The whole block for the profile, if it pays."""
+    speedup: Estimate | None = None
+    """The geometric mean over all points."""
+    best_by_concurrency: Mapping[int, int] = field(default_factory=dict)
+    """The best K at each load alone, measured or predicted; 0: no speculation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """The choice against no speculation at one point, on prompts that it was not chosen by."""
-
-    comparison: Comparison
-    predicted_speedup: float
-    tokens_per_s: float
-    predicted_tokens_per_s: float
-    within_limits: float | None = None
-    """Share of requests within the profile's limits, measured; None without limits."""
-    plain_within_limits: float | None = None
-    """The same without speculation."""
-
-    @property
-    def miss(self) -> float:
-        """Measured over predicted speedup, less one."""
-        measured = self.comparison.speedup
-        return measured.value / self.predicted_speedup - 1 if measured is not None else 0.0
-
-    def gain(self, objective: Objective) -> float | None:
-        """Measured, over no speculation; None if it was not."""
-        item = self.comparison
-        if item.speedup is None:
-            return None
-        if objective == "tpot" and item.tpot_p50_ratio:
-            return 1 / item.tpot_p50_ratio
-        if objective == "goodput":
-            return item.speedup.value * _shares(self.within_limits, self.plain_within_limits)
-        return item.speedup.value
+def passes_of(passes: Sequence[Pass], name: str, point: Point) -> list[Pass]:
+    """Those of one variant at one point."""
+    return [each for each in passes if (each.arm, each.point) == (name, point)]
 
 
-def _shares(within: float | None, plain: float | None) -> float:
-    """Of requests within the limits, over that without speculation; 1 without limits."""
-    return 1.0 if within is None or plain is None else max(within, _LEAST_SHARE) / max(plain, _LEAST_SHARE)
+def launched_tokens(passes: Sequence[Pass]) -> list[int]:
+    """Every K that has passes."""
+    names = {each.arm for each in passes}
+    return sorted(int(name[1:]) for name in names if re.fullmatch(r"k\d+", name))
 
 
-def choose(predictions: Sequence[Prediction], *, objective: Objective) -> Choice:
-    """The best candidate with its schedule, or to run without."""
-    found = []
-    for each in predictions:
-        table = speedups(each.rows, objective=objective)
-        if table:
-            cost = {} if each.zero_cost is None else {0: each.zero_cost}
-            by_load = build(
-                {load: {**rates, **cost} for load, rates in table.items()},
-                zero_wins_at=zero_wins(table, each.zero_cost),
-                may_vary=each.candidate.ladder_obstacle is None,
-            )
-            gains = {
-                load: table[load].get(tokens, 1.0) if tokens else each.zero_cost or 1.0
-                for load, tokens in by_load.items()
-            }
-            mean = geometric_mean(gains.values())
-            score = mean * (1 + LEAST_LEAD * each.candidate.is_own)
-            found.append((score, mean, each, by_load, gains, table))
-    if not found:
-        return Choice(False, "nothing that speculates was measured")
-    _, mean, best, by_load, gains, table = max(found, key=lambda each: each[0])
-    drafting = {load: gain for load, gain in gains.items() if by_load[load]}
-    if not drafting or max(drafting.values()) < LEAST_SPEEDUP or mean <= 1:
-        return Choice(False, _why_none(table, by_load, mean), best.candidate.name)
-    top, worst = (chosen(drafting, key=lambda load: drafting[load]) for chosen in (max, min))
-    reason = f"{drafting[top]:.2f}x {_GAINED[objective]} at concurrency {top}"
-    reason += f", {drafting[worst]:.2f}x at concurrency {worst}" if worst != top else ""
-    count = len({(row.workload, row.temperature) for row in best.rows})
-    over = f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
-    schedule = ranges(by_load)
-    keys = {**best.candidate.keys, "num_speculative_tokens": max(by_load.values())}
-    if len(schedule) > 1:
-        keys["num_speculative_tokens_per_batch_size"] = list(map(list, schedule))
-    return Choice(
-        speculates=True,
-        reason=reason + over,
-        candidate=best.candidate.name,
-        speculation=keys,
-        num_speculative_tokens_by_concurrency=dict(sorted(by_load.items())),
-        num_speculative_tokens_per_batch_size=schedule if len(schedule) > 1 else None,
+def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
+    """Every K up to the largest that was measured, at every point that was."""
+    found = list[Row]()
+    for point in points:
+        every = launched_tokens(passes)
+        known = {k: row for k in every if (row := _measured(point, k, passes)) is not None}
+        found += known.values()
+        requests = _requests(point, max(known), passes) if known else []
+        for tokens in range(1, max(known, default=0)) if requests else ():
+            if tokens not in known:
+                length = acceptance_length(requests, tokens=tokens)
+                found.append(_predicted(point, tokens, known, length))
+    return sorted(found, key=lambda row: (row.point.concurrency or 1, row.num_speculative_tokens))
+
+
+def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
+    """All answers with this K to the same text: the load changes no acceptance."""
+    same = [each for each in passes if each.arm == f"k{tokens}"]
+    place = (point.workload, point.temperature)
+    return steps_by_request(
+        [each for each in same if (each.point.workload, each.point.temperature) == place]
     )
 
 
-def _why_none(table: Mapping[int, Mapping[int, float]], by_load: Mapping[int, int], mean: float) -> str:
-    """Why this candidate is not worth it: nowhere, or not with what serves all loads."""
-    gain, load, tokens = max((gain, load, k) for load, gains in table.items() for k, gain in gains.items())
-    best = f"the best of them, K = {tokens} at {load} request{'s' * (load > 1)}, is {gain:.2f}x"
-    if gain < LEAST_SPEEDUP:
-        return f"{best}: less than {LEAST_SPEEDUP}x at every load"
-    words = "K by batch size" if len(ranges(by_load)) > 1 else f"K = {max(by_load.values())}"
-    return f"{best}, but over all loads {words} reaches only {mean:.2f}x"
-
-
-def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int, float]]:
-    """By load and K: over no speculation, the geometric mean over workloads and temperatures.
-
-    By `goodput` only the share of requests within the limits counts, on both sides.
-    """
-    gathered: dict[int, dict[int, list[float]]] = {}
-    for row in rows:
-        found = row.predicted
-        value = found.speedup.value
-        if objective == "tpot":
-            value = found.plain_tpot_ms / found.tpot_ms
-        elif objective == "goodput":
-            value *= _shares(found.within_limits, found.plain_within_limits)
-        by_k = gathered.setdefault(row.concurrency, {})
-        by_k.setdefault(row.num_speculative_tokens, []).append(value)
-    return {
-        load: {tokens: geometric_mean(values) for tokens, values in by_k.items()}
-        for load, by_k in gathered.items()
-    }
-
-
-def zero_wins(table: Mapping[int, Mapping[int, float]], cost: float | None) -> Collection[int]:
-    """The highest load, beside which a K = 0 range was measured, if that is better there than every K above it.
-
-    What a K = 0 range costs at lower loads is not known.
-    """
-    load = max(table)
-    is_best = cost is not None and cost > max(table[load].values()) * (1 + LEAST_GAIN)
-    return [load] if is_best else []
-
-
-def confirmed_of(
-    plan: TunePlan, passes: Sequence[Pass], choice: Choice, predictions: Sequence[Prediction], *, launch: int
-) -> tuple[Confirmed, ...]:
-    """What the confirmation says at each point, beside what was predicted there of the chosen candidate."""
-    prediction = next(each for each in predictions if each.candidate.name == choice.candidate)
-    # if both servers could not run at once, the blocks without speculation were sent in the first launch
-    held = [
-        replace(each, launch=launch)
-        for each in passes
-        if each.block >= CONFIRMING and each.arm in (TUNED, BASELINE) and each.launch in (0, launch)
-    ]
-    predicted = {(row.point, row.num_speculative_tokens): row.predicted for row in prediction.rows}
-    without = prediction.zero_cost or 1.0
-    found = []
-    for point in plan.points:
-        sent = {
-            arm: [each for each in held if (each.arm, each.point) == (arm, point)]
-            for arm in (TUNED, BASELINE)
+def _measured(point: Point, tokens: int, passes: Sequence[Pass]) -> Row | None:
+    """A K that was launched. Its steps cost what they do in the median round."""
+    estimate = speedup(passes, arm=f"k{tokens}", against=BASELINE, at=point)
+    if estimate is None:
+        return None
+    rates, without = (
+        {
+            (each.launch, each.block): each.output_tokens / each.duration_s
+            for each in passes_of(passes, name, point)
         }
-        cells = {
-            (arm, point): Cell(arm, point, figures(some) if some else None, invalid_reason(some))
-            for arm, some in sent.items()
-        }
-        mine, plain = cells[TUNED, point].figures, cells[BASELINE, point].figures
-        if mine is None:
+        for name in (f"k{tokens}", BASELINE)
+    )
+    usual = median(rates[key] / without[key] for key in rates.keys() & without.keys())
+    requests = _requests(point, tokens, passes)
+    length = acceptance_length(requests, tokens=tokens) if requests else math.nan
+    interval, rate = estimate.estimate, fmean(rates.values())
+    judged = verdict(estimate)
+    return Row(point, tokens, Basis.MEASURED, length, length / usual, interval, rate, judged)
+
+
+def _predicted(point: Point, tokens: int, known: Mapping[int, Row], length: float) -> Row:
+    """A K that was not launched: its step's cost lies on the line through two that were.
+
+    With one K alone, the line goes through the server without speculation (K = 0, cost 1), which
+    makes small K look a little better than they are: they are launched before they are chosen.
+    """
+    costs = {k: row.step_cost for k, row in known.items()}
+    if len(costs) < 2:
+        costs[0] = 1.0
+    below, above = ([k for k in sorted(costs) if (k < tokens) == side] for side in (True, False))
+    one, two = (below[-1], above[0]) if below else above[:2]
+    cost = costs[one] + (costs[two] - costs[one]) * (tokens - one) / (two - one)
+    near = known[min(known, key=lambda k: abs(k - tokens))]
+    factor = length / max(cost, 0.01) / (near.mean_acceptance_length / near.step_cost)
+    value, low, high = near.speedup.value, near.speedup.low, near.speedup.high
+    half = math.log(high / low) / 2 if low > 0 and high < math.inf else 300.0
+    spread = math.exp(math.hypot(LINE_ERROR, half))
+    bounds = (value * factor / spread, value * factor * spread)
+    interval = Estimate(value * factor, *bounds, near.speedup.n, "a line through two K")
+    rate = near.output_tokens_per_s * factor
+    return Row(point, tokens, Basis.PREDICTED, length, cost, interval, rate)
+
+
+def mean_speedups(known: Sequence[Row]) -> dict[int, float]:
+    """By K, the geometric mean over all points; of those that are known at every one."""
+    points, found = {row.point for row in known}, dict[int, float]()
+    for tokens in sorted({row.num_speculative_tokens for row in known}):
+        here = [row.speedup.value for row in known if row.num_speculative_tokens == tokens]
+        if len(here) == len(points):
+            found[tokens] = geometric_mean(here)
+    return found
+
+
+def best(gains: Mapping[int, float]) -> int:
+    """The smallest K within 1 % of the best."""
+    return min(tokens for tokens, gain in gains.items() if gain >= (1 - SAME) * max(gains.values()))
+
+
+def next_tokens(known: Sequence[Row], *, failed: Collection[int] = ()) -> int | None:
+    """The K to launch next: predicted better than all that were measured; None if there is none."""
+    gains = {k: gain for k, gain in mean_speedups(known).items() if k not in failed}
+    measured = {row.num_speculative_tokens for row in known if row.basis is Basis.MEASURED}
+    if not gains or max(row.speedup.value for row in known) < MIN_SPEEDUP:
+        return None
+    wanted = best(gains)
+    there = max((gain for k, gain in gains.items() if k in measured), default=0.0)
+    return wanted if wanted not in measured and gains[wanted] > there else None
+
+
+def next_schedule(known: Sequence[Row], single: int) -> Setting | None:
+    """A schedule that may be better than one K, whose intervals do not overlap.
+
+    One range keeps the single K; the other has one whose interval lies above that of the single K.
+    It ends where it is still clearly better, if a step's cost grows evenly with the load.
+    """
+    loads = loads_of([row.point for row in known])
+    by_place = {(row.point, row.num_speculative_tokens): row for row in known}
+    found: list[tuple[float, Setting]] = []
+    for split, is_lower in itertools.product(pairwise(loads), (True, False)):
+        side = [row for row in known if ((row.point.concurrency or 1) <= split[0]) == is_lower]
+        other = best(mean_speedups(side))
+        pairs = [(by_place[p, other], by_place[p, single]) for p in {row.point for row in side}]
+        if not any(one.speedup.low > same.speedup.high for one, same in pairs):
             continue
-        tokens = choice.num_speculative_tokens_by_concurrency.get(point.concurrency or 1, 0)
-        row = predicted.get((point, tokens))
-        plain_rate = plain.output_tokens_per_s if plain else 0.0
-        found.append(
-            Confirmed(
-                compared(cells, held, arm=TUNED, against=BASELINE, at=point),
-                row.speedup.value if row else without,
-                mine.output_tokens_per_s,
-                row.output_tokens_per_s if row else without * plain_rate,
-                *(_within(plan, sent[arm], point) for arm in (TUNED, BASELINE)),
-            )
+        gain = geometric_mean(one.speedup.value / same.speedup.value for one, same in pairs)
+        batches = range(split[0], split[1] + 1)
+        for batch in batches if not is_lower else reversed(batches):
+            costs = [
+                _cost_between(known, split, batch, tokens=tokens) for tokens in (other, single)
+            ]
+            if costs[0] * (1 + 2 * LINE_ERROR) < costs[1]:
+                last = batch if is_lower else batch - 1
+                ranges = (other, single) if is_lower else (single, other)
+                setting = Setting(ranges[0], last, ranges[1], loads[-1])
+                if 0 < last < loads[-1]:
+                    found.append((gain ** len(pairs), setting))
+                break
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _cost_between(
+    known: Sequence[Row], split: tuple[int, int], batch: int, *, tokens: int
+) -> float:
+    """What a token costs with a K at a batch between two loads; the mean over workloads."""
+    at_load = [
+        geometric_mean(
+            row.step_cost / row.mean_acceptance_length
+            for row in known
+            if (row.point.concurrency, row.num_speculative_tokens) == (load, tokens)
         )
-    return tuple(found)
+        for load in split
+    ]
+    share = (batch - split[0]) / (split[1] - split[0])
+    return at_load[0] + share * (at_load[1] - at_load[0])
 
 
-def _within(plan: TunePlan, passes: Sequence[Pass], point: Point) -> float | None:
-    """Share of the requests within the profile's limits there; None without limits."""
-    limits = limits_at(plan.expect, point)
-    good = [request for each in passes for request in each.requests if request.ok]
-    return sum(is_within(each, limits) for each in good) / len(good) if limits is not None and good else None
+def combined(parts: Sequence[tuple[LogEstimate, float]]) -> LogEstimate:
+    """A weighted sum of independent logarithms: a mean over points, or one ratio over another."""
+    squares = [(weight * each.error) ** 2 for each, weight in parts]
+    variance = math.fsum(squares)
+    freedom = min(each.freedom for each, _ in parts)
+    if 0 < variance < math.inf:
+        freedom = variance**2 / math.fsum(
+            square**2 / each.freedom for square, (each, _) in zip(squares, parts, strict=True)
+        )
+    return LogEstimate(
+        math.fsum(weight * each.log for each, weight in parts),
+        math.sqrt(variance),
+        freedom,
+        blocks=min(each.blocks for each, _ in parts),
+        launches=min(each.launches for each, _ in parts),
+        prompts=min(each.prompts for each, _ in parts),
+    )
 
 
-def after(choice: Choice, confirmed: Sequence[Confirmed], *, objective: Objective) -> Choice:
-    """The choice once it was measured: what pays nowhere, or costs over all loads, is not chosen.
+def pooled(
+    passes: Sequence[Pass], name: str, points: Sequence[Point], *, over: str = BASELINE
+) -> LogEstimate | None:
+    """The mean speedup of a variant over all points; None if one of them was not measured.
 
-    Verdicts are of tokens/s; by another objective its own figure decides.
+    Two variants that did not take turns are compared by what each is over the baseline.
     """
-    gains = [gain for each in confirmed if (gain := each.gain(objective)) is not None]
-    if not choice.speculates or not gains:
-        return choice
-    mean = geometric_mean(gains)
-    verdicts = {each.comparison.verdict.word for each in confirmed} if objective == "throughput" else set()
-    if mean > 1 and PAYS in verdicts:
-        return choice
-    if mean >= LEAST_SPEEDUP and COSTS not in verdicts:
-        return choice  # too little was measured to tell, and nothing speaks against it
-    reason = f"{choice.candidate} was predicted {choice.reason}, and measured {mean:.2f}x over all loads"
-    return Choice(False, reason, choice.candidate)
+    parts: list[tuple[LogEstimate, float]] = []
+    for point in points:
+        mine = speedup(passes, arm=name, against=over, at=point)
+        if mine is not None:
+            parts.append((mine, 1 / len(points)))
+            continue
+        sides = [speedup(passes, arm=each, against=BASELINE, at=point) for each in (name, over)]
+        if over == BASELINE or sides[0] is None or sides[1] is None:
+            return None
+        parts += [(sides[0], 1 / len(points)), (sides[1], -1 / len(points))]
+    return combined(parts)
+
+
+def beats(passes: Sequence[Pass], schedule: Setting, single: int, points: Sequence[Point]) -> bool:
+    """Whether a schedule was measured faster than one K, and pays at its threshold, too.
+
+    There, at the first batch with the upper K, it must be faster than no speculation and no slower
+    than one K: K may change from step to step. `points`: all that it was measured at.
+    """
+    edge = [point for point in points if point.concurrency == schedule.edge]
+    everywhere, there, without = (
+        pooled(passes, schedule.name, where, over=over)
+        for where, over in ((points, f"k{single}"), (edge, f"k{single}"), (edge, BASELINE))
+    )
+    if everywhere is None or there is None or without is None:
+        return False
+    is_equal = there.value > COSTS_BELOW and verdict(there).word != COSTS
+    return everywhere.bounds()[0] > 1 and is_equal and without.bounds()[0] > 1
+
+
+def choose(
+    points: Sequence[Point],
+    passes: Sequence[Pass],
+    keys: Mapping[str, Any],
+    *,
+    schedule: Setting | None = None,
+) -> Choice:
+    """The best of what was measured. `keys`: of the block; `schedule`: one that beat a single K."""
+    known = rows(points, passes)
+    gains, by_load = mean_speedups(known), dict[int, int]()
+    for load in loads_of([row.point for row in known]):
+        here = mean_speedups([row for row in known if (row.point.concurrency or 1) == load])
+        by_load[load] = best(here) if here and max(here.values()) > 1 else 0
+    measured = {row.num_speculative_tokens for row in known if row.basis is Basis.MEASURED}
+    gains = {k: gain for k, gain in gains.items() if k in measured}
+    if not gains:
+        return _open("no K was measured at every load", by_load)
+    setting = schedule or Setting(best(gains))
+    estimate = pooled(passes, setting.name, points)
+    if estimate is None:
+        return _open(f"{setting.words} was not measured at every load", by_load)
+    word, measured_mean = verdict(estimate).word, estimate.estimate
+    each = [pooled(passes, setting.name, [point]) for point in points]
+    if word == INCONCLUSIVE and estimate.value > 1:
+        pays = [found is not None and verdict(found).word == PAYS for found in each]
+        word = PAYS if any(pays) else word
+    if word == PAYS:
+        told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
+        return Choice(told, setting, {**keys, **setting.keys}, measured_mean, by_load)
+    if (other := next_tokens(known)) is not None:
+        return _open(f"K = {other} is predicted to be better, and was not measured", by_load)
+    if word == INCONCLUSIVE:
+        sentence = f"too little was measured to tell whether {setting.words} pays"
+        return Choice(Verdict(word, "open", sentence), setting, None, measured_mean, by_load)
+    told = Verdict(word, "bad", f"the best K that was measured, {setting.tokens}, does not pay")
+    return Choice(told, None, None, measured_mean, by_load)
+
+
+def _open(why: str, by_load: Mapping[int, int]) -> Choice:
+    return Choice(Verdict(INCONCLUSIVE, "open", why), best_by_concurrency=by_load)

@@ -1,6 +1,6 @@
 """What speculation would bring on accelerators that are not here, from bytes and operations.
 
-A step reads weights and KV cache and computes; an engine reaches a share of the accelerator's peaks.
+A step reads weights and KV cache and computes; an engine reaches a share of a card's peaks.
 The shares are those of one published fit: Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator).
 """
 
@@ -144,14 +144,14 @@ class StepTimes:
 
 
 def acceptance_length(probability: float, *, tokens: int) -> float:
-    """Tokens a step if each draft token is accepted with this probability (Leviathan et al. 2023)."""
+    """Tokens a step if each draft token has this probability (Leviathan et al. 2023)."""
     if probability >= 1:
         return float(tokens + 1)
     return float((1 - probability ** (tokens + 1)) / (1 - probability))
 
 
 def read_acceptance(text: str | None) -> float:
-    """The probability of `0.7`, or of a mean acceptance length at a K, `3.6@4`. Raises UsageError."""
+    """The probability of `0.7`, or of a length at a K, `3.6@4`. Raises UsageError."""
     form = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)(?:@([0-9]{1,3}))?", text or "")
     if form is None:
         what = f"`--acceptance {text}` is neither" if text else "`--estimate` needs `--acceptance`:"
@@ -170,14 +170,16 @@ def read_acceptance(text: str | None) -> float:
     return (least + most) / 2
 
 
-def estimate_tune(request: TuneRequest, *, accelerator: str, acceptance: str | None) -> TuneEstimate:
-    """The estimate of a command line. Raises UsageError, and FactError if a model cannot be read."""
+def estimate_tune(
+    request: TuneRequest, *, accelerator: str, acceptance: str | None
+) -> TuneEstimate:
+    """The estimate of a command line. Raises UsageError, FactError."""
     from specserve.checks.gather import CheckOptions, gather
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import known_versions
 
     probability = read_acceptance(acceptance)
-    profile = load_profile(request.profile, settings=request.settings)
+    profile = load_profile(request.profile)
     machine = assume(accelerator)
     if machine.count * machine.nodes < (ranks := world_size(profile)):
         machine = replace(machine, count=ranks, nodes=1)
@@ -215,13 +217,14 @@ def estimate_tune(request: TuneRequest, *, accelerator: str, acceptance: str | N
 def estimate(
     s: MemorySituation, *, name: str, acceptance: float, loads: Sequence[int], k_max: int
 ) -> TuneEstimate:
-    """The best K of 0 to `k_max` at each load that the KV cache may hold. Raises UsageError if none is left."""
+    """The best K at each load that the KV cache may hold. Raises UsageError if none is left."""
     context_tokens = min(s.settings.max_model_len, CONTEXT_TOKENS)
     times, memory, points = step_times(s, context_tokens=context_tokens), assess(s), []
     count, accelerator = s.machine.count * s.machine.nodes, s.machine.accelerator.name
+    place = f"{count}x {accelerator}"
     room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
     if memory.verdict == "does_not_fit" or min(loads) > room:
-        text = f"not even {min(loads)} requests of {context_tokens:,} tokens fit on {count}x {accelerator}"
+        text = f"not even {min(loads)} requests of {context_tokens:,} tokens fit on {place}"
         raise UsageError(text, hint="`specserve check PROFILE --assume …` shows what to change")
     for batch in sorted({load for load in loads if load <= room}):
         gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
@@ -235,7 +238,7 @@ def estimate(
 
 
 def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
-    """Target and draft on the machine. Raises UsageError without its rates, FactError without facts."""
+    """Target and draft on the machine. Raises UsageError, FactError."""
     known, method, settings = s.machine.accelerator, s.speculative.method or "", s.settings
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
@@ -260,7 +263,9 @@ def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
         sizes = weigh(routed, layout, settings=settings, weight_bytes=bytes_per_weight)
         experts = float(sum(sizes.stages))
     dense = sum(stage.target_weights_bytes for stage in made.stages) - experts
-    dense = max(0.0, dense - (0.0 if layout.is_tied else table_bytes(s.target)))  # a step looks rows up
+    dense = max(
+        0.0, dense - (0.0 if layout.is_tied else table_bytes(s.target))
+    )  # a step looks rows up
     kv_bytes = float(sum(stage.target_kv_bytes_per_token for stage in made.stages))
     target = Work(dense, len(layout.layers), kv_bytes, experts, share, bytes_per_weight)
     draft, last = None, made.stages[-1]
@@ -269,7 +274,9 @@ def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
         if method not in HEADS and facts is not None:
             shape = read_shape(facts.model, facts.config)
             layers, read = len(shape.layers), read - (0.0 if shape.is_tied else table_bytes(facts))
-        elif method in HEADS and not any("lm_head" in name for name in (facts and facts.tensors) or ()):
+        elif method in HEADS and not any(
+            "lm_head" in name for name in (facts and facts.tensors) or ()
+        ):
             read += table_bytes(s.target)  # a head computes the target's output table, too
         draft = Work(max(read, 0.0), layers, float(last.draft_kv_bytes_per_token))
     return StepTimes(

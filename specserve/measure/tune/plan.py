@@ -1,340 +1,229 @@
-"""What a tune measures: candidates and their launches, loads, blocks of requests, and how many fit the budget."""
+"""What a tune measures: on which servers, with which prompts, at which loads, in how much time."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import PER_SLOT, Block, Item, numbered, points
+from specserve.measure.bench.plan import BenchRequest, points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Fit, Variant
-from specserve.measure.values import ASSUMED_SPEEDS
-from specserve.measure.workloads.workload import Prompt
-from specserve.profile.schema import Expectation, Hardware, Profile
+from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_arm
+from specserve.measure.values import ASSUMED_SPEEDS, seconds
+from specserve.serve.files import state_folder
 
-Objective = Literal["tpot", "throughput", "goodput"]
-BASELINE, TUNED = "baseline", "tuned"
-LEAST_SHARE = 0.25
-"""Fewer of the requests than this share say too little: a launch is left out before that."""
-ROUNDS, LEAST_ROUNDS = 3, 2
-"""Rounds of the confirmation over all points; a single one gives no interval."""
-_ROUND = 500
-EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
-"""First block numbers of loads between the points, of these another time, and of the confirmation."""
-_EXTRA_TOKENS = 48
-"""Of an answer of which only the time of a step is wanted."""
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.profile.schema import Profile
+
+BUDGET = "30m"
+ROUNDS = 8
+"""Rounds over all points; each of them has one block of requests for every point."""
+USUAL_MOST_TOKENS = 8
+MOST_REQUESTS = 256
+"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
+_WORKLOADS, _LOADS = ("chat", "code"), {"cpu": (1, 4), "cuda": (1, 4, 16)}
+_MAX_TOKENS = {"cpu": 48, "cuda": 256}
+_DETAILED = "engine.per_request_spec_decode_metrics=detailed"
+_K, _SCHEDULE = "num_speculative_tokens", "num_speculative_tokens_per_batch_size"
 
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What the command line says, as `run.json` keeps it."""
+    """What the command line says."""
 
     profile: str
     workloads: tuple[str, ...] = ()
     concurrency: str | None = None
     temperature: str | None = None
-    objective: Objective | None = None
-    candidates: tuple[str, ...] = ()
-    """Beside the profile's own: `ngram`, `suffix`, an alternative of the profile, or a draft model."""
+    alternative: str | None = None
     most_tokens: int | None = None
-    max_tokens: int | None = None
     budget: str | None = None
-    confirm: bool = True
-    settings: tuple[str, ...] = ()
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The values as a JSON file gives them back."""
-        content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return content
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateInfo:
-    """One way to speculate that was looked at, or why it was not."""
+class Setting:
+    """How many tokens are drafted: the same at every batch size, or others above one."""
 
-    name: str
-    method: str
-    draft_model: str | None = None
-    draft_sample_method: str | None = None
-    runner: str | None = None
-    """vLLM's model runner, `v1` or `v2`."""
-    measured_with: int | None = None
-    """K_max; nothing is known above it."""
-    follows_schedule: bool = True
-    """Whether its drafter drafts what a schedule by batch size says."""
-    zero_cost: float | None = None
-    """Rate of a K = 0 range over that of a server without speculation, measured."""
-    has_ladder: bool = False
-    """Whether several K were measured in one launch."""
-    step_model_error: float | None = None
-    """How far the form of the step times is off at the measured points, the median, as a share."""
-    left_out: str | None = None
-    """Why it was not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class TuneLaunch:
-    """One server that is measured, and how many tokens it drafts at each load."""
-
-    arm: Variant
-    most_tokens: int = 0
-    """0: without speculation."""
-    tokens_by_load: Mapping[int, int] = field(default_factory=dict)
-    """K by load if that differs. Loads that are none of the plan's points are only measured for the time of a step."""
+    tokens: int
+    last_batch: int | None = None
+    """The largest batch with `tokens`; None: all have them."""
+    tokens_above: int = 0
+    largest_load: int = 0
+    """vLLM carries the last range on beyond its end."""
 
     @property
     def name(self) -> str:
-        """The arm's."""
-        return self.arm.name
-
-    def tokens_at(self, load: int) -> int:
-        """K at this load."""
-        return self.tokens_by_load.get(load, self.most_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to speculate."""
-
-    name: str
-    keys: Mapping[str, Any]
-    """The `speculation` block that it stands for, without what only the measurement adds."""
-    is_own: bool = False
-    launches: tuple[TuneLaunch, ...] = ()
-    """One with K_max; a second one with a small K if a launch has one K at every load."""
-    runner: str = "v1"
-    """vLLM's model runner."""
-    ladder_obstacle: str | None = None
-    """Why a launch has one K at every load; None: it follows a schedule by batch size."""
+        """Of its variant: `k4`, `k5-to-8-k2`."""
+        if self.last_batch is None:
+            return f"k{self.tokens}"
+        return f"k{self.tokens}-to-{self.last_batch}-k{self.tokens_above}"
 
     @property
-    def most_tokens(self) -> int:
-        """K_max."""
-        return self.launches[0].most_tokens
+    def words(self) -> str:
+        """`K = 5 up to 8 requests, K = 2 above`."""
+        if self.last_batch is None:
+            return f"K = {self.tokens}"
+        return f"K = {self.tokens} up to {self.last_batch} requests, K = {self.tokens_above} above"
 
+    @property
+    def edge(self) -> int:
+        """The first batch with the K above, where K may change from step to step."""
+        return (self.last_batch or 0) + 1
 
-@dataclass(frozen=True, slots=True)
-class LaunchCost:
-    """One launch and the time that it takes."""
-
-    name: str
-    start_s: float
-    measure_s: float
-    """For all requests."""
-    is_needed: bool = False
-    """Nothing can be said without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What is done in the time that there is."""
-
-    kept: tuple[str, ...]
-    left_out: tuple[tuple[str, str], ...]
-    """Launches with the reason."""
-    share: float
-    """Of the requests, 0 to 1."""
-    seconds: float
-    exceeded: str | None = None
-    """The budget as it was given, with the least there is, if even what is needed takes longer."""
-
-
-def fit_budget(wanted: Sequence[LaunchCost], *, budget_s: float | None) -> Budget:
-    """The first of the launches, which come in order of use, with as many requests as the time allows.
-
-    Needed ones stay in any case; of the others the last goes first.
-    """
-
-    def seconds(share: float) -> float:
-        return math.fsum(each.start_s + each.measure_s * share for each in kept)
-
-    kept, left_out, exceeded, share = list(wanted), [], None, 1.0
-    if budget_s is not None:
-        option = f"--budget {duration(budget_s)}"
-        while seconds(LEAST_SHARE) > budget_s and any(not each.is_needed for each in kept):
-            last = [each for each in kept if not each.is_needed][-1]
-            kept.remove(last)
-            left_out.append((last.name, option))
-        if (least_s := seconds(LEAST_SHARE)) > budget_s:
-            exceeded = f"`{option}`: {duration(math.ceil(least_s))} is the least (a guess)"
-        if measuring_s := seconds(1.0) - seconds(0.0):
-            share = min(1.0, max(LEAST_SHARE, (budget_s - seconds(0.0)) / measuring_s))
-    return Budget(tuple(each.name for each in kept), tuple(left_out), share, seconds(share), exceeded)
-
-
-def duration(seconds: float) -> str:
-    """`45s`, `20m`, `1h30m`: as `--budget` takes it."""
-    whole = round(seconds)
-    parts = ((whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s"))
-    return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
+    @property
+    def keys(self) -> dict[str, Any]:
+        """What a `speculation` block says of it."""
+        most = max(self.tokens, self.tokens_above)
+        if self.last_batch is None:
+            return {_K: most}
+        above = [self.edge, self.largest_load, self.tokens_above]
+        return {_K: most, _SCHEDULE: [[1, self.last_batch, self.tokens], above]}
 
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """A whole tune, before its first launch."""
+    """A tune before its first launch."""
 
     request: TuneRequest
     name: str
-    fingerprint: str
-    baseline: TuneLaunch
-    candidates: tuple[Candidate, ...]
-    workloads: tuple[str, ...]
-    temperatures: tuple[float, ...]
-    loads: tuple[int, ...]
-    objective: Objective
-    runner: str
+    keys: Mapping[str, Any]
+    """The `speculation` block without what says how many tokens are drafted."""
+    own_tokens: int
+    """The profile's K."""
+    most_tokens: int
+    """K_max, which is launched first: every smaller K is computed from it."""
+    baseline: Variant
+    largest: Variant
+    """With K_max."""
+    points: tuple[Point, ...]
     platform: str
-    left_out: tuple[CandidateInfo, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """What a workload is loaded from, by its name, if that is a file."""
-    expect: tuple[Expectation, ...] = ()
-    """The profile's promises."""
-    vllm: str = ""
-    """The version that is measured."""
-    file_hashes: Mapping[str, str] = field(default_factory=dict)
-    """Of the workloads that are files."""
-    prompts: int = 12
-    """Of a workload, to choose by; the others confirm."""
-    max_tokens: int = 128
-    budget_s: float | None = None
-    room: Fit = field(default_factory=lambda: Fit(1, ""))
+    vllm: str
+    room: Fit
     """How many servers run at the same time."""
-    hardware: Hardware | None = None
-    """What the profile is meant for."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Files, by the name of their workload."""
+    budget_s: float = 1800.0
+    """Launches included."""
+    schedule_obstacle: str | None = None
+    """Why vLLM would not follow a schedule by batch size, in one clause."""
 
     @property
-    def other_hardware(self) -> str | None:
-        """The same in words, if it is of another platform than this machine."""
-        name = self.hardware.accelerator if self.hardware else None
-        if self.hardware is None or name is None or (name == "cpu") == (self.platform == "cpu"):
-            return None
-        count = self.hardware.count * self.hardware.nodes
-        return f"{count}x{name}" if count > 1 else name
+    def max_tokens(self) -> int:
+        """Of an answer, at most."""
+        return _MAX_TOKENS[self.platform]
+
+    def variant(self, setting: Setting, *, notices: Notices) -> Variant:
+        """Plan the server with this setting. Raises ProfileError."""
+        if setting.tokens == self.most_tokens and setting.last_batch is None:
+            return self.largest
+        block = {**self.keys, **setting.keys}
+        return _planned(self.request.profile, setting.name, block, starts=True, notices=notices)
 
     @property
-    def points(self) -> tuple[Point, ...]:
-        """Every workload at every temperature and load."""
-        return points(self.workloads, concurrency=self.loads, rates=(), temperatures=self.temperatures)
+    def place(self) -> Path:
+        """Where its run lies: the same command finds it again, another one has its own place."""
+        files = [Path(text) for text in self.sources.values()]
+        texts = [sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+        plans = [each.plan and each.plan.fingerprint for each in (self.baseline, self.largest)]
+        points = [dataclasses.astuple(point) for point in self.points]
+        content = json.dumps([plans, points, texts, self.vllm, self.max_tokens])
+        mark = sha256(content.encode()).hexdigest()[:8]
+        return state_folder() / "tune" / f"{self.name}-{mark}"
 
     @property
-    def launches(self) -> list[TuneLaunch]:
-        """Every launch but the confirmation; a pass has the place of its launch in this list."""
-        return [self.baseline, *(launch for each in self.candidates for launch in each.launches)]
+    def start_s(self) -> float:
+        """Assumed seconds of a launch."""
+        return ASSUMED_SPEEDS[self.platform].start_s
 
-    @property
-    def budget(self) -> Budget:
-        """Which launches are made, and with how many of the prompts, by a guess of what they take."""
-        speed = ASSUMED_SPEEDS[self.platform]
-        first, second, *others = (
-            LaunchCost(
-                launch.name,
-                speed.start_s,
-                self._seconds(self._choosing_requests)
-                # a load between has two passes
-                + sum(
-                    speed.seconds(2 * PER_SLOT * load * _EXTRA_TOKENS / 2, load)
-                    for load in self.extra_loads(launch)
-                ),
-                is_needed=number < 2,
-            )
-            for number, launch in enumerate(self.launches)
-        )
-        confirming_s = self._seconds(self._confirming_requests) * 2 * ROUNDS
-        confirmation = [LaunchCost(TUNED, speed.start_s, confirming_s)] if self.request.confirm else []
-        return fit_budget([first, second, *confirmation, *others], budget_s=self.budget_s)
-
-    @property
-    def confirms(self) -> bool:
-        """Whether the choice is launched, too."""
-        return TUNED in self.budget.kept
-
-    @property
-    def confirmation_passes(self) -> float:
-        """What the fewest rounds of the confirmation take, in passes that choose."""
-        relative = self._seconds(self._confirming_requests) / self._seconds(self._choosing_requests)
-        return 2 * LEAST_ROUNDS * relative * len(self.points)
-
-    def _seconds(self, requests: Callable[[int], int]) -> float:
-        """Assumed seconds of a pass at every point."""
-        repeated, speed = len(self.workloads) * len(self.temperatures), ASSUMED_SPEEDS[self.platform]
-        return repeated * sum(speed.seconds(requests(load) * self.max_tokens, load) for load in self.loads)
-
-    def _choosing_requests(self, load: int) -> int:
-        return max(self.prompts, PER_SLOT * load)
-
-    def _confirming_requests(self, load: int, prompts: int | None = None) -> int:
-        """Requests of one round at one load."""
-        return max(PER_SLOT * load, -(-(prompts or self.prompts) // ROUNDS), 4)
-
-    @property
-    def digest(self) -> str:
-        """What tells runs apart whose passes must not be mixed."""
-
-        def launch(each: TuneLaunch) -> list[Any]:
-            fingerprint = each.arm.plan.fingerprint if each.arm.plan else ""
-            return [each.name, fingerprint, dict(each.tokens_by_load), each.most_tokens]
-
-        content = [
-            list(map(launch, self.launches)), [dict(each.keys) for each in self.candidates], self.workloads,
-            self.temperatures, self.loads, self.prompts, self.max_tokens, self.platform, self.vllm,
-            dict(self.file_hashes),
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-    def extra_loads(self, launch: TuneLaunch) -> list[int]:
-        """Loads at which only a step is timed."""
-        return [load for load in launch.tokens_by_load if load not in self.loads]
-
-    def passes(self, launch: TuneLaunch) -> list[tuple[int, Point]]:
-        """The block numbers and points of a launch, in order; a resumed tune finds its passes by these numbers.
-
-        Loads between come first and last, so that a bad minute of the machine is not all that is known of them.
-        """
-        between = [
-            (load, Point(self.workloads[0], self.temperatures[0], load)) for load in self.extra_loads(launch)
-        ]
-        before, after = ([(first + load, point) for load, point in between] for first in (EXTRA, AGAIN))
-        return [*before, *enumerate(self.points), *after]
-
-    def confirmation(self) -> list[tuple[int, Point]]:
-        """The same for the confirmation: rounds over all points."""
-        return [
-            (CONFIRMING + place * _ROUND + number, point)
-            for place in range(ROUNDS)
-            for number, point in enumerate(self.points)
-        ]
-
-    def block(
-        self,
-        number: int,
-        point: Point,
-        prompts: Sequence[Prompt],
-        *,
-        is_plain: bool = False,
-        share: float = 1.0,
-    ) -> Block:
-        """The requests of one pass. `share`: of the prompts, by the budget. `is_plain`: on the baseline."""
+    def block_s(self, point: Point, per_slot: int) -> float:
+        """Assumed seconds of one block on one server."""
         load = point.concurrency or 1
-        if number >= CONFIRMING:
-            place = (number - CONFIRMING) // _ROUND
-            turned = [*prompts[place % len(prompts) :], *prompts[: place % len(prompts)]]
-            wanted = share * self._confirming_requests(load, len(prompts))
-            count = max(4, 2 * load, round(wanted))
-            return Block(number, point, items(turned[:count], least=count), 77 + place)
-        if number >= EXTRA:
-            most = _EXTRA_TOKENS // 2 if is_plain else _EXTRA_TOKENS  # with one token a step fewer do
-            short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts]
-            count = load + max(2, load // 4)
-            return Block(number, point, items(short[:count], least=count), load)
-        some = prompts[: max(2, round(len(prompts) * share))]
-        return Block(number, point, items(some, least=PER_SLOT * load), number)
+        return ASSUMED_SPEEDS[self.platform].seconds(per_slot * load * self.max_tokens, load)
+
+    def seconds(self, per_slot: int, rounds: int) -> float:
+        """Assumed seconds of the whole: without speculation, with K_max, with the best K."""
+        launches = 3 if self.most_tokens > 1 else 2
+        servers = 2 * (launches - 1) if self.room.at_once > 1 else launches
+        round_s = sum(self.block_s(point, per_slot) for point in self.points)
+        return launches * self.start_s + servers * rounds * round_s
+
+    @property
+    def per_slot(self) -> int:
+        """Requests of a block for each that runs at once: as many as leave time for four rounds."""
+        fitting = (each for each in (3, 2) if self.seconds(each, ROUNDS // 2) <= self.budget_s)
+        return next(fitting, 1)
+
+
+def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePlan:
+    """Plan a command. `starts`: models, memory and machine are checked, too.
+
+    Raises ProfileError, CheckFailed, UsageError, FactError.
+    """
+    from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
+
+    options = LaunchOptions(port=0, alternative=request.alternative, starts=starts)
+    profile, launch = cleared(request.profile, options, notices=notices)
+    if profile.speculation is None:
+        raise UsageError(
+            f"`{profile.file}` does not speculate: there is nothing to tune",
+            hint="add a `speculation` section; `specserve drafts` lists drafts for the target",
+        )
+    names = ("profile", "workloads", "concurrency", "temperature")
+    wanted = BenchRequest(**{name: getattr(request, name) for name in names})
+    points, _ = points_of(wanted, profile, defaults=(_WORKLOADS, _LOADS[launch.platform]))
+    files = sources(request.workloads)
+    prompts_of((point.workload for point in points), files)  # refused before any launch
+    keys = {
+        key: value for key, value in profile.speculation.keys.items() if key not in (_K, _SCHEDULE)
+    }
+    given = str(profile.speculation.keys.get(_K) or 1)
+    own, most_requests = int(given) if given.isdigit() else 1, profile.engine.get("max_num_seqs")
+    most_requests = most_requests if isinstance(most_requests, int) else MOST_REQUESTS
+    if any((point.concurrency or 1) > most_requests for point in points):
+        raise too_many_requests(profile, most_requests)
+    most = request.most_tokens or max(own, USUAL_MOST_TOKENS)
+    if keys["method"] in ("dflash", "dspark", "mtp") or keys.get("parallel_drafting"):
+        most = min(request.most_tokens or own, own)  # such a head drafts a block of that size
+    largest = Setting(most)
+    planned = partial(_planned, request.profile, starts=starts, notices=notices)
+    baseline, variant = planned(BASELINE, None), planned(largest.name, {**keys, **largest.keys})
+    return TunePlan(
+        request=request,
+        name=profile.name,
+        keys=keys,
+        own_tokens=own,
+        most_tokens=most,
+        baseline=baseline,
+        largest=variant,
+        points=tuple(sorted(points, key=lambda point: point.concurrency or 1)),
+        platform=launch.platform,
+        vllm=launch.vllm,
+        room=fit([baseline, variant]),
+        sources=files,
+        budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=10.0),
+        schedule_obstacle=_schedule_obstacle(profile, launch, keys),
+    )
+
+
+def _planned(
+    path: str, name: str, block: Mapping[str, Any] | None, *, starts: bool, notices: Notices
+) -> Variant:
+    """Plan a server with this `speculation`; None: without."""
+    from specserve.vllm.arguments import jsonable
+
+    told = [] if block is None else [f"speculation={json.dumps(jsonable(block))}", _DETAILED]
+    return plan_arm(
+        path, name, told, check=False, starts=starts, notices=notices, baseline=block is None
+    )
 
 
 def too_many_requests(profile: Profile, most: int) -> UsageError:
@@ -346,21 +235,25 @@ def too_many_requests(profile: Profile, most: int) -> UsageError:
     )
 
 
-def is_optional(block: int) -> bool:
-    """Whether a pass is left out if the budget is used up: a load between, or a third round of the confirmation."""
-    return EXTRA <= block < CONFIRMING or block >= CONFIRMING + LEAST_ROUNDS * _ROUND
+_FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Source: vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
+_FOLLOWS_ON_V1 = (_FOLLOWS_ON_V2 - {"dspark"}) | {"ngram", "ngram_gpu", "draft_model"}
+"""Source: `_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
 
 
-def split(prompts: Sequence[Prompt], count: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Prompts to choose by, spread evenly, and the others, to confirm with: none is in both."""
-    count = max(1, min(count, (len(prompts) + 1) // 2))
-    chosen = {index * len(prompts) // count for index in range(count)}
-    first = tuple(prompt for index, prompt in enumerate(prompts) if index in chosen)
-    rest = tuple(prompt for index, prompt in enumerate(prompts) if index not in chosen)
-    return first, rest or first
+def _schedule_obstacle(profile: Profile, launch: LaunchPlan, keys: Mapping[str, Any]) -> str | None:
+    """Why the drafter follows no schedule by batch size, in one clause; None if it does."""
+    from specserve.memory.situation import runner_of
+
+    runner = "v1" if launch.platform == "cpu" else runner_of(profile, launch.vllm, keys)
+    engines, method = profile.engine.get("data_parallel_size"), str(keys["method"])
+    if isinstance(engines, int) and engines > 1:
+        return "vLLM has no schedule with data parallelism"
+    if method not in (_FOLLOWS_ON_V2 if runner == "v2" else _FOLLOWS_ON_V1):
+        return f"`{method}` follows no schedule on vLLM's {runner.upper()} runner"
+    return None
 
 
-def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
-    """Every prompt once, and as often again as it takes to have that many requests."""
-    count = max(least, len(prompts))
-    return numbered([prompts[at % len(prompts)] for at in range(count)])
+def loads_of(points: Sequence[Point]) -> list[int]:
+    """The concurrencies, in order."""
+    return sorted({point.concurrency or 1 for point in points})

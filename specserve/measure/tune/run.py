@@ -1,341 +1,302 @@
-"""One tune from its plan to its result: run in its directory, resumed by the same command, confirmed."""
+"""One tune: servers in turns with the one without speculation, up to the result."""
 
 from __future__ import annotations
 
-import json
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from zlib import crc32
 
-from specserve.diagnostics import Notices
-from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
-from specserve.measure.bench.plan import arm_order
+from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
+from specserve.measure.bench.figures import figures, speedup
+from specserve.measure.bench.plan import Block, arm_order, numbered, seeded
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Noted, OnNews, Pass, RunDirectory
+from specserve.measure.bench.rundir import RUN, Noted, RunDirectory, create, resume
 from specserve.measure.bench.traffic import Running
-from specserve.measure.bench.variants import Variant
+from specserve.measure.bench.variants import BASELINE, Variant, host, versions
 from specserve.measure.servers import Measurement, Outlet
-from specserve.measure.tune.candidates import chosen_arm
-from specserve.measure.tune.choose import Choice, Confirmed, after, choose, confirmed_of
-from specserve.measure.tune.earlier import EarlierRun, open_directory
-from specserve.measure.tune.plan import (
-    BASELINE,
-    CONFIRMING,
-    EXTRA,
-    LEAST_SHARE,
-    TUNED,
-    TunePlan,
-    duration,
-    is_optional,
-    split,
+from specserve.measure.tune.choose import (
+    beats,
+    choose,
+    launched_tokens,
+    next_schedule,
+    next_tokens,
+    passes_of,
+    rows,
 )
-from specserve.measure.tune.predict import predict
-from specserve.measure.tune.result import TuneResult, tune_result
-from specserve.measure.workloads.workload import Prompt
+from specserve.measure.tune.observe import steps_by_request
+from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
+from specserve.measure.tune.result import TuneResult
 from specserve.serve.signals import StopRequest, stop_on_signals
 
-_EXTRA_SHARE = 0.25
-"""A pass at a load between takes about this share of one at a point."""
+MAX_NOISE = 0.10
+"""A cell whose speedup is not known within this share is measured again."""
+_MAX_BETTER = 2
+"""Launches with a K that the ones before predict to be better."""
 
 
 class Tune(Measurement):
-    """A tune while it runs; a context manager, which ends what still serves."""
+    """A tune while it runs."""
 
-    def __init__(self, plan: TunePlan, directory: RunDirectory, on_news: OnNews, stop: StopRequest) -> None:
-        super().__init__(
-            directory, on_news, stop, points=plan.points, sources=plan.sources, max_tokens=plan.max_tokens
-        )
-        self.plan = plan
-        self.failed: dict[str, str] = {}
-        """Launches that could not be measured, with the reason."""
-        self._takes_turns = plan.room.at_once >= 2
-        """Whether the chosen server and the one without speculation run at the same time."""
-        self._stack = ExitStack()
-        self._plain: dict[str, Running] = {}
-        """The server without speculation, which stays up for the confirmation if two servers fit."""
-        self._began_s = time.monotonic()
-        self._confirms = False
-        """Whether a confirmation is still to come, for which a part of the budget is held back."""
-
-    def __enter__(self) -> Tune:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.__exit__(*exception)  # type: ignore[arg-type]
-
-    def measure(self) -> None:
-        """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays."""
-        plan, kept, baseline = self.plan, self.plan.budget.kept, self.plan.baseline
-        launches = [each for each in plan.launches if each.name in kept]
-        self._confirms = plan.confirms
-        self.expected.update((each.name, point) for each in launches for _, point in plan.passes(each))
-        self.expected.subtract((each.arm, each.point) for each in self.passes if each.block < CONFIRMING)
-        self.launches_left = len(launches)
-        # if the servers of the confirmation cannot run at once, this one is sent its prompts now
-        more = plan.confirmation() if plan.confirms and not self._takes_turns else []
-        self._measure(
-            0, [baseline.arm], [*plan.passes(baseline), *more], stays=plan.confirms and self._takes_turns
-        )
-        errors = []
-        for candidate in plan.candidates:
-            try:
-                for launch in candidate.launches:
-                    if launch in launches:
-                        self._measure(plan.launches.index(launch), [launch.arm], plan.passes(launch))
-            except (LaunchError, TrafficError) as error:  # further launches only add to the one that failed
-                errors.append(error)
-                self.failed[launch.name] = error.message
-                self.on_news(Noted(f"{launch.name} is left out: {error.message}"))
-        self._confirms = False
-        if errors and all(each.name in self.failed or each.name not in kept for each in plan.candidates):
-            raise errors[0]
-
-    def confirm(self, arm: Variant, *, number: int) -> None:
-        """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
-        arms = [arm, self.plan.baseline.arm] if self._takes_turns else [arm]
-        passes, there = self.plan.confirmation(), self._sent()
-        self.expected.clear()
-        self.expected.update(
-            (each.name, point)
-            for block, point in passes
-            for each in arms
-            if (number, block, each.name) not in there
-        )
-        self.launches_left = len(arms) - len(self._plain)
-        self._measure(number, arms, passes)
-
-    def confirmation_number(self, choice: Choice) -> int:
-        """The number of the launch that confirms a choice; another choice of a resumed tune has another one."""
-        return CONFIRMING + crc32(json.dumps(choice.speculation, sort_keys=True).encode())
-
-    def _sent(self) -> set[tuple[int, int, str]]:
-        """Launch, block and arm of every pass that is there."""
-        return {(each.launch, each.block, each.arm) for each in self.passes}
-
-    def _measure(
+    def __init__(
         self,
-        launch: int,
-        arms: Sequence[Variant],
-        passes: Sequence[tuple[int, Point]],
-        *,
-        stays: bool = False,
+        plan: TunePlan,
+        directory: RunDirectory,
+        outlet: Outlet,
+        stop: StopRequest,
+        stack: ExitStack,
     ) -> None:
-        """Start the servers and send the passes that are not there yet. `stays`: the server runs on afterwards."""
-        there, label, slots = self._sent(), str(launch), self.plan.room.slots
-        missing = [each for each in passes if any((launch, each[0], arm.name) not in there for arm in arms)]
-        if not missing or (self.is_late() and all(is_optional(block) for block, _ in missing)):
-            self.launches_left -= len(arms)
+        """`stack`: ends the server without speculation, which runs beside all others if it can."""
+        super().__init__(
+            directory,
+            stack.enter_context(outlet.open_view()),
+            stop,
+            points=plan.points,
+            sources=plan.sources,
+            max_tokens=plan.max_tokens,
+        )
+        self.plan, self._notices, self._stack = plan, outlet.notices, stack
+        self.takes_turns = directory.content["at_once"] > 1
+        self.per_slot = int(directory.content["per_slot"])
+        self.left_out: dict[str, str] = {}
+        """What was not measured, or not whole, with the reason."""
+        self.failed: dict[int, SpecserveError] = {}
+        """Every K whose launch failed."""
+        self.schedule: Setting | None = None
+        """One that was measured to be better than a single K."""
+        self._baseline: dict[str, Running] = {}
+        self.ends_s = time.monotonic() + plan.budget_s - float(directory.content["spent_s"])
+
+    def run(self) -> None:
+        """Measure what the choice needs. Raises LaunchError, TrafficError if no launch succeeds.
+
+        Every launch is sent the same blocks. K_max tells the acceptance of every smaller K and one
+        point of what a step costs; the K that it predicts to be the best tells another one.
+        """
+        plan = self.plan
+        first = dict.fromkeys([plan.most_tokens, min(plan.own_tokens, plan.most_tokens)])
+        largest = next((k for k in first if self.measure(Setting(k), later=k > 1)), None)
+        if largest is None:
+            raise next(iter(self.failed.values()))
+        speculating = [each for each in self.passes if each.arm != BASELINE]
+        if speculating and not steps_by_request(speculating):
+            self.note("the server does not report its steps: K that were not launched are unknown")
+        launched = [k for k in launched_tokens(self.passes) if k != largest]
+        for tokens in launched:  # by an earlier session, which may have been cut off
+            self.measure(Setting(tokens))
+        for _ in range(_MAX_BETTER - len(launched)):
+            wanted = next_tokens(rows(plan.points, self.passes), failed=self.failed)
+            if wanted is None:
+                break
+            self.measure(Setting(wanted))
+        self._try_schedule()
+
+    def _try_schedule(self) -> None:
+        """Measure a schedule and the best single K, also where the schedule changes K."""
+        plan, known = self.plan, rows(self.plan.points, self.passes)
+        choice = choose(plan.points, self.passes, plan.keys)
+        if choice.setting is None or choice.speculation is None:
             return
-        devices = {arms[0].name: slots[0], BASELINE: slots[1]} if len(slots) > 1 else {}
-        if stays:
-            own = devices.get(BASELINE)
-            self._plain[BASELINE] = self._stack.enter_context(self.server(arms[0], label=label, devices=own))
-        beside = self._plain if arms[-1].is_baseline else {}
-        with self.session(arms, label=label, devices=devices, beside=beside) as (servers, driver):
-            for number, point in missing:
-                if is_optional(number) and self.is_late():
-                    continue
-                is_choosing = number < CONFIRMING
-                block = self.plan.block(
-                    number,
-                    point,
-                    self.prompts(point.workload)[not is_choosing],
-                    is_plain=arms[0].is_baseline,
-                    share=self.share_now() if is_choosing else self.plan.budget.share,
-                )
-                for name in arm_order(block, list(servers)):
-                    if (launch, number, name) not in there:
+        single = choice.setting
+        wanted = next_schedule(known, single.tokens)
+        if wanted is None:
+            return
+        if plan.schedule_obstacle is not None:
+            self.note(f"a schedule by batch size could be better, but {plan.schedule_obstacle}")
+            return
+        edge = dict.fromkeys(replace(point, concurrency=wanted.edge) for point in plan.points)
+        extra = [point for point in edge if point not in plan.points]
+        if extra:
+            self.note(f"concurrency {wanted.edge}, where the schedule changes K, is measured, too")
+        if self.measure(single, extra, later=1) and self.measure(wanted, extra):
+            if beats(self.passes, wanted, single.tokens, [*plan.points, *extra]):
+                self.schedule = wanted
+            elif wanted.words not in self.left_out:
+                self.note(f"{wanted.words} was measured, and is not better than {single.words}")
+
+    def measure(self, setting: Setting, extra: Sequence[Point] = (), *, later: int = 0) -> bool:
+        """Send to this setting and to the baseline every block that is not there yet.
+
+        In turns if two servers fit, else to one after the other. `later`: launches that are still
+        to come, for which a part of the budget is kept. Returns False if the launch failed.
+        """
+        variant = self.plan.variant(setting, notices=self._notices)
+        points, launch = (*self.plan.points, *extra), 0
+        groups = [[self.plan.baseline], [variant]]
+        if self.takes_turns:
+            groups = [[self.plan.baseline, variant]]
+            names: list[str] = self.directory.content.setdefault("settings", [])
+            if setting.name not in names:
+                names.append(setting.name)
+                self.directory.update()
+            launch = names.index(setting.name)
+        try:
+            for place, group in enumerate(groups, start=1):
+                if self._todo(launch, group, points) and not self._is_late(group, points):
+                    self._session(group, launch, points, later=later + len(groups) - place)
+        except (LaunchError, TrafficError) as error:
+            self.failed[setting.tokens if setting.last_batch is None else 0] = error
+            self.left_out[setting.words] = error.message
+            self.on_news(Noted(f"{setting.words} is left out: {error.message}"))
+            return False
+        if todo := self._todo(launch, groups[-1], points):
+            when = (
+                f"after {todo[0][0]} of {ROUNDS} rounds" if todo[0][0] else "before it was measured"
+            )
+            self.left_out[setting.words] = f"the budget ended {when}"
+        return True
+
+    def _todo(
+        self, launch: int, group: Sequence[Variant], points: Sequence[Point]
+    ) -> list[tuple[int, Point]]:
+        """The rounds and points that one of the servers was not sent, in order."""
+        there = {each.key for each in self.passes}
+        found = [
+            (number, point)
+            for point in points
+            for number in range(self._rounds(group, point))
+            if any((launch, number, point, each.name) not in there for each in group)
+        ]
+        return sorted(found, key=lambda each: (each[0], seeded(repr(each)).random()))
+
+    def _rounds(self, group: Sequence[Variant], point: Point) -> int:
+        """Rounds at a point: twice as many where these do not tell the speedup well."""
+        if len(group) < 2:
+            return ROUNDS
+        found = speedup(self.passes, arm=group[-1].name, against=BASELINE, at=point)
+        is_noisy = found is not None and found.blocks >= ROUNDS and found.half() > MAX_NOISE
+        return 2 * ROUNDS if is_noisy else ROUNDS
+
+    def _start_s(self) -> float:
+        return max(self._starts_s, default=self.plan.start_s)
+
+    def _block_s(self, name: str, point: Point) -> float:
+        """What a block will take: as those before it on this server, else as the slowest there."""
+        others = [s for (_, at), took_s in self._took_s.items() if at == point for s in took_s]
+        own = self._took_s.get((name, point))
+        if own:
+            return fmean(own)
+        return max(others, default=self.plan.block_s(point, self.per_slot))
+
+    def _is_late(self, group: Sequence[Variant], points: Sequence[Point]) -> bool:
+        """Whether the budget has no room to start these servers and to send them one round."""
+        starts = sum(each.name not in self._baseline for each in group)
+        round_s = sum(self._block_s(each.name, point) for each in group for point in points)
+        return time.monotonic() + starts * self._start_s() + round_s > self.ends_s
+
+    def _session(
+        self, group: Sequence[Variant], launch: int, points: Sequence[Point], *, later: int
+    ) -> None:
+        """Start the servers, and send rounds to them until all are there or their time is up."""
+        label, slots = str(launch), self.plan.room.slots
+        devices = {each.name: slot for each, slot in zip(group, slots, strict=False)}
+        self.launches_left = sum(each.name not in self._baseline for each in group)
+        if self.takes_turns and not self._baseline:
+            server = self.server(group[0], label=label, devices=devices.get(BASELINE))
+            self._baseline[BASELINE] = self._stack.enter_context(server)
+        with self.session(group, label=label, devices=devices, beside=self._baseline) as session:
+            servers, driver = session
+            left_s, todo = self.ends_s - time.monotonic(), self._todo(launch, group, points)
+            own_s = (left_s - later * self._start_s()) / (later + 1)
+            if own_s < sum(self._block_s(each.name, point) for each in group for point in points):
+                own_s = left_s  # there is no room for the others in any case
+            ends_s = time.monotonic() + own_s
+            self.expected.clear()
+            self.expected.update((each.name, point) for _, point in todo for each in group)
+            while todo:
+                number, point = todo[0]
+                took_s = sum(self._block_s(each.name, point) for each in group)
+                if time.monotonic() + took_s > ends_s:
+                    return
+                block = self._block(number, point)
+                for name in arm_order(block, [each.name for each in group]):
+                    if (launch, number, point, name) not in {each.key for each in self.passes}:
                         self.send_block(servers[name], driver, block, launch=launch)
+                todo = self._todo(launch, group, points)
 
-    def prompts(self, workload: str) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-        """Those to choose by, and those held out for the confirmation."""
-        chosen, held_out = split(self.workloads[workload].prompts, self.plan.prompts)
-        if chosen == held_out:
-            self.note(f"{workload}: too few prompts to keep some for the confirmation")
-        return chosen, held_out
-
-    def _share_of(self, done: Pass) -> float:
-        """The share of a workload's prompts that a pass at a point was sent."""
-        return len({each.prompt for each in done.requests}) / len(self.prompts(done.point.workload)[0])
-
-    def _pass_s(self) -> float | None:
-        """What a pass with all prompts takes; None before the first."""
-        took_s = [each.duration_s / self._share_of(each) for each in self.passes if each.block < EXTRA]
-        return fmean(took_s) if took_s else None
-
-    def share_now(self) -> float:
-        """Of the prompts: as planned, and less if passes take longer than the budget has room for."""
-        left_s, pass_s, share = self.left_s(), self._pass_s(), self.plan.budget.share
-        if left_s is None or pass_s is None:
-            return share
-        left = 0.0
-        for (_, point), count in (+self.expected).items():
-            left += count if point in self.points else count * _EXTRA_SHARE
-        return min(share, max(LEAST_SHARE, left_s / (pass_s * max(1.0, left))))
-
-    def left_s(self) -> float | None:
-        """Of the budget, less what the confirmation needs; None without one."""
-        if self.plan.budget_s is None:
-            return None
-        spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
-        return self.plan.budget_s - spent_s - self.confirmation_s()
+    def _block(self, number: int, point: Point) -> Block:
+        """The requests of one round at one point: the next prompts of its workload."""
+        prompts, count = self.workloads[point.workload].prompts, self.per_slot
+        count *= point.concurrency or 1
+        line = seeded(f"{point}").sample(prompts, len(prompts))
+        some = [line[(number * count + at) % len(line)] for at in range(count)]
+        seed = seeded(f"{point} {number}").randrange(2**31)
+        return Block(number, point, numbered(some), seed)
 
     def _left_s(self) -> float:
-        """What the passes will take, at most what is left of the budget; but launches to come are made without one."""
-        left_s, budget_s = super()._left_s(), self.left_s()
-        return left_s if budget_s is None else min(left_s, max(budget_s, self._launches_s()))
+        return min(super()._left_s(), max(0.0, self.ends_s - time.monotonic()))
 
-    def confirmation_s(self) -> float:
-        """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
-        pass_s = self._pass_s()
-        if not self._confirms or pass_s is None:
-            return 0.0
-        sent_s = pass_s * self.plan.confirmation_passes * self.plan.budget.share
-        return sent_s + max(self._starts_s, default=0.0)
-
-    def is_late(self) -> bool:
-        """Whether the budget is used up."""
-        left_s = self.left_s()
-        return left_s is not None and left_s <= 0
-
-    def cut(self) -> str:
-        """How many passes the budget left out, in one clause; empty if none."""
-        there = self._sent()
-        begun = {launch for launch, _, _ in there}
-        planned = [
-            (number, block, each.name)
-            for number, each in enumerate(self.plan.launches)
-            if number in begun and each.name not in self.failed
-            for block, _ in self.plan.passes(each)
-        ]
-        missing = sum(each not in there for each in planned)
-        if not missing or self.plan.budget_s is None:
-            return ""
-        return (
-            f"the budget of {duration(self.plan.budget_s)} was used up after {len(planned) - missing} of "
-            f"{len(planned)} measurements: the prediction rests on these alone"
+    def result(self) -> TuneResult:
+        """What the passes say."""
+        plan, content = self.plan, self.directory.content
+        without = {}
+        for point in plan.points:
+            if found := figures(passes_of(self.passes, BASELINE, point)):
+                place = f"{point.workload}/{point.temperature:g}/{point.concurrency}"
+                without[place] = found.output_tokens_per_s
+        return TuneResult(
+            name=plan.name,
+            fingerprint=plan.baseline.plan.fingerprint if plan.baseline.plan else "",
+            created=content["created"],
+            duration_s=round(float(content["spent_s"]), 1),
+            versions={**versions(), **self.versions},
+            host=self.host,
+            platform=plan.platform,
+            launches=self.launches,
+            choice=choose(plan.points, self.passes, plan.keys, schedule=self.schedule),
+            rows=tuple(rows(plan.points, self.passes)),
+            tokens_per_s_without=without,
+            missing=tuple(f"{name}: {why}" for name, why in self.left_out.items()),
+            notes=tuple(self.notes),
         )
 
-    def budget_notes(self) -> list[str]:
-        """What the budget left out, for the result."""
-        found = [cut] if (cut := self.cut()) else []
-        least = min((self._share_of(each) for each in self.passes if each.block < EXTRA), default=1.0)
-        if least < 1:
-            found.append(
-                f"to stay within the budget, some measurements sent only {least:.0%} of a workload's prompts"
-            )
-        return found
 
+def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
+    """Return the result and its folder: of a new run, or of the one of the same command.
 
-def run_tune(
-    plan: TunePlan, found: EarlierRun | None, *, output: str | None, outlet: Outlet
-) -> tuple[TuneResult, Path, SpecserveError | None]:
-    """The result, where its raw data lies, and why the choice could not be confirmed, if it could not.
-
-    Raises UsageError if the limits leave no two launches, SpecserveError; what was measured stays.
+    Raises SpecserveError; what was measured stays.
     """
-    if plan.budget.exceeded:
-        raise UsageError(
-            "at least two launches are needed, one with speculation and one without, which is more than "
-            f"{plan.budget.exceeded}",
-            hint="raise this limit; `--dry-run` shows how long each launch takes",
-        )
-    began, say = time.monotonic(), outlet.notices.say
-    if found is not None and found.answers(plan.request) and (result := found.result()) is not None:
-        say(f"already measured on {found.begun}; use `-o` with another folder to measure again")
-        return result, found.path, None
-    directory = open_directory(plan, found, output)
+    began_s, is_there = time.monotonic(), (plan.place / RUN).is_file()
+    content = {
+        "kind": "tune",
+        "name": plan.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": host(platform_of_arms=plan.platform),
+        "at_once": plan.room.at_once,
+        "per_slot": plan.per_slot,
+        "spent_s": 0.0,
+    }
     with ExitStack() as stack:
+        directory = resume(plan.place) if is_there else create(plan.place, content)
         stack.enter_context(directory)
-        if found is not None:
-            say(f"resuming the run of {found.begun}; use `-o` with another folder to start over")
-            directory.update(asked=plan.request.json, is_complete=False)
+        day, place = directory.content["created"][:10], directory.path
+        begins = f"resuming the run of {day}; remove {place} to start over"
+        outlet.notices.say(begins if is_there else f"run directory: {place}")
         stop = stack.enter_context(stop_on_signals())
-        view = stack.enter_context(outlet.open_view())
-        names = ", ".join(name for name in plan.budget.kept if name != TUNED)
-        points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
-        say(f"measuring {points} on {names}; K up to {plan.candidates[0].most_tokens}")
-        say(
-            "concurrencies that you did not name are measured, too: prediction needs step times at other batch sizes"
-        )
-        say(f"run directory: {directory.path}")
-        tune = Tune(plan, directory, view, stop)
+        tune = Tune(plan, directory, outlet, stop, stack)
+        wait_s = max(0.0, tune.ends_s - time.monotonic())
+        timer = threading.Timer(wait_s, stop.request, [signal.SIGALRM])
+        timer.daemon = True
+        timer.start()
         try:
-            with tune:
-                result, failure = _tuned(tune, began, outlet=outlet)
+            tune.run()
+        except Interrupted as error:
+            if error.exit_code != 128 + signal.SIGALRM:
+                error.hint = "the same command resumes from what was measured"
+                raise
+            tune.left_out["the last block"] = "the budget ended while it was sent"
         except SpecserveError as error:
-            if tune.passes:
-                error.hint = error.hint or "the same command resumes from what was measured"
+            error.hint = error.hint or "the same command resumes from what was measured"
             raise
         finally:
-            directory.spend(began)
-    return result, directory.path, failure
-
-
-def unconfirmed(error: SpecserveError, *, write: bool) -> SpecserveError:
-    """The same error as that of a command whose choice was to be confirmed."""
-    rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
-    ways = f"the same command tries it again, {rather}"
-    error.message = f"the choice could not be confirmed: {error.message}"
-    error.hint = f"{error.hint}; {ways}" if error.hint else ways
-    return error
-
-
-def _tuned(tune: Tune, began: float, *, outlet: Outlet) -> tuple[TuneResult, SpecserveError | None]:
-    """The result, and why the choice could not be confirmed."""
-    plan, directory, failure = tune.plan, tune.directory, None
-    tune.measure()
-    notes = tune.budget_notes()
-    for note in notes:
-        outlet.notices.say(note)
-    kept = [
-        each for each in plan.candidates if each.name in plan.budget.kept and each.name not in tune.failed
-    ]
-    predictions = [predict(plan, tune.passes, each) for each in kept]
-    notes += [
-        f"{each.candidate.name}: no step could be timed, or the server did not report its steps"
-        for each in predictions
-        if not each.rows
-    ]
-    predictions = [each for each in predictions if each.rows]
-    if not predictions:
-        raise TrafficError(
-            "no configuration with speculation could be measured",
-            hint="use longer answers (`--max-tokens`), or another workload",
-        )
-    choice = choose(predictions, objective=plan.objective)
-    confirmed: tuple[Confirmed, ...] = ()
-    if choice.speculates and plan.confirms:
-        if tune.is_late():
-            notes.append("the budget was used up before the choice could be confirmed at every point")
-        else:
-            failure = _confirm(tune, choice, notices=outlet.notices)
-            notes += [f"the choice could not be confirmed: {failure.message}"] if failure else []
-        confirmed = confirmed_of(
-            plan, tune.passes, choice, predictions, launch=tune.confirmation_number(choice)
-        )
-        choice = after(choice, confirmed, objective=plan.objective)
-    if not confirmed:
-        choice = replace(choice, caveat=tune.cut())
-    tune.notes = [*tune.notes, *notes]
-    spent_s = float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
-    result = tune_result(plan, tune, predictions, choice, confirmed, failed=tune.failed, duration_s=spent_s)
-    for name, text in outlet.files(result).items():
-        directory.write(name, text)
-    directory.update(is_complete=failure is None)
-    return result, failure
-
-
-def _confirm(tune: Tune, choice: Choice, *, notices: Notices) -> SpecserveError | None:
-    """Measure the choice, and return why it could not be measured."""
-    assert choice.speculation is not None
-    arm = chosen_arm(tune.plan.request, choice.speculation, notices=notices)
-    try:
-        tune.confirm(arm, number=tune.confirmation_number(choice))
-    except (LaunchError, TrafficError) as error:
-        return error
-    return None
+            timer.cancel()
+            directory.spend(began_s)
+        result = tune.result()
+        for name, text in outlet.files(result).items():
+            directory.write(name, text)
+    return result, place

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune.observe import Steps, steps_of
-from specserve.measure.tune.predict import length_interval
+from specserve.measure.tune.observe import Steps, acceptance_length, steps_of
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
@@ -35,19 +34,13 @@ def true_length(requests: Sequence[Sequence[bool]], *, tokens: int) -> float:
     return sum(each.tokens for each in walks) / sum(len(each.accepted) for each in walks)
 
 
-def stitched(walks: Sequence[Steps], *, tokens: int) -> float:
-    found = length_interval(walks, tokens=tokens, draws=1)
-    assert found is not None
-    return found.value
-
-
 @given(texts, st.integers(1, 9))
 def test_with_the_k_that_was_measured_the_walk_says_what_was_measured(
     requests: list[list[bool]], most: int
 ) -> None:
     walks = [walk(text, tokens=most) for text in requests]
     measured = sum(each.tokens for each in walks) / sum(len(each.accepted) for each in walks)
-    assert stitched(walks, tokens=most) == pytest.approx(measured)
+    assert acceptance_length(walks, tokens=most) == pytest.approx(measured)
 
 
 @given(texts, st.integers(1, 9))
@@ -55,7 +48,7 @@ def test_lengths_grow_with_k_and_stay_between_one_and_k_plus_one(
     requests: list[list[bool]], most: int
 ) -> None:
     walks = [walk(text, tokens=most) for text in requests]
-    found = [stitched(walks, tokens=tokens) for tokens in range(most + 1)]
+    found = [acceptance_length(walks, tokens=tokens) for tokens in range(most + 1)]
     assert found[0] == pytest.approx(1.0)
     assert all(1.0 <= value <= tokens + 1 for tokens, value in enumerate(found))
     assert all(before <= after + 1e-12 for before, after in pairwise(found))
@@ -81,13 +74,13 @@ def test_the_stitched_walk_errs_by_less_than_its_published_error(rise: float) ->
     for most in (5, 7):
         walks = [walk(text, tokens=most) for text in texts]
         for tokens in range(1, most):
-            found = stitched(walks, tokens=tokens)
+            found = acceptance_length(walks, tokens=tokens)
             assert -0.029 <= found / true_length(texts, tokens=tokens) - 1 <= 0.027
 
 
 def test_a_step_that_accepted_all_goes_on_in_the_next() -> None:
     request = Steps((4, 2), (4, 4))
-    assert request.runs == (8, 7, 6, 5, 4, 3, 2, 1)
+    assert request.acceptable_from_each_token == (8, 7, 6, 5, 4, 3, 2, 1)
     assert request.steps_with(1) == 4
     assert request.steps_with(4) == 2
 
