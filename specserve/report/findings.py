@@ -144,51 +144,25 @@ def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> 
 
 def summary(report: Report) -> str:
     """The last line: what was found in how many profiles that could be read; what was left out is never passed."""
-    read = report.profiles - len(_unread(report))
-    profiles = count(read, "profile")
-    infos = report.count(Severity.INFO)
-    left_out = len({code for item in report.skipped for code in item.codes})
-    skipped = [f"{count(left_out, 'rule')} skipped"] if left_out else []
-    ignored = [f"{report.suppressed} ignored"] if report.suppressed else []
-    hidden, not_judged = [*skipped, *ignored], _not_judged(report)
-    if len(report.findings) == infos:
-        noted = [count(infos, "info")] if infos else []
-        if left_out:
-            return f"No errors found in {profiles}; {', '.join([*noted, *hidden])}{not_judged}"
-        return (
-            ", ".join([f"All checks passed: {profiles}", f"{report.rules} rules", *noted, *hidden])
-            + not_judged
-        )
-    counts = [(report.count(severity), severity.value) for severity in Severity]
-    found = [count(number, word) for number, word in counts if number]
-    inside = f" in {profiles}" if read else ""
-    sentence = f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]}{inside}"
-    return ", ".join([sentence, *hidden]) + not_judged
-
-
-def _unread(report: Report) -> set[str]:
-    """The files that are missing or cannot be read."""
-    return {finding.span.file for finding in report.findings if finding.code == "SD001"}
-
-
-def _not_judged(report: Report) -> str:
-    """How many rules a broken file kept from running; where there is no file, nothing was kept."""
-    absent = _unread(report)
-    counts = [
-        report.rules if verdict.not_run is None else len(verdict.not_run)
-        for verdict in report.verdicts
-        if verdict.not_run or (verdict.not_run is None and verdict.verdict == "invalid")
-        if verdict.file not in absent
-    ]
-    if not any(counts):
-        return ""
-    broken = any(verdict.verdict == "invalid" for verdict in report.verdicts)
-    where = "" if report.profiles == 1 else f" on {len(counts)} of them"
-    most = "up to " if len(set(counts)) > 1 else ""
-    rules = count(max(counts), "rule")
-    were = "was" if max(counts) == 1 else "were"
-    why = f" because {'the file is' if len(counts) == 1 else 'the files are'} invalid" if broken else ""
-    return f"; {most}{rules} {were} not run{where}{why}"
+    unread = {finding.span.file for finding in report.findings if finding.code == "SD001"}
+    read = report.profiles - len(unread)
+    found = [count(number, each.value) for each in Severity if (number := report.count(each))]
+    skipped = len({code for item in report.skipped for code in item.codes})
+    more = [f"{count(skipped, 'rule')} skipped"] if skipped else []
+    more += [f"{report.suppressed} ignored"] if report.suppressed else []
+    if len(report.findings) > report.count(Severity.INFO):
+        words = " and ".join(filter(None, [", ".join(found[:-1]), found[-1]]))
+        inside = f" in {count(read, 'profile')}" if read else ""
+        parts = [f"Found {words}{inside}", *more]
+    elif skipped:
+        parts = [f"No errors found in {count(read, 'profile')}; {', '.join([*found, *more])}"]
+    else:
+        parts = [f"All checks passed: {count(read, 'profile')}", f"{report.rules} rules", *found, *more]
+    broken = [item for item in report.verdicts if item.not_run or item.verdict == "invalid"]
+    broken = [item for item in broken if item.file not in unread]
+    lost = [report.rules if item.not_run is None else len(item.not_run) for item in broken]
+    why = f"; {count(max(lost), 'rule')} were not run because the file is invalid" if any(lost) else ""
+    return f"{', '.join(parts)}{why}"
 
 
 def _head(finding: Finding, stream: TextIO) -> str:

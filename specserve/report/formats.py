@@ -17,7 +17,7 @@ from specserve import __version__
 from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
 from specserve.report.console import escaped, json_text
 from specserve.report.manual import HOME, Page, body, pages
-from specserve.report.text import fields_of, json_document
+from specserve.report.text import count, fields_of, json_document
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -208,7 +208,7 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
         lines.append(_command(command, finding.code, place, "\n".join([*text, *_remarks(finding)])))
     for item in skipped:
         place = {"file": _from_root(item.profile)} if _is_file(item.profile) else {}
-        words = f"{item.profile}: {len(item.codes)} rules did not run: {item.reason}"
+        words = f"{item.profile}: {count(len(item.codes), 'rule')} did not run: {item.reason}"
         lines.append(_command("warning", item.group, place, words))
     return "".join(lines)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.report.console import LiveLine, escaped, is_terminal, mute, out, say, styled, wrapped
+from specserve.report.console import LiveLine, escaped, mute, out, say, wrapped
 
 
 @given(st.text())
@@ -19,11 +19,6 @@ def test_cleaned_text_gives_a_terminal_no_orders(text: str) -> None:
     shown = escaped(text)
     assert not [c for c in shown if (ord(c) < 32 and c not in "\t\n") or 0x7F <= ord(c) <= 0x9F]
     assert not set(shown) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2069\u2028")
-
-
-@given(st.text(st.characters(categories=["L", "N", "P", "S"])))
-def test_readable_text_stays_as_it_is(text: str) -> None:
-    assert escaped(text) == text
 
 
 @given(st.lists(st.text("ab`-,.", min_size=1, max_size=30), min_size=1).map(" ".join))
@@ -62,22 +57,6 @@ def test_a_live_line_is_gone_before_anything_else_is_written(
     assert terminal.getvalue().startswith(
         f"{erased}stopping the servers{erased}the budget was used up\nmore\n"
     )
-
-
-def test_data_goes_to_stdout_and_talk_to_stderr_each_with_one_newline(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out("data")
-    out("block\n")
-    say("talk")
-    assert capsys.readouterr() == ("data\nblock\n", "talk\n")
-
-
-def test_a_closed_stream_is_no_terminal() -> None:
-    stream = io.StringIO()
-    stream.close()
-    assert not is_terminal(stream)
-    assert styled("x", "red", stream=stream) == "x"
 
 
 def test_a_stream_whose_reader_has_gone_can_be_muted() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 import pytest
 
 from specserve.report import answer, console
@@ -46,18 +43,3 @@ def test_a_pipe_hears_a_line_every_ten_seconds(clock: Clock, capsys: pytest.Capt
         "generating: 4 of 200 lines, 20 s, 40 tokens/s",
         "generating: 14 of 200 lines, 30 s, 40 tokens/s",
     ]
-
-
-def test_a_terminal_gets_a_live_line_that_is_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    with generation_line() as show:
-        show(GenerateStatus(2, 2, ready_s=0.0))
-    written = screen.getvalue()
-    assert "2 of 2 lines" in written
-    assert written.endswith("\x1b[K")  # the line is erased

@@ -32,28 +32,6 @@ def parsed(command: str) -> tuple[str, dict[str, str], str]:
     return match[1], {name: unquote(value) for name, value in properties.items()}, unquote(match[3])
 
 
-def test_a_finding_is_a_command_with_its_place_and_its_words() -> None:
-    command, properties, text = parsed(github([FINDING]))
-    assert command == "error"
-    assert properties == {
-        "title": "specserve (SD104)",
-        "file": "child.yaml",
-        "line": "5",
-        "col": "31",
-        "endLine": "5",
-        "endColumn": "32",
-    }
-    assert text == "child.yaml:5:31: SD104 draft is split"
-
-
-@pytest.mark.parametrize(
-    ("severity", "command"),
-    [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.INFO, "notice")],
-)
-def test_each_severity_has_its_command(severity: Severity, command: str) -> None:
-    assert parsed(github([replace(FINDING, severity=severity)]))[0] == command
-
-
 def test_columns_are_left_out_where_a_finding_spans_lines() -> None:
     over = replace(FINDING, span=Span("child.yaml", 5, 31, 7, 4))
     _, properties, _ = parsed(github([over]))

@@ -91,11 +91,6 @@ def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
     assert list(known) and list(pages()) == sorted(known)
 
 
-def test_a_retired_code_says_why_it_is_gone() -> None:
-    with pytest.raises(UsageError, match="SD129 is no longer a rule: vLLM refuses such settings itself"):
-        find("sd129")
-
-
 @pytest.mark.parametrize("word", ["SD104", "sd104", "split-draft", "Split_Draft", " SD104 "])
 def test_a_page_is_found_by_code_and_by_name_in_any_case(word: str) -> None:
     assert find(word).code == "SD104"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from specserve.report.text import fields_of, json_document, json_values
+from specserve.report.text import json_document
 
 
 class _Word(StrEnum):
@@ -44,20 +44,7 @@ def test_a_document_begins_with_its_version_and_holds_nested_data_classes() -> N
     }
 
 
-def test_floats_are_rounded_to_significant_digits_and_whole_numbers_are_not() -> None:
-    assert json_values({"a": [1234.5678, 0.00012345678], "b": 1234567, "c": True}, digits=3) == {
-        "a": [1230.0, 0.000123],
-        "b": 1234567,
-        "c": True,
-    }
-    assert json_values([math.nan, -math.inf]) == [None, None]
-
-
 def test_text_from_elsewhere_steers_no_terminal_and_means_the_same() -> None:
     text = json_document({"name": "\x1b[2J ü"})
     assert "\x1b" not in text and "ü" in text
     assert json.loads(text)["name"] == "\x1b[2J ü"
-
-
-def test_picked_attributes_keep_their_names_and_order() -> None:
-    assert list(fields_of(OUTER.inner, "word", "figure").items()) == [("word", "PAYS"), ("figure", None)]

@@ -12,7 +12,7 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.servers import JsonView, TextView, kv_cache_line, memory_line, ready_block
+from specserve.report.servers import JsonView, TextView, memory_line, ready_block
 from specserve.report.text import duration
 from specserve.serve import events
 from specserve.serve.events import MemoryFigures, Phase
@@ -99,11 +99,6 @@ def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_server_that_died_is_not_said_to_have_stopped(capsys: pytest.CaptureFixture[str]) -> None:
-    TextView(PLAN)(events.Stopped(0.1, killed=True))
-    assert capsys.readouterr().err == ""
-
-
 def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     view = JsonView(PLAN)
     for event in LIFE:
@@ -170,19 +165,6 @@ def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:
     block = ready_block(replace(READY, model='it\'s "odd"'), PLAN, log_path="/l")
     (line,) = [line for line in block.splitlines() if line.startswith("curl ")]
     assert json.loads(shlex.split(line)[-1])["model"] == 'it\'s "odd"'
-
-
-def test_a_name_cannot_inject_control_sequences() -> None:
-    assert "\x1b" not in ready_block(replace(READY, model="\x1b[2Jdemo"), PLAN, log_path="/l")
-
-
-def test_what_vllm_did_not_report_is_said_to_be_unknown() -> None:
-    assert memory_line(MemoryFigures(), resident_bytes=None) == "weights unknown, KV cache unknown"
-    assert kv_cache_line(MemoryFigures()) == "size unknown"
-    assert kv_cache_line(MemoryFigures(kv_cache_tokens=160)) == "160 tokens"
-    assert kv_cache_line(MemoryFigures(kv_cache_tokens=160, max_concurrency=2.0)).endswith(
-        "room for 2.0 requests of full length"
-    )
 
 
 def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:

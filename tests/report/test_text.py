@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.checks.run import lint
-from specserve.diagnostics import Finding, ProfileVerdict, Related, Report, Severity, Skipped, Span
+from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.source import read
 from specserve.report.findings import concise, masked, render, summary
 from specserve.report.text import Column, Table
@@ -89,12 +89,6 @@ def test_of_a_long_line_the_part_with_the_mark_is_shown(write: Write) -> None:
     assert text[4].count("^") == 5
 
 
-def test_a_mark_that_spans_lines_ends_with_the_first(write: Write) -> None:
-    file = write("engine:\n  a: 1\n  b: 2")
-    text = render([finding(file, 2, 3, 4, span=Span(str(file), 2, 3, 3, 7))], stream=io.StringIO())
-    assert text.splitlines()[-2:] == ["2 |   a: 1", "  |   ^^^^"]
-
-
 def test_control_characters_of_a_file_reach_no_terminal(write: Write) -> None:
     file = write("a: x\x1b[2Jy\u202ez  # \x9b31m")
     text = plain(finding(file, 1, 4, 5, message="bad \x1b]0;t\x07", label="\x1b[1m", help="\x07"))
@@ -162,35 +156,6 @@ def test_colours_are_for_terminals_that_want_them(write: Write, monkeypatch: pyt
     assert "\x1b" not in render([bad], stream=Terminal())
 
 
-def test_the_last_line_counts_in_words(write: Write) -> None:
-    file = write("a: 1")
-    verdicts = (ProfileVerdict("a", "a", "0", "ok"), ProfileVerdict("b", "b", "1", "ok"))
-    error, warning = finding(file, 1, 1, 2), finding(file, 1, 1, 2, severity=Severity.WARNING)
-    assert summary(Report(verdicts=verdicts, rules=3)) == "All checks passed: 2 profiles, 3 rules"
-    assert summary(Report(verdicts=verdicts[:1], rules=3, suppressed=2)).endswith(
-        "1 profile, 3 rules, 2 ignored"
-    )
-    found = Report((error, error, warning), verdicts=verdicts)
-    assert summary(found) == "Found 2 errors and 1 warning in 2 profiles"
-
-
-def test_the_last_line_counts_the_rules_that_a_broken_file_kept_from_running(write: Write) -> None:
-    broken, gone = str(write("a: [")), "gone.yaml"
-    error = replace(finding(Path(broken), 1, 1, 2), code="SD002")
-    alone = Report((error,), verdicts=(ProfileVerdict(broken, None, None, "invalid"),), rules=61)
-    assert summary(alone) == "Found 1 error in 1 profile; 61 rules were not run because the file is invalid"
-    more = replace(alone, verdicts=(*alone.verdicts, ProfileVerdict("b", "b", "0", "ok")))
-    assert summary(more).endswith(
-        "in 2 profiles; 61 rules were not run on 1 of them because the file is invalid"
-    )
-    absent = replace(error, code="SD001", span=Span(gone))
-    nothing = Report((absent,), verdicts=(ProfileVerdict(gone, None, None, "invalid"),), rules=61)
-    assert summary(nothing) == "Found 1 error"
-    assert summary(replace(nothing, verdicts=(*nothing.verdicts, *more.verdicts))).startswith(
-        "Found 1 error in 2 profiles"
-    )
-
-
 def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:
     file = write("a: 1\nb: 2")
     info = finding(file, 1, 1, 2, severity=Severity.INFO, code="SD113", help="pin it", notes=("why",))
@@ -210,29 +175,6 @@ def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:
         "  = note: why",
         "  = help: pin it",
     ]
-
-
-def test_infos_alone_are_a_pass_and_are_counted(write: Write) -> None:
-    info = finding(write("a: 1"), 1, 1, 2, severity=Severity.INFO)
-    verdicts = (ProfileVerdict("a", "a", "0", "ok"),)
-    assert summary(Report((info,), verdicts=verdicts, rules=3)) == (
-        "All checks passed: 1 profile, 3 rules, 1 info"
-    )
-    warned = replace(info, severity=Severity.WARNING)
-    found = Report((info, info, warned, finding(Path("a"), 1, 1, 2)), verdicts=verdicts, rules=3)
-    assert summary(found) == "Found 1 error, 1 warning and 2 infos in 1 profile"
-
-
-def test_a_group_that_did_not_run_has_its_line_too() -> None:
-    skipped = (Skipped("a.yaml", "models", ("SD201", "SD202"), "no network", "unreachable"),)
-    assert concise([], skipped=skipped) == "a.yaml:1:1: skipped[models] no network\n"
-
-
-def test_lines_that_are_not_shown_between_two_places_are_three_dots(write: Write) -> None:
-    file = write("a: 1\nb: 2\nc: 3")
-    for line, between in ((2, False), (3, True)):
-        related = (Related(Span(str(file), line, 1, line, 2), "here"),)
-        assert ("..." in plain(finding(file, 1, 1, 2, related=related)).splitlines()) is between
 
 
 def test_a_table_that_is_too_wide_is_a_list_of_its_rows() -> None:
