@@ -118,7 +118,7 @@ def verify(
     result = run_verification(request, notices=notices, progress=progress, start_view=StartView)
     is_json = format is TextOrJson.JSON
     out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
-    if result.has_failed or (strict and result.is_open):
+    if result.has_failed or (strict and result.verdict.level == "open"):
         raise typer.Exit(1)
 
 

@@ -105,7 +105,8 @@ def _faults(found: Verification) -> Iterator[str]:
     if found.greedy is not None and found.greedy.wrong:
         yield f"{len(found.greedy.wrong):,} of {found.greedy.tokens:,} tokens are wrong at T = 0"
     for item in found.sampled:
-        yield from (f"{reason} at T = {item.temperature:g}" for reason in item.reasons)
+        if item.verdict.sentence:
+            yield f"{item.verdict.sentence} at T = {item.temperature:g}"
 
 
 def _excluded(found: Verification) -> Iterator[str]:
@@ -125,15 +126,14 @@ def _is_bounded(part: Greedy) -> bool:
 
 def _details(found: Verification) -> Iterator[tuple[str, str]]:
     if (part := found.greedy) is not None:
-        gap = f", largest {part.largest_gap:.2g}" if part.near_ties else ""
         yield (
             "T = 0",
             f"{part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
-            f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats{gap}), {len(part.wrong):,} wrong, "
+            f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats), {len(part.wrong):,} wrong, "
             f"{part.cleared_on_rescore:,} wrong only once",
         )
     for item in found.sampled:
-        seen = "; ".join(item.reasons) or "no difference seen"
+        seen = item.verdict.sentence or "no difference seen"
         tokens = f"{item.tokens:,} tokens of {count(item.answers, 'answer')}"
         yield f"T = {item.temperature:g}", f"{item.verdict.word}: {tokens}: {seen}; {item.strays:,} strays"
 

@@ -200,6 +200,8 @@ def test_a_broken_state_is_told_and_down_clears_what_runs(
     capsys: pytest.CaptureFixture[str], state: Path
 ) -> None:
     server = left()
+    record = registry.read("demo")
+    assert record is not None and record.scratch is not None and Path(record.scratch).exists()
     (state / "servers" / "demo" / "state.json").write_text("{")
     (seen,) = servers(capsys)
     assert seen["state"] == "lost"
@@ -208,6 +210,7 @@ def test_a_broken_state_is_told_and_down_clears_what_runs(
     assert run(["down", "--all"]) == 0
     assert "demo: cleared" in capsys.readouterr().err
     assert not is_healthy(server.url)
+    assert not Path(record.scratch).exists()
     assert servers(capsys) == []
 
 

@@ -31,7 +31,6 @@ GREEDY = Greedy(
     answers=28,
     tokens=1792,
     near_ties=2,
-    largest_gap=0.031,
     wrong_share=Estimate(0.0, 0.0, 0.00295, 1792, EXACT),
 )
 SAMPLED = Sampled(
@@ -99,7 +98,7 @@ WRONG = replace(
         cleared_on_rescore=1,
     ),
     sampled=(
-        replace(SAMPLED, verdict=verdict_of(LOSSY), reasons=(HOT,), excluded_percent=None),
+        replace(SAMPLED, verdict=verdict_of(LOSSY, HOT), excluded_percent=None),
         replace(SAMPLED, temperature=1.0),
     ),
     smoke=(*RIGHT.smoke, Smoke("logprobs", "not ok", "the text goes on after ', x'")),
@@ -126,11 +125,11 @@ def test_a_right_server_is_not_described_by_a_number_that_frightens() -> None:
 
 
 def test_what_fails_and_what_is_open() -> None:
-    assert not RIGHT.has_failed and not RIGHT.is_open
-    assert WRONG.has_failed and not WRONG.is_open
+    assert not RIGHT.has_failed
+    assert WRONG.has_failed
     assert replace(RIGHT, smoke=WRONG.smoke).has_failed
     for open_one in (LOOSE, NONE):
-        assert open_one.is_open and not open_one.has_failed
+        assert open_one.verdict.level == "open" and not open_one.has_failed
     assert json.loads(verify_json(NONE))["excluded_temperature_percent"] is None
 
 

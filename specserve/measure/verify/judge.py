@@ -70,7 +70,6 @@ def judge_greedy(
     `wrong`: the suspects that a second score did not clear; `cleared`: how many it cleared.
     """
     gaps = [position.gap for answer in answers for position in answer.positions]
-    ties = [gap for gap in gaps if 0 < gap <= TIE_TOLERANCE]
     share = Estimate(0.0, 0.0, 1.0, 0, _EXACT)
     if gaps:
         found = statistics.library("scipy.stats").binomtest(len(wrong), len(gaps))
@@ -85,8 +84,7 @@ def judge_greedy(
         verdict=verdict_of(word),
         answers=len(answers),
         tokens=len(gaps),
-        near_ties=len(ties),
-        largest_gap=max(ties, default=0.0),
+        near_ties=sum(0 < gap <= TIE_TOLERANCE for gap in gaps),
         wrong_share=share,
         wrong=tuple(_wrong_token(*item) for item in wrong),
         cleared_on_rescore=cleared,
@@ -179,7 +177,6 @@ def judge_sampled(tallies: Sequence[Tally], temperature: float) -> Sampled:
         temperature_error_percent=error,
         excluded_percent=excluded if not reasons and excluded <= WIDEST_PERCENT else None,
         strays=strays,
-        reasons=tuple(reasons),
     )
 
 

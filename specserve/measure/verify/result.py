@@ -55,8 +55,6 @@ class Greedy:
     tokens: int
     near_ties: int
     """Tokens behind the best one by no more than the tolerance."""
-    largest_gap: float
-    """The largest gap of a near-tie, in nats."""
     wrong_share: Estimate
     """The share of wrong tokens, 0 to 1."""
     wrong: tuple[WrongToken, ...] = ()
@@ -79,8 +77,6 @@ class Sampled:
     """The smallest error of the temperature that the run excludes; None if it excludes none."""
     strays: int
     """Tokens of the least likely 0.01 % of their distributions."""
-    reasons: tuple[str, ...] = ()
-    """What speaks against it, for LOSSY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +117,3 @@ class Verification:
     def has_failed(self) -> bool:
         """Whether anything is wrong: a lossy part or a smoke test."""
         return self.verdict.level == "bad" or any(item.outcome == "not ok" for item in self.smoke)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a fault larger than the margins is still possible."""
-        return self.verdict.level == "open"

@@ -80,9 +80,7 @@ def _position(step: Any, token: int, count: int) -> Position:
         raise ValueError
     mine = entries[token]
     # the emitted token is listed too if it is not among the `count` likeliest
-    rank = mine.get("rank")
-    is_top = int(rank) <= count if rank is not None else len(entries) <= count
-    top = [item for item in logprobs.items() if is_top or item[0] != token]
+    top = [item for item in logprobs.items() if len(entries) <= count or item[0] != token]
     top.sort(key=lambda item: -item[1])
     return Position(
         token=token,

@@ -58,11 +58,15 @@ def mark_of(pid: int) -> str:
 
     vLLM's engine processes write their title over their environment, so silence proves nothing.
     """
+    return _variable(pid, MARK)
+
+
+def _variable(pid: int, name: str) -> str:
+    """A variable of one of our processes; empty if it has none."""
     with contextlib.suppress(OSError), Path(f"/proc/{pid}/environ").open("rb") as file:
-        start = f"{MARK}=".encode()
-        if (
-            os.fstat(file.fileno()).st_uid == os.geteuid()
-        ):  # root may read it of others, and must not believe it
+        start = f"{name}=".encode()
+        # root may read it of others, and must not believe it
+        if os.fstat(file.fileno()).st_uid == os.geteuid():
             found = (item for item in file.read().split(b"\0") if item.startswith(start))
             return next(found, b"").removeprefix(start).decode(errors="replace")
     return ""
@@ -155,6 +159,7 @@ class Marked(Group):
         self._mark = mark(name)
         self._sessions = set()
         for pid in marked(name):
+            self.scratch = Path(_variable(pid, "TMPDIR"))  # removed only if it is one that we made
             with contextlib.suppress(OSError):
                 self._sessions |= {pid} & {os.getsid(pid)}
         self._leader = identity(min(self._sessions)) if self._sessions else None

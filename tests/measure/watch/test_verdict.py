@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.measure.expect import Judged, Kept
+from specserve.measure.expect import Kept
 from specserve.measure.statistics import Verdict
 from specserve.measure.watch.verdict import (
     COLLAPSED,
@@ -57,10 +57,6 @@ class TestCollapse:
         names = [EngineName("demo", str(number)) for number in range(8)]
         each = {name: gain(shares=DEAD if name.engine == "5" else GOOD) for name in names}
         assert judged(readings(*[each] * 12)).sentence.endswith("1.03 (engine 5) tokens per step")
-
-    def test_begins_below_a_length_of_1_05(self) -> None:
-        assert dead_drafts(readings(*[gain(shares=(0.05, 0.0))] * 12)) is None
-        assert dead_drafts(readings(*[gain(shares=(0.04, 0.0))] * 12)) is not None
 
     def test_is_also_what_a_whole_interval_says_that_is_short(self) -> None:
         parts = readings(*[gain(4000, shares=DEAD)] * 12, every_s=0.5)
@@ -118,38 +114,8 @@ class TestPromises:
         assert [kept(1000, 0, 0), kept(900, 100, 0)] == ["kept", "missed"]
         assert [kept(100, 0, 0), kept(0, 0, 0)] == ["undecided", "undecided"]
 
-    def test_are_judged_where_they_hold(self, profile: MakeProfile) -> None:
-        """Counters tell no workload and no temperature."""
-        text = """
-        expect:
-          - {workload: code, min_mean_acceptance_length: 3.9}
-          - {temperature: 0.7, min_mean_acceptance_length: 3.8}
-          - {concurrency: 16, max_ttft_p99_ms: 90, min_speedup: 2}
-          - {min_mean_acceptance_length: 2.1}
-        """
-
-        def found(running: int) -> dict[float, Judged]:
-            seen = figures(readings(*[gain(ttft_s=MANY)] * 12, running=running))
-            return {one.limit.promised: one for one in judge_promises(profile(text), seen)}
-
-        quiet = found(running=2)
-        assert [quiet[at].kept for at in (3.9, 3.8, 90, 2, 2.1)] == [
-            *("not judged", "not judged", "missed", "not judged", "kept")
-        ]
-        assert quiet[3.9].why == "the promise is for the workload `code`"
-        assert "`specserve bench` measures it" in (quiet[2].why or "")
-        assert found(running=30)[90].kept == "not judged"
-
-    def test_of_time_that_are_open_are_named(self, profile: MakeProfile) -> None:
-        verdict = judged(readings(*[gain()] * 12), profile("expect: [{max_tpot_p99_ms: 9}]"))
-        assert verdict.word == STEADY
-        assert "`max_tpot_p99_ms` is undecided: there are too few requests" in verdict.sentence
-
 
 class TestAdvice:
-    def test_without_a_reason_there_is_none(self) -> None:
-        assert advice() is None
-
     def test_a_dead_draft_is_restarted(self) -> None:
         found = advice(word=COLLAPSED)
         assert found is not None and found.code == "restart"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,13 +10,13 @@ import pytest
 
 from specserve.errors import FactError, TrafficError
 from specserve.measure.watch import watch as module
-from specserve.measure.watch.verdict import COLLAPSED, MISSED, STEADY, UNDECIDED, UNSEEN
+from specserve.measure.watch.verdict import COLLAPSED, STEADY, UNDECIDED, UNSEEN
 from specserve.measure.watch.watch import WatchedServer, WatchReport, reports
 from specserve.measure.watch.window import Reading
 from specserve.metrics.prometheus import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving
+from metrics_server import Script, Traffic, serving
 
 GOOD = (0.8, 0.6, 0.5, 0.3)
 DEAD = (0.02, 0.01, 0.0, 0.0)
@@ -137,17 +135,6 @@ def test_an_absence_without_a_restart_loses_nothing(after: After, watched: Watch
     assert (report.window.counted.acceptance.drafts, report.window.seconds) == (400, 20.0)
 
 
-def test_a_server_that_never_answered_is_waited_for_unless_once(watched: Watched) -> None:
-    watched.error = TrafficError("nothing listens")
-    every = reports(watched, window_s=60, interval_s=5)
-    assert [next(every).verdict.word for _ in range(20)] == ["UNSEEN"] * 20
-    with pytest.raises(TrafficError, match="nothing listens"):
-        next(reports(watched, window_s=60, interval_s=5, once=True))
-    watched.error = FactError("the metrics are SGLang's")
-    with pytest.raises(FactError):
-        next(reports(watched, window_s=60, interval_s=5))
-
-
 def test_looks_come_in_time_and_a_slow_answer_does_not_hurry_the_next(clock: Clock, watched: Watched) -> None:
     every: Iterator[WatchReport] = reports(watched, window_s=12, interval_s=5, once=True)
     assert [report.at_s for report in every] == [0, 5, 10, 12]
@@ -158,72 +145,7 @@ def test_looks_come_in_time_and_a_slow_answer_does_not_hurry_the_next(clock: Clo
     assert [next(every).at_s - begin_s for _ in range(2)] == [20, 25]
 
 
-def test_a_profile_that_speculates_and_a_server_that_does_not(script: Script, tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    file.write_text("target: {model: org/t}\nspeculation: {method: ngram, num_speculative_tokens: 4}\n")
-    script.engines[0].speculates = False
-    with serving(script) as url:
-        report = next(reports(WatchedServer(url, profile=str(file)), window_s=60, interval_s=5))
-    assert report.verdict.word == MISSED
-    assert f"{file}:2:" in report.verdict.sentence
-
-
-def test_nothing_grows_with_time(after: After) -> None:
-    def held(looks: int) -> int:
-        """Bytes after so many more looks."""
-        after(*[GOOD] * looks)
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        held(60)
-        assert abs(held(60) - held(60)) < 60_000
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("fault", ["drip", "trickle", "cut", "gzip", "rubbish", "silent", "elsewhere"])
-def test_hostile_answers_are_told_and_outlived(
-    fault: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(script) as url:
-        every = reports(WatchedServer(url), window_s=60, interval_s=5)
-        next(every)
-        script.fault = fault
-        with monkeypatch.context() as patch:
-            # an answer may take its time, except one that never ends
-            endless = fault in {"drip", "trickle", "silent"}
-            patch.setattr(module, "_TIMEOUT_S", 0.1 if endless else 60)
-            assert next(every).verdict.word == UNSEEN
-        script.fault = None
-        script.engines[0].step(300, GOOD)
-        window = next(every).window
-        assert window is not None and window.counted.acceptance.drafts == 300
-
-
-@pytest.mark.parametrize("extra", ["generation_tokens_total{} NaN", "num_requests_running{} -5"])
-def test_impossible_numbers_never_become_figures(extra: str, after: After, script: Script) -> None:
-    after(GOOD)
-    script.extra = f"vllm:{extra}\n"
-    assert "the metrics are invalid:" in after(GOOD).verdict.sentence
-    script.extra = ""
-    assert after(GOOD).window is not None
-
-
 def test_several_models_are_no_server_of_vllm() -> None:
     several = Script([Traffic(model="a"), Traffic(model="b")])
     with serving(several) as url, pytest.raises(FactError, match="several models: `a`, `b`"):
         WatchedServer(url).read()
-
-
-def test_a_server_is_found_again_over_sockets(script: Script) -> None:
-    port = free_port()
-    every = reports(WatchedServer(f"http://127.0.0.1:{port}"), window_s=60, interval_s=5)
-    assert "nothing listens" in next(every).verdict.sentence
-    with serving(script, port=port):
-        assert next(every).trouble is None
-    assert next(every).verdict.word == UNSEEN
-    script.engines = [Traffic(created_s=1.8e9)]
-    with serving(script, port=port):
-        assert next(every).restarts == 1

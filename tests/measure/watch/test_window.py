@@ -22,7 +22,7 @@ from specserve.measure.watch.window import (
     gained,
     p99_ms,
 )
-from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
+from specserve.metrics.counters import Histogram
 from specserve.metrics.prometheus import Metrics, read
 from tests.measure.watch.conftest import DEMO, gain, readings
 
@@ -142,13 +142,6 @@ class TestWindow:
         longest_s = max(seconds for seconds, _ in steps)
         assert window.readings[-1].at_s - window.readings[0].at_s <= span_s * 1.02 + longest_s
 
-    def test_begins_anew_after_a_restart(self) -> None:
-        window, before = Window(60.0), readings(*[gain()] * 6)
-        assert all(map(window.add, before))
-        anew = replace(readings(gain(50))[1], at_s=40.0)
-        assert not window.add(anew)
-        assert list(window.readings) == [anew]
-
 
 def engine(drafts: int, *, created_s: float | None = None) -> Metrics:
     one = readings(gain(drafts))[1].metrics.engines[DEMO]
@@ -161,13 +154,3 @@ def test_a_restart_is_told_by_counters_that_dropped_or_by_another_birth() -> Non
     assert gained(before, Reading(5, engine(500, created_s=2.0))) is None
     found = gained(before, Reading(5, engine(500, created_s=1.0)))
     assert found is not None and found.acceptance.drafts == 400
-
-
-def test_an_engine_that_came_or_went_is_a_restart() -> None:
-    one, two = engine(100), engine(200)
-    both = Metrics({**one.engines, EngineName("demo", "1"): two.engines[DEMO]})
-    assert gained(Reading(0, one), Reading(5, both)) is None
-    assert gained(Reading(0, both), Reading(5, one)) is None
-    assert gained(Reading(0, both), Reading(5, both)) == Counters(
-        Acceptance(accepted_per_position=(0, 0, 0, 0))
-    )
