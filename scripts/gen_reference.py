@@ -267,7 +267,7 @@ _OUTPUTS: Mapping[str, str] = {
     "`lint` and `check`": "report/three.json",
     "`plan`": "plan/llama8b-eagle3-schedule.json",
     "`diff`": "report/diff.json",
-    "`verify`": "report/verify-right.json",
+    "`verify`": "report/verify-wrong.json",
     "`bench`, and its `result.json`": "report/bench.json",
 }
 _BY_NAME = {

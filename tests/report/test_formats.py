@@ -26,6 +26,11 @@ def test_as_one_line_each(three: Report, golden: Golden) -> None:
     golden("report/three-concise.txt", concise(three.findings))
 
 
+def test_as_json(three: Report, golden: Golden) -> None:
+    """The reference of JSON is made from it."""
+    golden("report/three.json", report_json(three) + "\n")
+
+
 def test_as_workflow_commands(three: Report, golden: Golden) -> None:
     golden("report/three-github.txt", github(three.findings))
 
