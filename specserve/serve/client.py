@@ -1,16 +1,12 @@
-"""One streamed request to a server, through the `openai` client, and what it cost. Prints nothing."""
+"""One streamed request to a server, and what it cost. Prints nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +19,10 @@ from specserve.serve.requests import Endpoint, Reading, scrape
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
 OnText = Callable[[Kind, str], None]
-_HEADERS = frozenset(
-    ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
-)
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
 _SHORT_S, _ANSWER_S = 10.0, 3600.0
 """All of an answer that needs no model, and of one that a model writes."""
 _SHORT_BYTES, _STREAM_BYTES = 4 << 20, 64 << 20
-_READING: ContextVar[Reading] = ContextVar("_READING")
-"""The answer that this thread reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +74,16 @@ class SpeculationCounts:
 
 
 class Client:
-    """A connection to one server; a context manager. Every failure is a TrafficError with a way out.
+    """Requests to one server; a context manager. Every failure is a TrafficError with a way out.
 
-    Nothing of the environment reaches the server: no `OPENAI_*` variable, and for loopback no proxy.
+    Each request has a connection of its own: vLLM closes idle ones, and a request that meets the end is lost.
+    Nothing of the environment reaches the server, and no proxy is used.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        import openai
-
-        library = import_module(openai.DefaultHttpxClient.__mro__[1].__module__)  # httpx, or what followed it
         self._endpoint = endpoint
-        with _without_openai_variables():
-            self._http = openai.DefaultHttpxClient(
-                trust_env=not endpoint.is_loopback,
-                follow_redirects=False,
-                timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
-                # no connection is used twice: vLLM closes idle ones, and a request that meets the end is lost
-                limits=library.Limits(max_keepalive_connections=0),
-                event_hooks={
-                    "request": [self._only_what_was_asked_for, _watch_connection],
-                    "response": [self._end_if_closed, partial(_count_bytes, library.SyncByteStream)],
-                },
-            )
-            self._openai = openai.OpenAI(
-                api_key="none", base_url=endpoint.api, max_retries=0, http_client=self._http
-            )
+        self._readings: set[Reading] = set()
+        self._is_closed = False
 
     @property
     def root(self) -> str:
@@ -119,19 +95,6 @@ class Client:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-    def _only_what_was_asked_for(self, request: Any) -> None:
-        """The client library adds headers, also from the environment; a list of what may pass is safer."""
-        for name in list(request.headers.keys()):
-            if name.lower() not in _HEADERS:
-                del request.headers[name]
-        if self._endpoint.api_key and str(request.url).startswith(f"{self._endpoint.api}/"):
-            request.headers["Authorization"] = f"Bearer {self._endpoint.api_key}"
-
-    def _end_if_closed(self, response: Any) -> None:
-        """A connection that was still being opened while another thread called `close` ends here."""
-        if self._http.is_closed:
-            response.extensions["network_stream"].close()
 
     def models(self) -> list[str]:
         """The names that the server serves."""
@@ -164,12 +127,11 @@ class Client:
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """What the server says about its models, by name."""
-        with self._reading("/v1/models", limit_s=_SHORT_S):
-            answer = _content(self._openai.get("/models", cast_to=object))
-            try:
-                return {str(model["id"]): dict(model) for model in answer["data"]}
-            except (ValueError, LookupError, TypeError):
-                raise requests.no_api(self._endpoint) from None
+        answer = self._whole("/v1/models", limit_s=_SHORT_S)
+        try:
+            return {str(model["id"]): dict(model) for model in answer["data"]}
+        except (ValueError, LookupError, TypeError):
+            raise requests.no_api(self._endpoint) from None
 
     def post(
         self,
@@ -183,26 +145,24 @@ class Client:
 
         Raises requests.RequestRefused if the server does not take the request, else TrafficError.
         """
-        with self._reading(f"/v1/{path}", model=model, most_bytes=most_bytes):
-            answer = _content(self._openai.post(f"/{path}", cast_to=object, body=dict(body)))
-            if not isinstance(answer, dict):
-                raise requests.no_api(self._endpoint)
-            return answer
+        answer = self._whole(f"/v1/{path}", body, model=model, most_bytes=most_bytes)
+        if not isinstance(answer, dict):
+            raise requests.no_api(self._endpoint)
+        return answer
 
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
         """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
         # what is not a JSON object with a count is a server that cannot count
-        reading = self._reading("/tokenize", limit_s=_SHORT_S)
-        with contextlib.suppress(TrafficError, LookupError, TypeError), reading:
-            url = f"{self._endpoint.root}/tokenize"
-            answer = _content(self._openai.post(url, cast_to=object, body=dict(body)))
-            count = answer["count"]
+        with contextlib.suppress(TrafficError, LookupError, TypeError):
+            count = self._whole("/tokenize", body, limit_s=_SHORT_S)["count"]
             return count if isinstance(count, int) and count >= 0 else None
         return None
 
     def close(self) -> None:
         """Break off whatever runs."""
-        self._http.close()
+        self._is_closed = True
+        for reading in tuple(self._readings):
+            reading.shut()
 
     def metrics(self) -> Metrics | None:
         """The server's counters; None if it shows none."""
@@ -236,19 +196,17 @@ class Client:
     ) -> tuple[Answer, object]:
         answer, summary = Answer(model=model, mode=mode), None
         said: dict[Kind, list[str]] = {"text": [], "reasoning": []}
-        path = "/v1/completions" if mode == "completion" else "/v1/chat/completions"
-        with self._reading(path, model=model, most_bytes=_STREAM_BYTES):
-            started = time.perf_counter()
-            with self._create(question, model, mode) as stream:
-                for chunk in stream:
-                    pieces = [(kind, text) for kind, text in _pieces(chunk, mode) if text]
-                    if pieces:
-                        answer.last_token_s = time.perf_counter() - started
-                        answer.ttft_s = answer.ttft_s or answer.last_token_s
-                    for kind, text in pieces:
-                        said[kind].append(text)
-                        on_text(kind, text)
-                    summary = _take_figures(answer, chunk) or summary
+        started = time.perf_counter()
+        with contextlib.closing(self._events(question, model, mode)) as stream:
+            for chunk in stream:
+                pieces = [(kind, text) for kind, text in _pieces(chunk, mode) if text]
+                if pieces:
+                    answer.last_token_s = time.perf_counter() - started
+                    answer.ttft_s = answer.ttft_s or answer.last_token_s
+                for kind, text in pieces:
+                    said[kind].append(text)
+                    on_text(kind, text)
+                summary = _take_figures(answer, chunk) or summary
         answer.text, answer.reasoning = "".join(said["text"]), "".join(said["reasoning"])
         if answer.finish_reason is None:
             raise TrafficError(
@@ -256,17 +214,23 @@ class Client:
             )
         return answer, summary
 
-    def _create(self, question: Question, model: str, mode: Mode) -> Any:
-        options: dict[str, Any] = {
+    def _events(self, question: Question, model: str, mode: Mode) -> Generator[dict[str, Any], None, None]:
+        body: dict[str, Any] = {
             name: value
             for name in ("max_tokens", "temperature", "seed")
             if (value := getattr(question, name)) is not None
         }
-        options |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        path = "/v1/completions" if mode == "completion" else "/v1/chat/completions"
         if mode == "completion":
-            return self._openai.completions.create(prompt=question.prompt, **options)
-        messages: Any = [{"role": "user", "content": question.prompt}]
-        return self._openai.chat.completions.create(messages=messages, **options)
+            body["prompt"] = question.prompt
+        else:
+            body["messages"] = [{"role": "user", "content": question.prompt}]
+        with self._sent(path, body, model=model, most_bytes=_STREAM_BYTES) as pieces:
+            for event in _events(pieces):
+                if "error" in event:
+                    raise requests.failed_midway(self._endpoint, event)
+                yield event
 
     def _speculation(self, summary: object, before: Metrics | None) -> SpeculationCounts:
         counted = of_request(summary)
@@ -296,105 +260,102 @@ class Client:
             time.sleep(0.02)
         return None
 
+    def _whole(self, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """The JSON of an answer that comes whole; `options` as those of `_sent`."""
+        with self._sent(path, body, **options) as pieces:
+            return json.loads(b"".join(pieces))
+
     @contextlib.contextmanager
-    def _reading(
+    def _sent(
         self,
         path: str,
+        body: Mapping[str, Any] | None = None,
         *,
         model: str | None = None,
         most_bytes: int = _SHORT_BYTES,
         limit_s: float | None = None,
-    ) -> Iterator[None]:
-        """One request, within bounds of bytes and time; what goes wrong is a TrafficError."""
-        url, limit_s = f"{self._endpoint.root}{path}", limit_s or _ANSWER_S
+    ) -> Iterator[Iterator[bytes]]:
+        """The bytes of a good answer as they come, within bounds; what goes wrong is a TrafficError."""
         try:
-            with requests.bounded(url, most_bytes=most_bytes, limit_s=limit_s) as reading:
-                token = _READING.set(reading)
+            with requests.sent(
+                f"{self._endpoint.root}{path}",
+                key=self._endpoint.api_key if path.startswith("/v1/") else None,
+                body=None if body is None else json.dumps(dict(body)),
+                connect_s=_CONNECT_S,
+                read_s=_READ_S,
+                limit_s=limit_s or _ANSWER_S,
+                most_bytes=most_bytes,
+                on_reading=self._register,
+            ) as (status, pieces, reading):
                 try:
-                    yield
+                    if not 200 <= status < 300:
+                        reading.most_bytes = _SHORT_BYTES
+                        said = requests.message_in(b"".join(pieces).decode(errors="replace"))
+                        raise requests.of_status(self._endpoint, status, said, model=model)
+                    yield pieces
                 finally:
-                    _READING.reset(token)
+                    self._readings.discard(reading)
         except SpecserveError:
             raise
         except Exception as error:
-            failure = requests.of_exception(self._endpoint, error, model=model)
+            failure = requests.of_exception(self._endpoint, error)
             if failure is None:
                 raise
             raise failure from error
 
-
-def _watch_connection(request: Any) -> None:
-    """Have the HTTP library tell by which socket an answer comes, so that its time can end."""
-    reading = _READING.get()
-
-    def trace(_event: str, info: Mapping[str, Any]) -> None:
-        about = getattr(info.get("return_value"), "get_extra_info", None)
-        if about is not None:
-            reading.connected(about("socket"))
-
-    request.headers["Accept-Encoding"] = "identity"
-    request.extensions["trace"] = trace
+    def _register(self, reading: Reading) -> None:
+        """Called before it connects, and again when it has: `close` may come in between."""
+        self._readings.add(reading)
+        if self._is_closed:
+            reading.shut()
 
 
-def _count_bytes(base: type, response: Any) -> None:
-    """Count the bytes of an answer as they come. `base`: the HTTP library's class of streams."""
-    reading, pieces = _READING.get(), response.stream
-    reading.refuse_encoding(response.headers.get("Content-Encoding"))
-    if response.status_code != 200:
-        reading.most_bytes = _SHORT_BYTES
-    is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
-    count = reading.count_events if is_stream else reading.count
-
-    class Counted(base):  # type: ignore[misc]
-        def __iter__(self) -> Iterator[bytes]:
-            for piece in pieces:
-                count(piece)
-                yield piece
-
-        def close(self) -> None:
-            pieces.close()
-
-    response.stream = Counted()
+def _events(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects of a stream of server-sent events, up to `[DONE]`. Raises ValueError for one that is no object."""
+    rest, data = b"", list[bytes]()
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            name, _, value = line.rstrip(b"\r").partition(b":")
+            if name == b"data":
+                data.append(value.strip())
+            elif not line.strip() and data:
+                text, data = b"\n".join(data), []
+                if text == b"[DONE]":
+                    return
+                event = json.loads(text)
+                if not isinstance(event, dict):
+                    raise ValueError(f"an event is {type(event).__name__} instead of an object")
+                yield event
 
 
-def _content(answer: object) -> Any:
-    """An answer; the client library leaves one as text whose header does not call it JSON."""
-    return json.loads(answer) if isinstance(answer, str) else answer
-
-
-def _pieces(chunk: Any, mode: Mode) -> Iterator[tuple[Kind, str]]:
-    """The text of one chunk. A server is not trusted to send what the client library declares."""
-    for choice in getattr(chunk, "choices", None) or ():
+def _pieces(chunk: Mapping[str, Any], mode: Mode) -> Iterator[tuple[Kind, str]]:
+    """The text of one chunk. A server is not trusted to send what the API declares."""
+    for choice in _choices(chunk):
         if mode == "completion":
             yield "text", _text(choice, "text")
         else:
-            delta = getattr(choice, "delta", None)
+            delta = choice.get("delta")
             yield "reasoning", _text(delta, "reasoning") or _text(delta, "reasoning_content")
             yield "text", _text(delta, "content")
 
 
+def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = chunk.get("choices")
+    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+
+
 def _text(holder: object, name: str) -> str:
-    value = getattr(holder, name, None)
+    value = holder.get(name) if isinstance(holder, dict) else None
     return value if isinstance(value, str) else ""
 
 
-def _take_figures(answer: Answer, chunk: Any) -> object:
+def _take_figures(answer: Answer, chunk: Mapping[str, Any]) -> object:
     """Finish reason and usage go into the answer; the summary of speculation, if it is there, is returned."""
-    for choice in getattr(chunk, "choices", None) or ():
+    for choice in _choices(chunk):
         answer.finish_reason = _text(choice, "finish_reason") or answer.finish_reason
-    usage = getattr(chunk, "usage", None)
+    usage, metrics = chunk.get("usage"), chunk.get("metrics")
     for name in ("prompt_tokens", "completion_tokens"):
-        if isinstance(count := getattr(usage, name, None), int):
+        if isinstance(usage, dict) and isinstance(count := usage.get(name), int):
             setattr(answer, name, count)
-    metrics = getattr(chunk, "metrics", None)
     return metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-
-
-@contextlib.contextmanager
-def _without_openai_variables() -> Iterator[None]:
-    """The client library takes what it is not given from `OPENAI_*`: keys, organisation, headers."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OPENAI_")}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)

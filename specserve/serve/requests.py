@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,26 +97,22 @@ class NoChatTemplate(RequestRefused):
     """The server cannot chat with this model; it can still continue a text."""
 
 
-def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> TrafficError | None:
-    """The failure that an exception of the client library, or of the HTTP library below it, stands for."""
-    import openai
-
-    if isinstance(error, openai.APIStatusError):
-        return of_status(endpoint, error.status_code, _message(error.body, str(error)), model=model)
-    if isinstance(error, openai.APIConnectionError):
-        return _of_transport(endpoint, error.__cause__ or error)
-    if isinstance(error, openai.APIError):
-        return TrafficError(
-            f"the server failed in the middle of the answer: {_said(endpoint, error.message)}"
-        )
-    # httpx or httpx2, as the client library's version has it
-    if isinstance(error, Unbounded) or type(error).__module__.startswith("httpx"):
+def of_exception(endpoint: Endpoint, error: Exception) -> TrafficError | None:
+    """The failure that an exception of a socket, of http.client or of json stands for."""
+    if isinstance(error, OSError | http.client.HTTPException):
         return _of_transport(endpoint, error)
-    if isinstance(error, ValueError | RecursionError | openai.OpenAIError):
+    if isinstance(error, ValueError | RecursionError):
         return TrafficError(
             f"the server at {endpoint.root} sent an invalid answer: {_said(endpoint, str(error))}"
         )
     return None
+
+
+def failed_midway(endpoint: Endpoint, event: Mapping[str, Any]) -> TrafficError:
+    """An error that came as an event of the answer's stream."""
+    return TrafficError(
+        f"the server failed in the middle of the answer: {_said(endpoint, _message(event, str(event)))}"
+    )
 
 
 def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | None = None) -> TrafficError:
@@ -156,22 +152,20 @@ def _address_hint(endpoint: Endpoint) -> str:
 
 
 def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
-    """An exception of a socket, of http.client or of httpx, whose classes are known by their names."""
+    """An exception of a socket or of http.client."""
     name, text = type(error).__name__, str(error)
     if isinstance(error, Unbounded):
         return TrafficError(text, hint="no vLLM server answers like that: check the address")
-    if isinstance(error, ConnectionRefusedError) or (
-        name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text)
-    ):
+    if isinstance(error, ConnectionRefusedError):
         return TrafficError(
             f"nothing listens at {endpoint.root}",
             hint="`specserve ps` lists detached servers, also one that is starting; `specserve up PROFILE` starts one",
         )
-    if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"} or (
+    if isinstance(error, http.client.InvalidURL) or (
         isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
     ):
         return TrafficError(f"cannot reach {endpoint.root}: {_said(endpoint, text or name)}")
-    if "Timeout" in name:
+    if isinstance(error, TimeoutError):
         return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
     return TrafficError(
         f"the connection to {endpoint.root} was interrupted: {_said(endpoint, text or name)}",
@@ -243,6 +237,10 @@ class Reading:
     def cut(self) -> None:
         """The time is over. A timeout of the socket would begin again with each byte."""
         self._late.set()
+        self.shut()
+
+    def shut(self) -> None:
+        """End the connection, if there is one."""
         with contextlib.suppress(OSError):
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -300,46 +298,87 @@ class Response:
     text: str
 
 
-def fetch(
-    url: str, *, timeout_s: float | None, key: str | None = None, body: str | None = None, verify: bool = True
-) -> Response:
-    """GET, or POST of a JSON body, directly: no proxy, no redirect. Raises OSError, HTTPException or ValueError.
+@contextlib.contextmanager
+def sent(
+    url: str,
+    *,
+    connect_s: float | None,
+    read_s: float | None,
+    limit_s: float | None,
+    most_bytes: int = MOST_BYTES,
+    key: str | None = None,
+    body: str | None = None,
+    accept: str = "application/json",
+    verify: bool = True,
+    on_reading: Callable[[Reading], None] = lambda _reading: None,
+) -> Iterator[tuple[int, Iterator[bytes], Reading]]:
+    """GET, or POST of a JSON body, directly: no proxy, no redirect. Gives the status and the bytes as they come.
 
-    `verify`: check the certificate. `timeout_s` None: no limit on the time.
+    Raises OSError, HTTPException or ValueError. `connect_s`, `read_s`, `limit_s`: limits to connecting, to a wait for
+    more and to all of it, None for none; `verify`: check the certificate; `on_reading` is called before and after
+    the connection is made.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(host, port, timeout=connect_s)
     if parts.scheme == "https":
         import ssl
 
         context = ssl.create_default_context() if verify else ssl._create_unverified_context()  # noqa: S323
-        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
-    headers = {"Accept": "text/plain; version=0.0.4", "Connection": "close"}
+        connection = http.client.HTTPSConnection(host, port, timeout=connect_s, context=context)
+    headers = {"Accept": accept, "Connection": "close"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
     if body is not None:
-        headers |= {"Accept": "application/json", "Content-Type": "application/json"}
+        headers["Content-Type"] = "application/json"
     with (
         contextlib.closing(connection),
-        bounded(url, limit_s=_PATIENCE * timeout_s if timeout_s else None) as reading,
+        bounded(url, most_bytes=most_bytes, limit_s=limit_s) as reading,
     ):
-        connection.connect()
+        on_reading(reading)
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise OSError(f"no connection within {connect_s:.3g} s") from None
+        connection.sock.settimeout(read_s)
         reading.connected(connection.sock)
+        on_reading(reading)
         connection.request("GET" if body is None else "POST", parts.path or "/", body=body, headers=headers)
         with connection.getresponse() as response:
             reading.refuse_encoding(response.headers.get("Content-Encoding"))
-            return Response(response.status, _text(response, reading))
+            yield response.status, _pieces(response, reading), reading
 
 
-def _text(response: http.client.HTTPResponse, reading: Reading) -> str:
-    data = bytearray()
+def _pieces(response: http.client.HTTPResponse, reading: Reading) -> Iterator[bytes]:
+    is_stream = response.headers.get("Content-Type", "").startswith("text/event-stream")
+    count = reading.count_events if is_stream else reading.count
     while piece := response.read1(_CHUNK_BYTES):
-        reading.count(piece)
-        data += piece
+        count(piece)
+        yield piece
     if response.length:  # it said that more would come
         raise http.client.IncompleteRead(b"", response.length)
-    return data.decode(errors="replace")
+
+
+def fetch(
+    url: str, *, timeout_s: float | None, key: str | None = None, body: str | None = None, verify: bool = True
+) -> Response:
+    """GET, or POST of a JSON body, read whole. Raises OSError, HTTPException or ValueError.
+
+    `verify`: check the certificate. `timeout_s` None: no limit on the time.
+    """
+    accept = "text/plain; version=0.0.4" if body is None else "application/json"
+    limit_s = _PATIENCE * timeout_s if timeout_s else None
+    with sent(
+        url,
+        connect_s=timeout_s,
+        read_s=timeout_s,
+        limit_s=limit_s,
+        key=key,
+        body=body,
+        accept=accept,
+        verify=verify,
+    ) as (status, pieces, _):
+        return Response(status, b"".join(pieces).decode(errors="replace"))
 
 
 def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:

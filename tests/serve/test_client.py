@@ -317,7 +317,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
         ("http://localhost.example.com", False),
     ],
 )
-def test_proxies_are_for_other_machines_only(url: str, is_loopback: bool) -> None:
+def test_addresses_of_this_machine_are_told_from_others(url: str, is_loopback: bool) -> None:
     assert endpoint(url).is_loopback is is_loopback
 
 
