@@ -26,8 +26,7 @@ def test_as_one_line_each(three: Report, golden: Golden) -> None:
     golden("report/three-concise.txt", concise(three.findings))
 
 
-def test_as_json(three: Report, golden: Golden) -> None:
-    """The reference of JSON is made from it."""
+def test_as_json_of_which_the_reference_is_made(three: Report, golden: Golden) -> None:
     golden("report/three.json", report_json(three) + "\n")
 
 
