@@ -34,6 +34,7 @@ _COMPUTED_BY = {
     "formula": "computed by formula",
     "published": "computed by formula from the copy of the models' config.json that ships with specserve",
 }
+_UNKNOWN = "not known whether it fits"
 _SMALL = 0.005
 """A share of the KV cache that rounds to nothing."""
 
@@ -71,14 +72,18 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> Iterator[str]:
         yield from ("not checked", f"{count(errors, 'error')} in the profile")
         return
     memory, machine = verdict.memory, verdict.machine
-    fits = _fits(memory) if memory else "not known whether it fits"
+    fits = _fits(memory) if memory else _UNKNOWN
     if memory and machine and memory.verdict == "does_not_fit":
         yield from (fits, too_large_because(memory, machine))
         yield from (f"fits with {knob.setting}" for knob in memory.knobs if knob.verdict == "fit")
         if errors:
             yield f"{count(errors, 'other error')} to fix"
     else:
-        yield from ("not ready", f"{count(errors, 'error')} to fix", fits) if errors else (fits,)
+        otherwise = f"otherwise it {fits}" if memory else fits
+        yield from ("not ready", f"{count(errors, 'error')} to fix", otherwise) if errors else (fits,)
+    if memory is None:
+        hardware = (item for group in verdict.groups for item in group.skipped if item.group == "hardware")
+        yield from (item.reason for item in hardware)
     if memory and machine and memory.verdict != "does_not_fit":
         if memory.reason and not memory.is_only_in_doubt:
             yield memory.reason
@@ -86,8 +91,8 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> Iterator[str]:
             room = memory.max_concurrency
             many = low_to_high(f"{int(room.low):,}", f"{int(room.high):,}", between=" to ")
             requests = "request" if many == "1" else "requests"
-            where = "" if machine.is_cpu else f" on {_machine_words(machine)}"
-            yield f"room for {many} {requests} of {memory.max_model_len:,} tokens at once{where}"
+            where = f"at once on {_machine_words(machine)}"
+            yield f"room for {many} {requests} of {memory.max_model_len:,} tokens {where}"
         if memory.speculation_cost >= _SMALL:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             yield f"{what} costs {percent(memory.speculation_cost)} of the KV cache"

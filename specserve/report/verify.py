@@ -25,12 +25,6 @@ from specserve.report.console import LiveLine
 from specserve.report.page import Items, text_lines
 from specserve.report.text import answer_line, count, duration, json_document, json_values
 
-_NOT_SEEN = (
-    "wrong weights, a wrong chat template, quantization: the server is compared with itself (`--against URL` "
-    "has another one score its text)",
-    "what this run did not request: other temperatures, top-p, adapters, images, long contexts",
-    "faults in the requests of other clients: only those of this run were looked at",
-)
 _SHOWN = 3
 _DIGITS = 4
 """Of figures in JSON."""
@@ -75,7 +69,6 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
     lines += [("left out", f"the prompt `{name}`: {why}") for name, why in found.unused_prompts.items()]
     if is_verbose:
         lines += _details(found)
-        lines += [("not seen", what) for what in _NOT_SEEN]
     answer = answer_line(found.verdict.word, " ".join(_answer(found)), stream=stream)
     return "\n".join([answer, *text_lines(Items(lines), stream)])
 
