@@ -3,70 +3,44 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from specserve.cli.options import (
-    Alternative,
-    Concurrency,
-    DryRun,
-    Format,
-    Temperature,
-    TextOrJson,
-    Workloads,
-    flag,
-    given_besides,
-    text_option,
-)
+from specserve.cli import options
+from specserve.cli.options import flag, given_besides, text_option
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
-if TYPE_CHECKING:
-    from specserve.measure.tune.plan import TuneRequest
+_K_MAX = "Try up to this many draft tokens (default: 8, or the block of the draft head)."
+_ESTIMATE = "Measure nothing; estimate for this accelerator (names: `doctor --accelerators`)."
+_ACCEPTANCE = "With --estimate: the probability of a draft token, such as 0.7, or 3.6@4."
+KMax = Annotated[int | None, typer.Option("--k-max", min=1, max=64, show_default=False, help=_K_MAX)]
+Budget = Annotated[
+    str | None,
+    text_option("TIME", "End after this long, launches included (default: 30m).", "--budget"),
+]
+Write = Annotated[bool, flag("--write", "Write the choice into the profile; its comments stay.")]
+Estimate = Annotated[str | None, text_option("[COUNTx]NAME", _ESTIMATE, "--estimate")]
+Acceptance = Annotated[str | None, text_option("CHANCE|LENGTH@K", _ACCEPTANCE, "--acceptance")]
 
 
 def tune(
     context: typer.Context,
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file.")],
     *,
-    workload: Workloads = None,
-    concurrency: Concurrency = None,
-    temperature: Temperature = None,
-    alternative: Alternative = None,
-    k_max: Annotated[
-        int | None,
-        typer.Option(
-            "--k-max",
-            min=1,
-            max=64,
-            show_default=False,
-            help="Try up to this many draft tokens (default: 8, or the block of the draft head).",
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        text_option("TIME", "End after this long, launches included (default: 30m).", "--budget"),
-    ] = None,
-    write: Annotated[bool, flag("--write", "Write the choice into the profile; its comments stay.")] = False,
-    dry_run: DryRun = False,
-    estimate: Annotated[
-        str | None,
-        text_option(
-            "[COUNTx]NAME",
-            "Measure nothing; estimate for this accelerator (names: `doctor --accelerators`).",
-            "--estimate",
-        ),
-    ] = None,
-    acceptance: Annotated[
-        str | None,
-        text_option(
-            "CHANCE|LENGTH@K",
-            "With --estimate: the probability of a draft token, such as 0.7, or 3.6@4.",
-            "--acceptance",
-        ),
-    ] = None,
-    format: Format = TextOrJson.TEXT,
+    workload: options.Workloads = None,
+    concurrency: options.Concurrency = None,
+    temperature: options.Temperature = None,
+    alternative: options.Alternative = None,
+    k_max: KMax = None,
+    budget: Budget = None,
+    write: Write = False,
+    dry_run: options.DryRun = False,
+    estimate: Estimate = None,
+    acceptance: Acceptance = None,
+    format: options.Format = options.TextOrJson.TEXT,
 ) -> None:
     """Find how many draft tokens are best here, or that speculation does not pay.
 
@@ -80,12 +54,17 @@ def tune(
     specserve tune my.yaml --estimate H100-80GB --acceptance 0.7
     """
     from specserve.errors import UsageError
-    from specserve.measure.tune.plan import TuneRequest
+    from specserve.measure.servers import Outlet
+    from specserve.measure.tune.plan import TuneRequest, plan_tune
+    from specserve.measure.tune.result import write_choice
+    from specserve.measure.tune.run import run_tune
+    from specserve.report import tune as report
+    from specserve.report.estimates import BenchView
 
     request = TuneRequest(
         profile, tuple(workload or ()), concurrency, temperature, alternative, k_max, budget
     )
-    as_json = format == TextOrJson.JSON
+    as_json = format == options.TextOrJson.JSON
     if estimate is not None:
         from specserve.measure.tune.estimate import estimate_tune
         from specserve.report.estimates import estimate_text
@@ -94,43 +73,23 @@ def tune(
         taken = ("profile", "estimate", "acceptance", "concurrency", "k_max", "format")
         if useless := given_besides(context, *taken):
             raise UsageError("`--estimate` measures nothing", hint=f"leave `{useless[0]}` out")
-        found = estimate_tune(request, accelerator=estimate, acceptance=acceptance)
-        out(json_document(json_values(found, digits=6)) if as_json else estimate_text(found))
+        guess = estimate_tune(request, estimate, acceptance)
+        out(json_document(json_values(guess, digits=6)) if as_json else estimate_text(guess))
         return
     if acceptance is not None:
         hint = "add `--estimate NAME`, or leave it out: a tune measures the acceptance"
         raise UsageError("`--acceptance` needs `--estimate`", hint=hint)
     if profile == "-":
         raise UsageError("`tune` cannot read a profile from stdin", hint="name a file")
-    _measure(request, dry_run=dry_run, write=write, as_json=as_json)
-
-
-def _measure(request: TuneRequest, *, dry_run: bool, write: bool, as_json: bool) -> None:
-    from specserve.measure.servers import Outlet
-    from specserve.measure.tune.plan import plan_tune
-    from specserve.measure.tune.result import refuse_unwritable, write_choice
-    from specserve.measure.tune.run import run_tune
-    from specserve.report import tune as report
-    from specserve.report.estimates import BenchView
-    from specserve.report.page import html_page
-
+    if write and not Path(profile).is_file():
+        raise UsageError(f"`--write` can only change a profile file, and `{profile}` is no file")
     notices = StderrNotices()
-    if write:
-        refuse_unwritable(request.profile)
     plan = plan_tune(request, starts=not dry_run, notices=notices)
     if dry_run:
         out(report.plan_json(plan) if as_json else report.plan_document(plan).text(sys.stdout))
         return
-    outlet = Outlet(
-        notices,
-        BenchView,
-        lambda result: {
-            "result.json": report.result_json(result),
-            "report.html": html_page(report.tune_document(result)),
-        },
-    )
-    result, path = run_tune(plan, outlet=outlet)
+    result, path = run_tune(plan, outlet=Outlet(notices, BenchView, report.result_files))
     out(report.result_json(result) if as_json else report.tune_document(result).text(sys.stdout))
     say(f"raw data, logs, result.json and report.html: {path}")
     if write:
-        say(write_choice(request.profile, result))
+        say(write_choice(profile, result))

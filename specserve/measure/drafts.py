@@ -14,7 +14,7 @@ from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.measure.tune.estimate import DEFAULT_TOKENS
+from specserve.measure.tune.plan import USUAL_MOST_TOKENS
 from specserve.memory.estimate import assess
 from specserve.memory.situation import situation
 from specserve.models.config import prediction_layers
@@ -131,7 +131,7 @@ def _ways(base: Profile, facts: ModelFacts | None, read: Read, wanted: DraftOpti
     if wanted.online:
         yield from _on_the_hub(target, read, wanted)
     for method in WITHOUT_DRAFT:
-        yield Draft(target, method, (Source(_GUIDE),), num_speculative_tokens=DEFAULT_TOKENS)
+        yield Draft(target, method, (Source(_GUIDE),), num_speculative_tokens=USUAL_MOST_TOKENS)
 
 
 def _profile(target_or_profile: str, *, machine: Machine | None) -> Profile:

@@ -10,7 +10,7 @@ from specserve.measure.tune.choose import Basis, Row
 from specserve.measure.tune.plan import ROUNDS, TunePlan, loads_of
 from specserve.measure.tune.result import TuneResult
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.page import Block, Charts, Details, Document, Items, Paragraph, Section, Verbatim
+from specserve.report.page import Block, Charts, Document, Items, Paragraph, Section, Verbatim, html_page
 from specserve.report.text import (
     DASH,
     Column,
@@ -30,6 +30,11 @@ def result_json(found: TuneResult) -> str:
     """Return the result for scripts and for the run directory."""
     content = {"kind": "tune", **json_values(found, digits=6)}
     return json_document(content) + "\n"
+
+
+def result_files(found: TuneResult) -> dict[str, str]:
+    """Return what the run directory gets, by file name."""
+    return {"result.json": result_json(found), "report.html": html_page(tune_document(found))}
 
 
 def tune_document(found: TuneResult) -> Document:
@@ -108,26 +113,12 @@ def _place(found: TuneResult, workload: str, temperature: float) -> Section:
         cells = [by_place.get((k, load)) for load in loads]
         length = next((decimals(row.mean_acceptance_length) for row in cells if row), DASH)
         shown.append((str(k), length, *(_cell(found, row) for row in cells)))
-    details = [Column(name) for name in ("concurrency", "K", "basis", "step cost", "speedup",
-                                         "tokens/s")]  # fmt: skip
-    rows = [
-        (
-            str(row.point.concurrency),
-            str(row.num_speculative_tokens),
-            str(row.basis),
-            decimals(row.step_cost),
-            with_spread(row.speedup, unit="x"),
-            decimals(row.output_tokens_per_s, 1),
-        )
-        for row in sorted(here, key=lambda row: (row.point.concurrency, row.num_speculative_tokens))
-    ]
     return Section(
         f"{workload}, temperature {temperature:g}: speedup by K and concurrency",
         [
             Table(head, shown, keys=1),
             Paragraph(_LEGEND, is_muted=True),
             Charts([_chart(here, loads, tokens)]),
-            Details("Every K at every load", [Table(details, rows, keys=2)]),
         ],
     )
 

@@ -57,7 +57,6 @@ class Row:
     speedup: Estimate
     output_tokens_per_s: float
     verdict: Verdict | None = None
-    """Of what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +197,7 @@ def next_schedule(known: Sequence[Row], single: int) -> Setting | None:
         gain = geometric_mean(one.speedup.value / same.speedup.value for one, same in pairs)
         batches = range(split[0], split[1] + 1)
         for batch in batches if not is_lower else reversed(batches):
-            costs = [
-                _cost_between(known, split, batch, tokens=tokens) for tokens in (other, single)
-            ]
+            costs = [_cost_between(known, split, batch, k) for k in (other, single)]
             if costs[0] * (1 + 2 * LINE_ERROR) < costs[1]:
                 last = batch if is_lower else batch - 1
                 ranges = (other, single) if is_lower else (single, other)
@@ -211,39 +208,24 @@ def next_schedule(known: Sequence[Row], single: int) -> Setting | None:
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def _cost_between(
-    known: Sequence[Row], split: tuple[int, int], batch: int, *, tokens: int
-) -> float:
+def _cost_between(known: Sequence[Row], loads: tuple[int, int], batch: int, tokens: int) -> float:
     """What a token costs with a K at a batch between two loads; the mean over workloads."""
-    at_load = [
-        geometric_mean(
-            row.step_cost / row.mean_acceptance_length
-            for row in known
-            if (row.point.concurrency, row.num_speculative_tokens) == (load, tokens)
-        )
-        for load in split
-    ]
-    share = (batch - split[0]) / (split[1] - split[0])
-    return at_load[0] + share * (at_load[1] - at_load[0])
+    mine, costs = [row for row in known if row.num_speculative_tokens == tokens], list[float]()
+    for load in loads:
+        here = [row for row in mine if row.point.concurrency == load]
+        costs.append(geometric_mean(row.step_cost / row.mean_acceptance_length for row in here))
+    return costs[0] + (batch - loads[0]) / (loads[1] - loads[0]) * (costs[1] - costs[0])
 
 
 def combined(parts: Sequence[tuple[LogEstimate, float]]) -> LogEstimate:
     """A weighted sum of independent logarithms: a mean over points, or one ratio over another."""
-    squares = [(weight * each.error) ** 2 for each, weight in parts]
-    variance = math.fsum(squares)
-    freedom = min(each.freedom for each, _ in parts)
+    squares = [((weight * each.error) ** 2, each.freedom) for each, weight in parts]
+    variance, freedom = math.fsum(square for square, _ in squares), min(each[1] for each in squares)
     if 0 < variance < math.inf:
-        freedom = variance**2 / math.fsum(
-            square**2 / each.freedom for square, (each, _) in zip(squares, parts, strict=True)
-        )
-    return LogEstimate(
-        math.fsum(weight * each.log for each, weight in parts),
-        math.sqrt(variance),
-        freedom,
-        blocks=min(each.blocks for each, _ in parts),
-        launches=min(each.launches for each, _ in parts),
-        prompts=min(each.prompts for each, _ in parts),
-    )
+        freedom = variance**2 / math.fsum(square**2 / own for square, own in squares)
+    counts = [(each.blocks, each.launches, each.prompts) for each, _ in parts]
+    log = math.fsum(weight * each.log for each, weight in parts)
+    return LogEstimate(log, math.sqrt(variance), freedom, *map(min, zip(*counts, strict=True)))
 
 
 def pooled(
@@ -283,11 +265,10 @@ def beats(passes: Sequence[Pass], schedule: Setting, single: int, points: Sequen
     return everywhere.bounds()[0] > 1 and is_equal and without.bounds()[0] > 1
 
 
-def choose(
+def choice_of(
     points: Sequence[Point],
     passes: Sequence[Pass],
     keys: Mapping[str, Any],
-    *,
     schedule: Setting | None = None,
 ) -> Choice:
     """The best of what was measured. `keys`: of the block; `schedule`: one that beat a single K."""
@@ -305,10 +286,6 @@ def choose(
     if estimate is None:
         return _open(f"{setting.words} was not measured at every load", by_load)
     word, measured_mean = verdict(estimate).word, estimate.estimate
-    each = [pooled(passes, setting.name, [point]) for point in points]
-    if word == INCONCLUSIVE and estimate.value > 1:
-        pays = [found is not None and verdict(found).word == PAYS for found in each]
-        word = PAYS if any(pays) else word
     if word == PAYS:
         told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
         return Choice(told, setting, {**keys, **setting.keys}, measured_mean, by_load)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import assume
 from specserve.measure.statistics import Estimate
-from specserve.measure.tune.plan import TuneRequest, too_many_requests
+from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest, too_many_requests
 from specserve.measure.values import whole_numbers
 from specserve.memory.breakdown import sizes_of
 from specserve.memory.demand import demand
@@ -30,10 +30,8 @@ from specserve.profile.schema import world_size
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
 MAX_TOKENS = 64
-DEFAULT_TOKENS = 8
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
-"""Of each request, on average."""
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HINT = (
@@ -52,7 +50,6 @@ class EstimatedPoint:
     """Over the range of what engines reach; no confidence interval."""
     output_tokens_per_s: float
     break_even_mean_acceptance_length: float
-    """For K = 1 if no K is faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +70,16 @@ class TuneEstimate:
 
 
 class Reach(NamedTuple):
-    """What an engine reaches of the peaks, and what a step takes beside the models."""
+    """What an engine reaches of the peaks, and what a step takes beside the models.
+
+    `draft_layer_s`: of each layer of a draft step; `all_reduce_s`: of each of two in a layer.
+    """
 
     bandwidth_share: float
     operations_share: float
     host_s: float
     draft_layer_s: float
-    """For each layer of a draft step: starting its kernels."""
     all_reduce_s: float
-    """For each of two in a layer that is divided over several accelerators."""
 
 
 USUAL = Reach(0.76, 0.72, 1.2e-3, 25e-6, 12e-6)
@@ -97,13 +95,15 @@ class Work:
     kv_bytes_per_token: float = 0.0
     expert_bytes: float = 0.0
     expert_share: float = 1.0
-    """Of the routed experts, those that one token goes to."""
     bytes_per_weight: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of engine steps with target and draft on one kind of accelerator."""
+    """Seconds of engine steps with target and draft on one kind of accelerator.
+
+    `is_parallel`: one step of the draft makes all draft tokens; `is_divided`: over accelerators.
+    """
 
     target: Work
     draft: Work | None
@@ -111,9 +111,7 @@ class StepTimes:
     bandwidth_bytes_per_s: float
     operations_per_s: float
     is_parallel: bool = False
-    """One step of the draft makes all draft tokens."""
     is_divided: bool = False
-    """Each layer is divided over several accelerators."""
 
     def model_s(self, work: Work, *, tokens: float, batch: int, reach: Reach = USUAL) -> float:
         """One pass of a model over so many tokens, for so many requests."""
@@ -170,9 +168,7 @@ def read_acceptance(text: str | None) -> float:
     return (least + most) / 2
 
 
-def estimate_tune(
-    request: TuneRequest, *, accelerator: str, acceptance: str | None
-) -> TuneEstimate:
+def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None) -> TuneEstimate:
     """The estimate of a command line. Raises UsageError, FactError."""
     from specserve.checks.gather import CheckOptions, gather
     from specserve.profile.load import load_profile
@@ -210,7 +206,7 @@ def estimate_tune(
     if any(load > most for load in loads):
         raise too_many_requests(profile, most)
     loads = loads or tuple(load for load in DEFAULT_LOADS if load <= most)
-    k_max = request.most_tokens or DEFAULT_TOKENS
+    k_max = request.most_tokens or USUAL_MOST_TOKENS
     return estimate(s, name=profile.name, acceptance=probability, loads=loads, k_max=k_max)
 
 
@@ -221,11 +217,13 @@ def estimate(
     context_tokens = min(s.settings.max_model_len, CONTEXT_TOKENS)
     times, memory, points = step_times(s, context_tokens=context_tokens), assess(s), []
     count, accelerator = s.machine.count * s.machine.nodes, s.machine.accelerator.name
-    place = f"{count}x {accelerator}"
     room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
     if memory.verdict == "does_not_fit" or min(loads) > room:
-        text = f"not even {min(loads)} requests of {context_tokens:,} tokens fit on {place}"
-        raise UsageError(text, hint="`specserve check PROFILE --assume …` shows what to change")
+        few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
+        raise UsageError(
+            f"{few} fit on {count}x {accelerator}",
+            hint="`specserve check PROFILE --assume …` shows what to change",
+        )
     for batch in sorted({load for load in loads if load <= room}):
         gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
         best = max(range(k_max + 1), key=lambda tokens: gains[tokens].value)
@@ -263,20 +261,16 @@ def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
         sizes = weigh(routed, layout, settings=settings, weight_bytes=bytes_per_weight)
         experts = float(sum(sizes.stages))
     dense = sum(stage.target_weights_bytes for stage in made.stages) - experts
-    dense = max(
-        0.0, dense - (0.0 if layout.is_tied else table_bytes(s.target))
-    )  # a step looks rows up
+    dense -= 0.0 if layout.is_tied else table_bytes(s.target)  # a step looks rows up
     kv_bytes = float(sum(stage.target_kv_bytes_per_token for stage in made.stages))
-    target = Work(dense, len(layout.layers), kv_bytes, experts, share, bytes_per_weight)
+    target = Work(max(0.0, dense), len(layout.layers), kv_bytes, experts, share, bytes_per_weight)
     draft, last = None, made.stages[-1]
     if method not in WITHOUT_MODEL:
         facts, read, layers = s.speculative.draft, float(last.draft_weights_bytes), 1
         if method not in HEADS and facts is not None:
             shape = read_shape(facts.model, facts.config)
             layers, read = len(shape.layers), read - (0.0 if shape.is_tied else table_bytes(facts))
-        elif method in HEADS and not any(
-            "lm_head" in name for name in (facts and facts.tensors) or ()
-        ):
+        elif method in HEADS and "lm_head" not in " ".join((facts and facts.tensors) or ()):
             read += table_bytes(s.target)  # a head computes the target's output table, too
         draft = Work(max(read, 0.0), layers, float(last.draft_kv_bytes_per_token))
     return StepTimes(

@@ -18,6 +18,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_arm
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
+from specserve.vllm.speculation import BLOCK_DRAFTS, drafts_are_shortened, schedule_is_dropped
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -97,28 +98,21 @@ class TunePlan:
     keys: Mapping[str, Any]
     """The `speculation` block without what says how many tokens are drafted."""
     own_tokens: int
-    """The profile's K."""
     most_tokens: int
     """K_max, which is launched first: every smaller K is computed from it."""
     baseline: Variant
     largest: Variant
-    """With K_max."""
     points: tuple[Point, ...]
     platform: str
     vllm: str
     room: Fit
     """How many servers run at the same time."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Files, by the name of their workload."""
+    max_tokens: int = 48
     budget_s: float = 1800.0
     """Launches included."""
     schedule_obstacle: str | None = None
     """Why vLLM would not follow a schedule by batch size, in one clause."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Of an answer, at most."""
-        return _MAX_TOKENS[self.platform]
 
     def variant(self, setting: Setting, *, notices: Notices) -> Variant:
         """Plan the server with this setting. Raises ProfileError."""
@@ -138,11 +132,6 @@ class TunePlan:
         mark = sha256(content.encode()).hexdigest()[:8]
         return state_folder() / "tune" / f"{self.name}-{mark}"
 
-    @property
-    def start_s(self) -> float:
-        """Assumed seconds of a launch."""
-        return ASSUMED_SPEEDS[self.platform].start_s
-
     def block_s(self, point: Point, per_slot: int) -> float:
         """Assumed seconds of one block on one server."""
         load = point.concurrency or 1
@@ -153,7 +142,7 @@ class TunePlan:
         launches = 3 if self.most_tokens > 1 else 2
         servers = 2 * (launches - 1) if self.room.at_once > 1 else launches
         round_s = sum(self.block_s(point, per_slot) for point in self.points)
-        return launches * self.start_s + servers * rounds * round_s
+        return launches * ASSUMED_SPEEDS[self.platform].start_s + servers * rounds * round_s
 
     @property
     def per_slot(self) -> int:
@@ -191,7 +180,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     if any((point.concurrency or 1) > most_requests for point in points):
         raise too_many_requests(profile, most_requests)
     most = request.most_tokens or max(own, USUAL_MOST_TOKENS)
-    if keys["method"] in ("dflash", "dspark", "mtp") or keys.get("parallel_drafting"):
+    if keys["method"] in {*BLOCK_DRAFTS, "mtp"} or keys.get("parallel_drafting"):
         most = min(request.most_tokens or own, own)  # such a head drafts a block of that size
     largest = Setting(most)
     planned = partial(_planned, request.profile, starts=starts, notices=notices)
@@ -209,6 +198,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         vllm=launch.vllm,
         room=fit([baseline, variant]),
         sources=files,
+        max_tokens=_MAX_TOKENS[launch.platform],
         budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=10.0),
         schedule_obstacle=_schedule_obstacle(profile, launch, keys),
     )
@@ -221,9 +211,8 @@ def _planned(
     from specserve.vllm.arguments import jsonable
 
     told = [] if block is None else [f"speculation={json.dumps(jsonable(block))}", _DETAILED]
-    return plan_arm(
-        path, name, told, check=False, starts=starts, notices=notices, baseline=block is None
-    )
+    more = {"starts": starts, "notices": notices, "baseline": block is None}
+    return plan_arm(path, name, told, check=False, **more)  # type: ignore[arg-type]
 
 
 def too_many_requests(profile: Profile, most: int) -> UsageError:
@@ -235,21 +224,18 @@ def too_many_requests(profile: Profile, most: int) -> UsageError:
     )
 
 
-_FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""Source: vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
-_FOLLOWS_ON_V1 = (_FOLLOWS_ON_V2 - {"dspark"}) | {"ngram", "ngram_gpu", "draft_model"}
-"""Source: `_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
-
-
 def _schedule_obstacle(profile: Profile, launch: LaunchPlan, keys: Mapping[str, Any]) -> str | None:
     """Why the drafter follows no schedule by batch size, in one clause; None if it does."""
     from specserve.memory.situation import runner_of
 
-    runner = "v1" if launch.platform == "cpu" else runner_of(profile, launch.vllm, keys)
-    engines, method = profile.engine.get("data_parallel_size"), str(keys["method"])
+    runner, engines = "v1", profile.engine.get("data_parallel_size")
+    if launch.platform != "cpu":
+        runner = runner_of(profile, launch.vllm, keys)
     if isinstance(engines, int) and engines > 1:
         return "vLLM has no schedule with data parallelism"
-    if method not in (_FOLLOWS_ON_V2 if runner == "v2" else _FOLLOWS_ON_V1):
+    method = str(keys["method"])
+    is_dropped = schedule_is_dropped(launch.vllm, method=method)
+    if is_dropped if runner == "v1" else not drafts_are_shortened(launch.vllm, method=method):
         return f"`{method}` follows no schedule on vLLM's {runner.upper()} runner"
     return None
 

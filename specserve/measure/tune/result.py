@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from specserve.errors import UsageError
 from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.tune.choose import Choice, Row
 
@@ -35,12 +33,6 @@ class TuneResult:
     notes: tuple[str, ...] = ()
 
 
-def refuse_unwritable(path: str) -> None:
-    """Raises UsageError if a choice could not be written, before anything is measured."""
-    if not Path(path).is_file():
-        raise UsageError(f"`--write` can only change a profile file, and `{path}` is not a file")
-
-
 def write_choice(path: str, result: TuneResult) -> str:
     """Change `speculation` in the file, and say what was done. Raises UsageError and FactError."""
     from specserve.profile.writer import rewrite_section
@@ -66,8 +58,7 @@ def remark(result: TuneResult) -> str:
     head = f"specserve tune: {result.created[:10]}, {accelerator}, vLLM {vllm}"
     if choice.speedup is None or not choice.speculation:
         return f"{head}: {choice.verdict.sentence}"
-    value, low, high = (
-        f"{each:.2f}" for each in (choice.speedup.value, choice.speedup.low, choice.speedup.high)
-    )
+    mean = choice.speedup
     loads = ", ".join(map(str, sorted({row.point.concurrency or 1 for row in result.rows})))
-    return f"{head}: measured {value}x ({low}-{high}) over concurrency {loads}"
+    measured = f"{mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f})"
+    return f"{head}: measured {measured} over concurrency {loads}"

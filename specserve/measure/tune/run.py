@@ -20,19 +20,12 @@ from specserve.measure.bench.rundir import RUN, Noted, RunDirectory, create, res
 from specserve.measure.bench.traffic import Running
 from specserve.measure.bench.variants import BASELINE, Variant, host, versions
 from specserve.measure.servers import Measurement, Outlet
-from specserve.measure.tune.choose import (
-    beats,
-    choose,
-    launched_tokens,
-    next_schedule,
-    next_tokens,
-    passes_of,
-    rows,
-)
+from specserve.measure.tune import choose
 from specserve.measure.tune.observe import steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
 from specserve.measure.tune.result import TuneResult
-from specserve.serve.signals import StopRequest, stop_on_signals
+from specserve.measure.values import ASSUMED_SPEEDS
+from specserve.serve.signals import stop_on_signals
 
 MAX_NOISE = 0.10
 """A cell whose speedup is not known within this share is measured again."""
@@ -44,33 +37,26 @@ class Tune(Measurement):
     """A tune while it runs."""
 
     def __init__(
-        self,
-        plan: TunePlan,
-        directory: RunDirectory,
-        outlet: Outlet,
-        stop: StopRequest,
-        stack: ExitStack,
+        self, plan: TunePlan, directory: RunDirectory, outlet: Outlet, stack: ExitStack
     ) -> None:
         """`stack`: ends the server without speculation, which runs beside all others if it can."""
-        super().__init__(
-            directory,
-            stack.enter_context(outlet.open_view()),
-            stop,
-            points=plan.points,
-            sources=plan.sources,
-            max_tokens=plan.max_tokens,
-        )
+        view, stop = stack.enter_context(outlet.open_view()), stack.enter_context(stop_on_signals())
+        known = {"points": plan.points, "sources": plan.sources, "max_tokens": plan.max_tokens}
+        super().__init__(directory, view, stop, **known)  # type: ignore[arg-type]
         self.plan, self._notices, self._stack = plan, outlet.notices, stack
         self.takes_turns = directory.content["at_once"] > 1
         self.per_slot = int(directory.content["per_slot"])
         self.left_out: dict[str, str] = {}
         """What was not measured, or not whole, with the reason."""
         self.failed: dict[int, SpecserveError] = {}
-        """Every K whose launch failed."""
         self.schedule: Setting | None = None
         """One that was measured to be better than a single K."""
         self._baseline: dict[str, Running] = {}
-        self.ends_s = time.monotonic() + plan.budget_s - float(directory.content["spent_s"])
+        left_s = max(0.0, plan.budget_s - float(directory.content["spent_s"]))
+        self._ends_s = time.monotonic() + left_s
+        timer = threading.Timer(left_s, stop.request, [signal.SIGALRM])
+        timer.start()
+        stack.callback(timer.cancel)
 
     def run(self) -> None:
         """Measure what the choice needs. Raises LaunchError, TrafficError if no launch succeeds.
@@ -86,11 +72,11 @@ class Tune(Measurement):
         speculating = [each for each in self.passes if each.arm != BASELINE]
         if speculating and not steps_by_request(speculating):
             self.note("the server does not report its steps: K that were not launched are unknown")
-        launched = [k for k in launched_tokens(self.passes) if k != largest]
+        launched = [k for k in choose.launched_tokens(self.passes) if k != largest]
         for tokens in launched:  # by an earlier session, which may have been cut off
             self.measure(Setting(tokens))
         for _ in range(_MAX_BETTER - len(launched)):
-            wanted = next_tokens(rows(plan.points, self.passes), failed=self.failed)
+            wanted = choose.next_tokens(choose.rows(plan.points, self.passes), failed=self.failed)
             if wanted is None:
                 break
             self.measure(Setting(wanted))
@@ -98,12 +84,12 @@ class Tune(Measurement):
 
     def _try_schedule(self) -> None:
         """Measure a schedule and the best single K, also where the schedule changes K."""
-        plan, known = self.plan, rows(self.plan.points, self.passes)
-        choice = choose(plan.points, self.passes, plan.keys)
+        plan, known = self.plan, choose.rows(self.plan.points, self.passes)
+        choice = choose.choice_of(plan.points, self.passes, plan.keys)
         if choice.setting is None or choice.speculation is None:
             return
         single = choice.setting
-        wanted = next_schedule(known, single.tokens)
+        wanted = choose.next_schedule(known, single.tokens)
         if wanted is None:
             return
         if plan.schedule_obstacle is not None:
@@ -114,7 +100,7 @@ class Tune(Measurement):
         if extra:
             self.note(f"concurrency {wanted.edge}, where the schedule changes K, is measured, too")
         if self.measure(single, extra, later=1) and self.measure(wanted, extra):
-            if beats(self.passes, wanted, single.tokens, [*plan.points, *extra]):
+            if choose.beats(self.passes, wanted, single.tokens, [*plan.points, *extra]):
                 self.schedule = wanted
             elif wanted.words not in self.left_out:
                 self.note(f"{wanted.words} was measured, and is not better than {single.words}")
@@ -145,9 +131,8 @@ class Tune(Measurement):
             self.on_news(Noted(f"{setting.words} is left out: {error.message}"))
             return False
         if todo := self._todo(launch, groups[-1], points):
-            when = (
-                f"after {todo[0][0]} of {ROUNDS} rounds" if todo[0][0] else "before it was measured"
-            )
+            there = todo[0][0]
+            when = f"after {there} of {ROUNDS} rounds" if there else "before it was measured"
             self.left_out[setting.words] = f"the budget ended {when}"
         return True
 
@@ -173,7 +158,7 @@ class Tune(Measurement):
         return 2 * ROUNDS if is_noisy else ROUNDS
 
     def _start_s(self) -> float:
-        return max(self._starts_s, default=self.plan.start_s)
+        return max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
 
     def _block_s(self, name: str, point: Point) -> float:
         """What a block will take: as those before it on this server, else as the slowest there."""
@@ -187,7 +172,7 @@ class Tune(Measurement):
         """Whether the budget has no room to start these servers and to send them one round."""
         starts = sum(each.name not in self._baseline for each in group)
         round_s = sum(self._block_s(each.name, point) for each in group for point in points)
-        return time.monotonic() + starts * self._start_s() + round_s > self.ends_s
+        return time.monotonic() + starts * self._start_s() + round_s > self._ends_s
 
     def _session(
         self, group: Sequence[Variant], launch: int, points: Sequence[Point], *, later: int
@@ -201,7 +186,7 @@ class Tune(Measurement):
             self._baseline[BASELINE] = self._stack.enter_context(server)
         with self.session(group, label=label, devices=devices, beside=self._baseline) as session:
             servers, driver = session
-            left_s, todo = self.ends_s - time.monotonic(), self._todo(launch, group, points)
+            left_s, todo = self._ends_s - time.monotonic(), self._todo(launch, group, points)
             own_s = (left_s - later * self._start_s()) / (later + 1)
             if own_s < sum(self._block_s(each.name, point) for each in group for point in points):
                 own_s = left_s  # there is no room for the others in any case
@@ -228,17 +213,14 @@ class Tune(Measurement):
         seed = seeded(f"{point} {number}").randrange(2**31)
         return Block(number, point, numbered(some), seed)
 
-    def _left_s(self) -> float:
-        return min(super()._left_s(), max(0.0, self.ends_s - time.monotonic()))
-
     def result(self) -> TuneResult:
         """What the passes say."""
         plan, content = self.plan, self.directory.content
-        without = {}
-        for point in plan.points:
-            if found := figures(passes_of(self.passes, BASELINE, point)):
-                place = f"{point.workload}/{point.temperature:g}/{point.concurrency}"
-                without[place] = found.output_tokens_per_s
+        without = {
+            f"{at.workload}/{at.temperature:g}/{at.concurrency}": found.output_tokens_per_s
+            for at in plan.points
+            if (found := figures(choose.passes_of(self.passes, BASELINE, at)))
+        }
         return TuneResult(
             name=plan.name,
             fingerprint=plan.baseline.plan.fingerprint if plan.baseline.plan else "",
@@ -248,8 +230,8 @@ class Tune(Measurement):
             host=self.host,
             platform=plan.platform,
             launches=self.launches,
-            choice=choose(plan.points, self.passes, plan.keys, schedule=self.schedule),
-            rows=tuple(rows(plan.points, self.passes)),
+            choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),
+            rows=tuple(choose.rows(plan.points, self.passes)),
             tokens_per_s_without=without,
             missing=tuple(f"{name}: {why}" for name, why in self.left_out.items()),
             notes=tuple(self.notes),
@@ -277,24 +259,15 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         day, place = directory.content["created"][:10], directory.path
         begins = f"resuming the run of {day}; remove {place} to start over"
         outlet.notices.say(begins if is_there else f"run directory: {place}")
-        stop = stack.enter_context(stop_on_signals())
-        tune = Tune(plan, directory, outlet, stop, stack)
-        wait_s = max(0.0, tune.ends_s - time.monotonic())
-        timer = threading.Timer(wait_s, stop.request, [signal.SIGALRM])
-        timer.daemon = True
-        timer.start()
+        tune = Tune(plan, directory, outlet, stack)
         try:
             tune.run()
-        except Interrupted as error:
-            if error.exit_code != 128 + signal.SIGALRM:
-                error.hint = "the same command resumes from what was measured"
+        except SpecserveError as error:
+            if not isinstance(error, Interrupted) or error.exit_code != 128 + signal.SIGALRM:
+                error.hint = error.hint or "the same command resumes from what was measured"
                 raise
             tune.left_out["the last block"] = "the budget ended while it was sent"
-        except SpecserveError as error:
-            error.hint = error.hint or "the same command resumes from what was measured"
-            raise
         finally:
-            timer.cancel()
             directory.spend(began_s)
         result = tune.result()
         for name, text in outlet.files(result).items():
