@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
+from specserve.measure.values import ASSUMED_SPEEDS
 from tests.cli.pair import PROFILE, laid_out
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -122,3 +123,20 @@ def test_k_max_is_8_or_the_block_of_a_head(
     profile.write_text(text.replace("./llama,", "big,"), encoding="utf-8")
     assert _run(["tune", str(profile), "--dry-run", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["most_tokens"] == most
+
+
+def test_bench_and_tune_assume_the_same_speeds(
+    capsys: pytest.CaptureFixture[str], profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> list[str]:
+        shown = []
+        for command in ("bench", "tune"):
+            assert _run([command, str(profile), "--dry-run", "-w", "code", "-c", "1", "--budget", "5h"]) == 0
+            shown.append(capsys.readouterr().out)
+        return shown
+
+    before = told()
+    slow = {name: speed._replace(start_s=9000.0) for name, speed in ASSUMED_SPEEDS.items()}
+    for name, speed in slow.items():
+        monkeypatch.setitem(ASSUMED_SPEEDS, name, speed)
+    assert all(one != other for one, other in zip(before, told(), strict=True))

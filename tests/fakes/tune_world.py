@@ -73,6 +73,7 @@ class World:
     """A schedule's steps at its threshold take so many times as long."""
     reports_steps: bool = True
     interrupt_after: int | None = None
+    signal_number: int = 2
     at_once: int = 2
     now_s: float = 1000.0
     """The clock."""
@@ -188,7 +189,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         def send(_: Any, block: Block, *, launch: int) -> Pass:
             assert arm.name in here.running
             if here.interrupt_after is not None and len(here.sent) >= here.interrupt_after:
-                raise Interrupted("stopped by SIGINT", signal_number=2)
+                raise Interrupted("stopped", signal_number=here.signal_number)
             here.sent.append((arm.name, block.point))
             return here.run(block, arm=arm.name, launch=launch)
 

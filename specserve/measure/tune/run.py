@@ -50,7 +50,6 @@ class Tune(Measurement):
         """What was not measured, or not whole, with the reason."""
         self.failed: dict[int, SpecserveError] = {}
         self.schedule: Setting | None = None
-        """One that was measured to be better than a single K."""
         self._baseline: dict[str, Running] = {}
         left_s = max(0.0, plan.budget_s - float(directory.content["spent_s"]))
         self._ends_s = time.monotonic() + left_s
@@ -121,6 +120,7 @@ class Tune(Measurement):
                 names.append(setting.name)
                 self.directory.update()
             launch = names.index(setting.name)
+        self.left_out[setting.words] = "the budget ended while it was started or measured"
         try:
             for place, group in enumerate(groups, start=1):
                 if self._todo(launch, group, points) and not self._is_late(group, points):
@@ -130,6 +130,7 @@ class Tune(Measurement):
             self.left_out[setting.words] = error.message
             self.on_news(Noted(f"{setting.words} is left out: {error.message}"))
             return False
+        del self.left_out[setting.words]
         if todo := self._todo(launch, groups[-1], points):
             there = todo[0][0]
             when = f"after {there} of {ROUNDS} rounds" if there else "before it was measured"
@@ -266,7 +267,6 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
             if not isinstance(error, Interrupted) or error.exit_code != 128 + signal.SIGALRM:
                 error.hint = error.hint or "the same command resumes from what was measured"
                 raise
-            tune.left_out["the last block"] = "the budget ended while it was sent"
         finally:
             directory.spend(began_s)
         result = tune.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,13 @@ def test_an_interrupted_tune_leaves_no_server_and_measures_nothing_twice(
     keys = [(each["launch"], each["block"], str(each["point"]), each["arm"]) for each in lines]
     assert len(keys) == len(set(keys)) == len(world.sent)
     assert world.running == []
+
+
+def test_what_runs_when_the_budget_ends_is_broken_off_and_named(command: Command) -> None:
+    world = World(affine(), interrupt_after=20, signal_number=signal.SIGALRM)
+    found = command.on(world)("-c", "1")
+    assert any("ended while it was started or measured" in text for text in found["missing"])
+    assert found["choice"]["verdict"]["word"] == "PAYS" and world.running == []
 
 
 def test_a_launch_that_fails_leaves_the_others_their_time(command: Command) -> None:
