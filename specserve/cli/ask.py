@@ -14,13 +14,10 @@ import typer
 from specserve.cli.options import (
     Alternative,
     ApiKeyEnv,
-    Devices,
     Format,
     Locked,
-    NoCheck,
     Settings,
     TextOrJson,
-    flag,
     text_option,
 )
 from specserve.errors import FactError, UsageError
@@ -165,24 +162,22 @@ def generate(
     locked: Locked = None,
     settings: Settings = None,
     alternative: Alternative = None,
-    devices: Devices = None,
-    no_check: NoCheck = False,
     resume: Annotated[
         bool,
         typer.Option("--resume/--no-resume", help="Resume an interrupted run, or drop it and start over."),
     ] = True,
-    overwrite: Annotated[bool, flag("--overwrite", "Overwrite a complete output file.")] = False,
 ) -> None:
     """Generate offline: JSON lines in, JSON lines out, no server.
 
     An input line is {"prompt": "…"} or {"messages": […]}, with an optional "id" and sampling parameters by vLLM's names
-    (max_tokens, temperature, top_p, seed, stop, …). A parameter that the line leaves out comes from the model's
-    generation config, then from vLLM. Without max_tokens, a prompt gets 16 tokens and a chat the rest of the context,
-    as from the server.
+    (max_tokens, temperature, top_p, seed, stop, …), or a line of OpenAI's batch API: {"custom_id": "…", "body": {…}}. A
+    parameter that the line leaves out comes from the model's generation config, then from vLLM. Without max_tokens, a
+    prompt gets 16 tokens and a chat the rest of the context, as from the server. The line's `model` is not looked at.
 
     Answers keep the order of the input. An answer is {"id", "index", "text", "finish_reason", "prompt_tokens",
-    "completion_tokens"}; with `logprobs` in the line, also the tokens and their log-probabilities. A line that fails
-    becomes {"id", "index", "error"}; it is listed at the end and makes the exit code 1.
+    "completion_tokens"}, with "custom_id" in the place of "id" if the line has that; with `logprobs` in the line, also
+    the tokens and their log-probabilities. A line that fails, such as for an unknown parameter, has an "error" instead
+    of the text; it is listed at the end and makes the exit code 1. A complete output file is never replaced.
 
     Each finished line is appended at once to OUT.jsonl.partial. After an interruption, `kill -9` included, the same
     command computes only the missing lines, unless the profile or the input has changed.
@@ -206,9 +201,7 @@ def generate(
         profile,
         LaunchOptions(
             settings=tuple(settings or ()),
-            devices=devices,
             alternative=alternative,
-            check=not no_check,
             locked=locked,
         ),
         notices=StderrNotices(),
@@ -216,7 +209,7 @@ def generate(
     if loaded.frontend:
         say(f"`frontend` applies only to a server and is ignored here: {', '.join(sorted(loaded.frontend))}")
     data = _read_input(source)
-    if generate_file(plan, data=data, path=destination, resume=resume, overwrite=overwrite):
+    if generate_file(plan, data=data, path=destination, resume=resume):
         raise typer.Exit(1)
 
 
@@ -229,15 +222,13 @@ def _read_input(source: str) -> bytes:
         raise FactError(f"cannot read `{source}`: {error.strerror}") from error
 
 
-def generate_file(
-    plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool = True, overwrite: bool = False
-) -> int:
+def generate_file(plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool = True) -> int:
     """Answer every line of `data`, say how it went, and return how many lines could not be done."""
     from specserve.report.answer import generation_line, say_generated
     from specserve.report.console import say
     from specserve.serve.batch import open_output, run
 
-    output = open_output(plan, data=data, path=path, resume=resume, overwrite=overwrite)
+    output = open_output(plan, data=data, path=path, resume=resume)
     with closing(output), generation_line() as show:
         found = run(plan, data=data, output=output, show=show, say=say)
     say_generated(found)

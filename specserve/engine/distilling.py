@@ -1,9 +1,9 @@
-"""Trains a draft on a target's answers, or says how many of their tokens a draft would have guessed. Knows no profile.
+"""Trains a draft on a target's answers. Knows no profile.
 
-In, on stdin: one line, `{"work": "train" | "simulate", "draft": folder, "answers": file, …}`; with `target`, a folder,
-the draft is an EAGLE-3 head of that target. Out, on what was stdout: `progress` and `evaluated` while it trains, then
-`done`, or `failed`. On SIGTERM, or if the parent is gone, the state is saved; the best draft is there already. The same
-line then goes on from there.
+In, on stdin: one line, `{"draft": folder, "answers": file, …}`; with `target`, a folder, the draft is an EAGLE-3 head
+of that target. Out, on what was stdout: `progress` and `evaluated` while it trains, then `done`, or `failed`. On
+SIGTERM, or if the parent is gone, the state is saved; the best draft is there already. The same line then goes on from
+there.
 
 An answer is a line of `generate` with `logprobs`: the target's likeliest tokens at each position. A draft model learns
 from these; only a head needs the target itself, for its hidden states.
@@ -24,23 +24,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.engine.drafts import DraftModel, Eagle3Head, Row, rate_of, read_answers
+from specserve.engine.drafts import DraftModel, Eagle3Head, rate_of, read_answers
 from specserve.engine.jsonlines import JsonLines, error_text
 
 _EVALUATIONS = 10
 _TRAINED_SHARES = (1.0, 0.7, 0.5, 0.3)
-"""Of the trained weights in a draft, the rest being those it began with: a mean of both knows more of the old traffic,
-and on few answers more of the new (Wortsman et al., arXiv:2109.01903)."""
-_SPARED = 0.01
-"""With old traffic, the smallest share within this of the best score is kept: few prompts choose, so luck is in it."""
+"""Of the trained weights in a draft, the rest being those it began with: a mean of both keeps more of what the draft
+knew, and on few answers knows more of the new (Wortsman et al., arXiv:2109.01903)."""
 _MOST_CHOOSING = 64
-"""Answers of a part that choose between states: more would take longer than the training itself."""
+"""Answers that choose between states: more would take longer than the training itself."""
 _WARM_UP = 0.05
 """Share of the training in which the learning rate rises."""
 
 
 def load(request: Mapping[str, Any]) -> Any:
-    """The draft to train or to simulate: a draft model, or a head if the request names its target."""
+    """The draft to train: a draft model, or a head if the request names its target."""
     if request.get("target"):
         return Eagle3Head(request)
     return DraftModel(request)
@@ -58,11 +56,8 @@ class Training:
         self._draft = load(request)
         size = self._draft.batch_tokens
         self._train = list(read_answers(request["answers"], "train").batches(size))
-        self._old = list(read_answers(request["answers"], "old-train").batches(size))
-        self._validation, self._old_validation = (
-            read_answers(request["answers"], part).sample(_MOST_CHOOSING, seed=request["seed"])
-            for part in ("validation", "old-validation")
-        )
+        choosing = read_answers(request["answers"], "validation")
+        self._validation = choosing.sample(_MOST_CHOOSING, seed=request["seed"])
         self._model = self._draft.model
         self._rate = request["learning_rate"] or 0.125 / self._draft.width
         self._parameters = [one for one in self._model.parameters() if one.requires_grad]
@@ -93,7 +88,7 @@ class Training:
 
         rng = random.Random(self._request["seed"])  # noqa: S311 - no secret
         for _ in range(self._step):
-            self._pick(rng)
+            rng.choice(self._train)
         if self._step == 0:
             self._evaluate(0.0)
         began, spent_s = time.monotonic(), self._spent_s
@@ -107,7 +102,7 @@ class Training:
                 self._evaluate(progress)
             for group in self._optimizer.param_groups:
                 group["lr"] = self._rate * _schedule(progress)
-            batch = self._pick(rng)
+            batch = rng.choice(self._train)
             loss = self._draft.loss(batch)
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -122,54 +117,35 @@ class Training:
             return
         self._evaluate(1.0)
         (self._out / "state.pt").unlink(missing_ok=True)
-        self._lines.send(
-            "done", step=self._step, seconds=self._spent_s, best=self._best, versions=_versions()
-        )
+        self._lines.send("done", step=self._step, seconds=self._spent_s)
 
     def _progress(self) -> float:
         return float(max(self._spent_s / self._request["budget_s"], self._step / self._most_steps))
-
-    def _pick(self, rng: random.Random) -> list[Row]:
-        """A batch of the new traffic; by its share, one of the old."""
-        is_old = bool(self._old) and rng.random() < self._request["old_share"]
-        return rng.choice(self._old if is_old else self._train)
 
     def _evaluate(self, progress: float) -> None:
         """Keep the draft, or a mean of it and the one it began with, if it is the best so far."""
         self._model.eval()
         trained = {name: value.clone() for name, value in self._draft.state().items()}
-        found: dict[float, tuple[float, float | None, float]] = {}
+        found: dict[float, float] = {}
         for share in _TRAINED_SHARES if self._step else (1.0,):
             self._take(trained, share)
-            found[share] = self._scores()
-        best = max(score for *_, score in found.values())
-        spared = _SPARED if self._old_validation.rows else 0.0
-        share = min(share for share, (*_, score) in found.items() if score >= best - spared)
-        if best > self._best:
-            self._best = best
+            found[share] = rate_of(self._draft.simulate(self._validation, k=self._request["k"]))
+        share = max(found, key=lambda each: (found[each], -each))
+        if found[share] > self._best:
+            self._best = found[share]
             if self._step:
                 self._take(trained, share)
                 self._save_best()
         self._model.load_state_dict(trained, strict=False)
         self._model.train()
         self._next = progress + 1 / _EVALUATIONS
-        new, old, _ = found[share]
-        self._lines.send("evaluated", share=progress, step=self._step, acceptance=new, old_acceptance=old)
+        self._lines.send("evaluated", share=progress, step=self._step, acceptance=found[share])
         self._save()
 
     def _take(self, trained: Mapping[str, Any], share: float) -> None:
         """The mean of the trained weights, by this share, and those that it began with."""
         mean = {name: self._first[name].lerp(value, share) for name, value in trained.items()}
         self._model.load_state_dict(mean if share < 1 else trained, strict=False)
-
-    def _scores(self) -> tuple[float, float | None, float]:
-        """Acceptance on the prompts that choose: new, old if there are any, and their mean."""
-        k = self._request["k"]
-        new = rate_of(self._draft.simulate(self._validation, k=k))
-        if not self._old_validation.rows:
-            return new, None, new
-        old = rate_of(self._draft.simulate(self._old_validation, k=k))
-        return new, old, (new + old) / 2
 
     def _save(self) -> None:
         import torch
@@ -197,24 +173,11 @@ class Training:
         shutil.rmtree(before, ignore_errors=True)
 
 
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
-
-
 def _schedule(progress: float) -> float:
     """The learning rate, as a share of the highest: it rises, then falls along a cosine to a tenth."""
     if progress < _WARM_UP:
         return max(progress / _WARM_UP, 0.05)
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (progress - _WARM_UP) / (1 - _WARM_UP)))
-
-
-def _simulated(lines: JsonLines, request: Mapping[str, Any]) -> None:
-    draft = load(request)
-    parts = {part: read_answers(request["answers"], part) for part in request["parts"]}
-    lines.send("done", rows={part: draft.simulate(rows, k=request["k"]) for part, rows in parts.items()})
 
 
 def main() -> int:
@@ -232,11 +195,8 @@ def main() -> int:
     try:
         request = next(messages)
         threading.Thread(target=_watch, args=(messages,), daemon=True).start()
-        if request["work"] == "simulate":
-            _simulated(lines, request)
-        else:
-            training = Training(lines, request)
-            training.run()
+        training = Training(lines, request)
+        training.run()
     except Exception as error:
         traceback.print_exc()  # to the log, where the cause is looked for
         lines.send("failed", error=error_text(error), exception=type(error).__name__)

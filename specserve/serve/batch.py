@@ -41,7 +41,7 @@ class Output:
     is resumed. Raises UsageError if a file is in the way, with the option that clears it.
     """
 
-    def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool, overwrite: bool) -> None:
+    def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool) -> None:
         self._path = path
         self.partial = path.with_name(f"{path.name}.partial")
         self._note = path.with_name(f"{path.name}.partial.json")
@@ -52,10 +52,8 @@ class Output:
         """Where the finished lines are, to end a sentence."""
         self.errors: dict[int, str] = {}
         """The lines that failed, by index."""
-        if path.exists() and not overwrite:
-            raise UsageError(
-                f"`{path}` exists already", hint="`--overwrite` replaces it once the new one is complete"
-            )
+        if path.exists():
+            raise UsageError(f"`{path}` exists already", hint="delete it, or use another `-o`")
         with contextlib.ExitStack() as undo:
             try:
                 self._file = undo.enter_context(_opened(self.partial, os.O_APPEND, buffering=0))
@@ -190,16 +188,14 @@ def _encoded(body: Record) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-def open_output(
-    plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool, overwrite: bool
-) -> Output | Stdout:
+def open_output(plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool) -> Output | Stdout:
     """The output of one run; see Output for what it refuses. `path` None: stdout."""
     if path is None:
         return Stdout()
     # what the answers depend on besides the input
     engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
     origin = hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
-    return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
+    return Output(path, origin=origin, data=data, resume=resume)
 
 
 @dataclass(slots=True)

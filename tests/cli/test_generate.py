@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from specserve.cli.app import _run
+from tests.cli.pair import laid_out
 
 LINE = b'{"prompt": "a"}\n'
 
@@ -35,7 +39,7 @@ def test_the_help_says_what_a_line_is_and_what_is_applied() -> None:
     done = generate("--help")
     assert done.returncode == 0
     text = " ".join(done.stdout.decode().split())
-    assert '{"prompt": "…"} or {"messages": […]}' in text
+    assert '{"prompt": "…"} or {"messages": […]}' in text and '{"custom_id": "…", "body": {…}}' in text
     assert "Without max_tokens, a prompt gets 16 tokens and a chat the rest of the context" in text
     assert "Each finished line is appended at once to OUT.jsonl.partial" in text
     assert "the same command computes only the missing lines" in text
@@ -50,7 +54,7 @@ def test_profile_and_input_cannot_both_be_stdin() -> None:
 
 def test_the_output_cannot_replace_the_input(profile: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(LINE)
-    done = generate(profile, tmp_path / "in.jsonl", "-o", tmp_path / "." / "in.jsonl", "--overwrite")
+    done = generate(profile, tmp_path / "in.jsonl", "-o", tmp_path / "." / "in.jsonl")
     assert done.returncode == 2
     assert b"would replace the input" in done.stderr
     assert (tmp_path / "in.jsonl").read_bytes() == LINE
@@ -75,7 +79,7 @@ def test_a_complete_output_is_kept(profile: Path, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("precious\n")
     done = generate(profile, "-", "-o", tmp_path / "out.jsonl", stdin=LINE)
     assert done.returncode == 2
-    assert b"--overwrite" in done.stderr
+    assert b"delete it" in done.stderr
     assert (tmp_path / "out.jsonl").read_text() == "precious\n"
 
 
@@ -89,3 +93,98 @@ def test_lines_that_are_no_requests_need_no_engine(profile: Path) -> None:
     ]
     assert b"`frontend` applies only to a server and is ignored here: chat_template" in done.stderr
     assert b"2 lines failed:" in done.stderr
+
+
+ENGINE = """
+import json, sys
+def send(**message):
+    print(json.dumps(message), flush=True)
+inbox = (json.loads(line) for line in sys.stdin)
+next(inbox)
+send(event="ready", vllm="0.32.0")
+for message in inbox:
+    if "end" in message:
+        break
+    index, params = message["index"], message["params"]
+    asked = message.get("prompt") or message["messages"][-1]["content"]
+    unknown = [name for name in params if name not in ("max_tokens", "temperature", "logprobs")]
+    if unknown:
+        send(event="refused", index=index, error=f"unknown sampling parameter `{unknown[0]}`")
+    else:
+        told = " ".join(f"{name}={params[name]}" for name in sorted(params))
+        send(event="finished", index=index, text=f"{asked}: {told}", completion_tokens=1)
+send(event="done", acceptance=None)
+"""
+"""An engine that answers with what it was asked, and refuses what vLLM has not."""
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+
+
+def batch(name: str, body: object) -> str:
+    return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+@pytest.fixture
+def answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[dict[str, object]]]]:
+    """Runs the command on these lines, with that engine."""
+    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
+    profile = laid_out(tmp_path)
+    out = tmp_path / "out.jsonl"
+
+    def run(*lines: str) -> tuple[int, list[dict[str, object]]]:
+        (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        code = _run(["generate", str(profile), str(tmp_path / "in.jsonl"), "-o", str(out)])
+        return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+    return run
+
+
+@pytest.mark.vllm
+def test_lines_of_openais_batch_api_are_answered_under_their_custom_ids(
+    answered: Callable[..., tuple[int, list[dict[str, object]]]],
+) -> None:
+    code, records = answered(
+        batch("chat", {"model": "gpt-4o", "messages": CHAT, "max_completion_tokens": 9, "stream": False}),
+        batch("text", {"model": "m", "prompt": "p", "max_tokens": 5, "temperature": 0.5, "stop": None}),
+        batch("string", json.dumps({"prompt": "q", "user": "u"})),
+        batch("logprobs", {"messages": CHAT, "logprobs": True, "top_logprobs": 3}),
+        batch("none", {"messages": CHAT, "logprobs": False}),
+        batch("unknown", {"model": "m", "prompt": "p", "temprature": 1}),
+        batch("embedding", {"model": "m", "input": "p"}),
+        json.dumps({"id": 7, "prompt": "plain", "max_tokens": 2}),
+    )
+    assert code == 1
+    texts = {record.get("custom_id", record.get("id")): record.get("text") for record in records}
+    assert texts == {
+        "chat": "hi: max_tokens=9",
+        "text": "p: max_tokens=5 temperature=0.5",
+        "string": "q: ",
+        "logprobs": "hi: logprobs=3",
+        "none": "hi: ",
+        "unknown": None,
+        "embedding": None,
+        7: "plain: max_tokens=2",
+    }
+    assert list(records[0]) == ["custom_id", "index", "text", "completion_tokens"]
+    assert [record["error"] for record in records if "error" in record] == [
+        "line 6: unknown sampling parameter `temprature`",
+        "line 7: one of `prompt` and `messages` is needed",
+    ]
+
+
+@pytest.mark.vllm
+def test_an_interrupted_batch_is_resumed_by_its_lines(
+    answered: Callable[..., tuple[int, list[dict[str, object]]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dying = ENGINE.replace("    if unknown:", "    if asked == 'die': sys.exit(1)\n    if unknown:")
+    lines = [batch(name, {"prompt": name}) for name in ("a", "b", "die", "c")]
+    with monkeypatch.context() as patch:
+        patch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", dying))
+        assert answered(*lines) == (2, [])
+    partial = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    assert [json.loads(line)["custom_id"] for line in partial] == ["a", "b"]
+    code, records = answered(*lines)
+    assert (code, [record["custom_id"] for record in records]) == (0, ["a", "b", "die", "c"])

@@ -65,20 +65,17 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
                 first.send_signal(signal.SIGINT)
     assert first.returncode == 130, "".join(said)
     assert "the same command resumes" in "".join(said)
-    assert (tmp_path / "run" / "state.pt").is_file()
-    rows = [json.loads(line) for line in (tmp_path / "run" / "answers.jsonl").read_text().splitlines()]
+    (folder,) = (tmp_path / "run").iterdir()
+    assert (folder / "state.pt").is_file()
+    rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     assert all(len(row["token_ids"]) == len(row["logprobs"]) == row["completion_tokens"] for row in rows)
-    assert {len(step) for row in rows if row["id"].startswith("train/") for step in row["logprobs"]} <= {
-        10,
-        11,
-    }
+    trained = [row for row in rows if row["id"].startswith("train/")]
+    assert {len(step) for row in trained for step in row["logprobs"]} <= {10, 11}
 
     second = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert second.returncode == 1, second.stderr
     assert "resuming" in second.stderr and "the target answers" not in second.stderr
-    assert "The new draft is not better" in second.stdout
+    assert "the new draft is not better" in second.stdout
     assert profile.read_bytes() == before
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["outcome"] == "no_gain_simulated" and result["alternative"] is None
-    assert result["simulated"]["new"] == result["simulated"]["old"] > 0.97
-    assert result["simulated"]["prompts"] == result["prompts"]["test"] == 20
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["outcome"], result["gain"]) == ("no_gain", None)

@@ -1,4 +1,4 @@
-"""The child that trains and simulates, on a small pair: it learns, survives a stop, and leaves what can be read."""
+"""The child that trains, on a small pair: it learns, survives a stop, and leaves what can be served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specserve.engine.drafts import walk
+from specserve.engine.drafts import DraftModel, rate_of, read_answers, walk
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
@@ -79,17 +79,15 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def training(answers: Path, out: Path, **fields: Any) -> dict[str, Any]:
     out.mkdir(exist_ok=True)
     return {
-        "work": "train", "draft": str(DRAFT), "answers": str(answers), "out": str(out), "k": K, "budget_s": 300,
-        "epochs": 10, "seed": 0, "learning_rate": 0.004, "old_share": 0.0, **fields,
+        "draft": str(DRAFT), "answers": str(answers), "out": str(out), "k": K, "budget_s": 300,
+        "epochs": 10, "seed": 0, "learning_rate": 0.004, **fields,
     }  # fmt: skip
 
 
-def simulation(answers: Path, draft: Path) -> dict[str, Any]:
-    return {"work": "simulate", "draft": str(draft), "answers": str(answers), "parts": ["test"], "k": K}
-
-
-def rate(rows: list[dict[str, int]]) -> float:
-    return sum(row["accepted"] for row in rows) / sum(row["drafted"] for row in rows)
+def rate(answers: Path, draft: Path) -> float:
+    held_out = read_answers(str(answers), "test")
+    assert len(held_out.rows) == 20
+    return rate_of(DraftModel({"draft": str(draft)}).simulate(held_out, k=K))
 
 
 def test_a_draft_learns_what_the_target_says_survives_a_stop_and_can_be_served(
@@ -118,18 +116,13 @@ def test_a_draft_learns_what_the_target_says_survives_a_stop_and_can_be_served(
     assert (out / "draft" / "model.safetensors").stat().st_size <= DRAFT.joinpath(
         "model.safetensors"
     ).stat().st_size
-    before, after = (
-        list(events(child(simulation(answers, draft))))[-1]["rows"]["test"]
-        for draft in (DRAFT, out / "draft")
-    )
-    assert len(before) == len(after) == 20
-    assert rate(before) < 0.2 and rate(after) > 0.8, rate(after)
+    assert rate(answers, DRAFT) < 0.2 and rate(answers, out / "draft") > 0.8
 
 
 def test_what_cannot_be_read_is_told_and_ends_the_child(
     tmp_path: Path, child: Callable[[dict[str, Any]], subprocess.Popen[str]]
 ) -> None:
-    process = child(simulation(tmp_path / "none.jsonl", DRAFT))
+    process = child(training(tmp_path / "none.jsonl", tmp_path))
     (message,) = events(process)
     assert message["event"] == "failed" and "none.jsonl" in message["error"]
     assert process.wait(30) == 1

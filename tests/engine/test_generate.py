@@ -60,6 +60,7 @@ BAD: tuple[tuple[bytes | Record, str], ...] = (
     ({**GOOD, "prompt": [1, 999_999]}, "Token id 999999 is out of vocabulary"),
     ({**GOOD, "seed": 2**70}, "can't serialize ints"),
     ({**GOOD, "prompt": ""}, "The decoder prompt cannot be empty"),
+    ({"custom_id": "b", "body": {**GOOD, "tools": []}}, "unknown sampling parameter `tools`"),
 )
 """Lines that fail, each with the beginning of its reason."""
 FIRST_BAD = 150
@@ -119,7 +120,13 @@ def as_lines(requests: Sequence[bytes | Record]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
 
-INPUT = as_lines([*REQUESTS[:FIRST_BAD], *(line for line, _ in BAD), *REQUESTS[FIRST_BAD:]])
+def batch_line(request: Record) -> Record:
+    """The request as a line of OpenAI's batch API."""
+    body = {"model": "m", **{key: value for key, value in request.items() if key != "id"}}
+    return {"custom_id": request["id"], "method": "POST", "url": "/v1/completions", "body": body}
+
+
+INPUT = as_lines([*REQUESTS[:FIRST_BAD], *(line for line, _ in BAD), *map(batch_line, REQUESTS[FIRST_BAD:])])
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
@@ -186,7 +193,10 @@ def test_every_answer_is_the_servers_greedy_answer(resumed: Resumed, tiny_server
         expected = list(answers)
     records = resumed.run.records()
     found = [record for record in records if "error" not in record]
-    assert [{key: value for key, value in record.items() if key != "index"} for record in found] == expected
+    names = {"custom_id": "id"}
+    plain = [{names.get(key, key): value for key, value in each.items() if key != "index"} for each in found]
+    assert plain == expected
+    assert all(("custom_id" in each) == (each["index"] >= FIRST_BAD + len(BAD)) for each in found)
     assert [record["index"] for record in records] == list(range(LINES))
 
 

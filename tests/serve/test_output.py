@@ -18,10 +18,8 @@ from specserve.serve.batch import Output
 DATA = b"".join(b'{"id": "r%d", "prompt": "p"}\n' % index for index in range(4))
 
 
-def opened(
-    path: Path, *, data: bytes = DATA, origin: str = "o", resume: bool = True, overwrite: bool = False
-) -> Output:
-    return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
+def opened(path: Path, *, data: bytes = DATA, origin: str = "o", resume: bool = True) -> Output:
+    return Output(path, origin=origin, data=data, resume=resume)
 
 
 def write(path: Path, *, count: int, order: Sequence[int] = range(4)) -> None:
@@ -128,7 +126,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_journal_whole(tmp_path: Path) ->
         "import resource, signal; from pathlib import Path; from specserve.serve.batch import Output\n"
         "from specserve.errors import FactError\n"
         f"path, data = Path({str(path)!r}), {DATA!r}\n"
-        "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
+        "o = Output(path, origin='o', data=data, resume=True)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "try:\n"
         "    for index in range(4): o.write({'id': f'r{index}', 'index': index, 'text': 't'})\n"
@@ -180,18 +178,13 @@ def test_without_resuming_everything_is_made_anew(tmp_path: Path) -> None:
     assert output.partial.read_bytes() == b""
 
 
-def test_a_complete_output_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_complete_output_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("precious\n")
     with pytest.raises(UsageError, match="exists already") as error:
         opened(path)
-    assert "--overwrite" in str(error.value.hint)
-    output = opened(path, overwrite=True)
-    assert path.read_text() == "precious\n"  # until the new one is complete
-    output.write({"index": 0})
-    output.complete()
-    output.close()
-    assert path.read_text() == '{"index": 0}\n'
+    assert error.value.hint == "delete it, or use another `-o`"
+    assert path.read_text() == "precious\n"
 
 
 def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
@@ -206,7 +199,7 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path; from specserve.serve.batch import Output\n"
         f"path, data = Path({str(tmp_path / 'out.jsonl')!r}), {DATA!r}\n"
-        "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
+        "o = Output(path, origin='o', data=data, resume=True)\n"
         "o.write({'id': 'r0', 'index': 0}); os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

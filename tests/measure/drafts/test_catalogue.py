@@ -7,31 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.drafts import DraftOptions, add_alternatives, find_drafts
+from specserve.measure.drafts import add_alternatives, find_drafts
 from specserve.models.drafts import catalogue
 from specserve.profile.load import load_profile
 
-TARGETS = sorted({entry.target for entry in catalogue()})
 
-
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", sorted({entry.target for entry in catalogue()}))
 def test_no_rule_refuses_a_draft_for_its_own_target_and_each_can_be_written(
     target: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(f"target: {{model: {target}}}\n")
-    found = find_drafts(str(file)).drafts
-    assert found and not any(each.is_refused for each in found)
-    drafts = [each.draft for each in found]
-    places = add_alternatives(
-        str(file), [draft.model or draft.method for draft in drafts], wanted=DraftOptions()
-    )
+    found = find_drafts(str(file))
+    assert found.drafts and not any(each.is_refused for each in found.drafts)
+    drafts = [each.draft for each in found.drafts]
+    places = add_alternatives(str(file), [draft.model or draft.method for draft in drafts], found=found)
     written = load_profile(file).alternatives
-    assert [written[place.partition(".")[2]].method for place in places] == [draft.method for draft in drafts]
+    assert [written[place.partition(".")[2]].method for place in places] == [each.method for each in drafts]
 
 
 def test_no_entry_stands_there_twice_and_each_has_a_public_source() -> None:
     places = Counter((entry.target, entry.model, entry.method) for entry in catalogue())
-    assert [place for place, times in places.items() if times > 1] == []
-    without = [entry for entry in catalogue() if not any(s.url.startswith("https://") for s in entry.sources)]
-    assert without == []
+    assert set(places.values()) == {1}
+    assert all(any(s.url.startswith("https://") for s in entry.sources) for entry in catalogue())
