@@ -85,14 +85,14 @@ def test_another_profile_traffic_or_time_has_another_folder_and_only_its_owner_r
 
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
-    profile: Callable[[str], str], traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: DistillPlan, traffic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["distill", profile(PAIR), "--traffic", str(traffic), "-o", str(tmp_path / "out")]
-    assert _run([*arguments, "--dry-run", "--train-for", "2m"]) == 0
+    out = str(plan.request.output)
+    assert _run(["distill", plan.request.profile, "--traffic", str(traffic), "-o", out, "--dry-run"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "84 prompts to train on, 12 to choose by, 24 held out" in shown
-    assert "none repeated" in shown and "training at most 2 min" in shown
-    assert not (tmp_path / "out").exists()
+    assert "none repeated" in shown and "training at most 10 min" in shown
+    assert not Path(out).exists()
 
 
 @pytest.mark.parametrize(
