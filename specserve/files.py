@@ -28,6 +28,17 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
 
+def read_named(name: str, limit_bytes: int) -> bytes:
+    """The beginning of a file that the user names: a regular one, or a pipe of the shell (`<(…)`).
+
+    Raises OSError, and ValueError for a name that no file can have.
+    """
+    path = Path(name)
+    is_of_shell = name.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
+    with path.open("rb") if is_of_shell else open_regular(path) as stream:
+        return stream.read(limit_bytes)
+
+
 def read_start(path: Path, limit_bytes: int) -> bytes:
     """The beginning of a regular file; nothing of a link or a pipe, or if it cannot be read."""
     try:

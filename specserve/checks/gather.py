@@ -119,7 +119,8 @@ def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) 
 
     versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
-    found, unread = _models(profile, read or _reader(profile, lock, wanted))
+    unusable = next((item.detail[0] for item in drift if item.kind == "unreadable"), None)
+    found, unread = _models(profile, read or _reader(profile, lock, wanted, unusable=unusable))
     if wanted.locked:  # a model that is not in the lock is reported once, where it could not be read
         reported = {item.path for item in unread}
         drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
@@ -149,8 +150,11 @@ def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) 
     return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
-def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
-    """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one."""
+def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None) -> Read:
+    """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one.
+
+    `unusable`: why there is no lock although its file is there, which is reported by itself.
+    """
     from specserve.models.read import read_model
 
     bare = {(use.model, use.revision) for use in model_uses(profile) if use.tokenizer_only}
@@ -161,6 +165,8 @@ def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions) -> Read:
         elsewhere = _is_elsewhere(model, profile, wanted)
         if entry is not None and (wanted.locked or elsewhere or entry.commit is not None):
             return entry
+        if wanted.locked and unusable:
+            raise NotHere(unusable)
         if wanted.locked:
             why = "is not in the lock" if lock else "is not locked, because the profile has no lock file"
             raise FactError(f"`{model}` {why}", hint="`specserve lock` records it")

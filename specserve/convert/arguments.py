@@ -22,6 +22,7 @@ from specserve.convert.words import (
 )
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import quoted, system_reason
+from specserve.files import open_regular
 from specserve.plan.arguments import ELSEWHERE
 from specserve.profile import schema
 from specserve.profile.schema import Profile
@@ -254,7 +255,7 @@ def _file_settings(
         unresolved.append(left_open(Word(name, config.node.span)))
         return {}
     try:
-        with (folder / name).open("rb") as stream:
+        with open_regular(folder / name) as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"

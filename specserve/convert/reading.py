@@ -20,6 +20,7 @@ from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, argv_words, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
 from specserve.errors import FactError, UsageError, quoted, system_reason
+from specserve.files import read_named
 from specserve.profile.problems import Stop
 from specserve.profile.source import Builder
 from specserve.profile.values import Node
@@ -243,11 +244,8 @@ def _speculates(given: EngineStart) -> bool:
 
 def _text(name: str) -> str:
     try:
-        if name == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(name).open("rb") as stream:
-                data = stream.read(MAX_BYTES + 1)
+        limit = MAX_BYTES + 1
+        data = sys.stdin.buffer.read(limit) if name == "-" else read_named(name, limit)
     except (OSError, ValueError) as error:
         reason, hint = system_reason(error), None
         if isinstance(error, FileNotFoundError):

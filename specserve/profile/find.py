@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError, quoted, system_reason
+from specserve.files import open_regular
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import MAX_BYTES, keep, parse, read, read_by
@@ -67,10 +68,10 @@ def profiles(path: str, *, pick: bool = False, others: list[str] | None = None) 
         yield path
     elif Path(path).is_dir():
         yield from _below(path, [] if others is None else others)
-    elif _GLOB.search(path) and not Path(path).exists():
-        yield from _matching(path)
-    elif not pick or _is_meant(path):
+    elif (Path(path).exists() or not _GLOB.search(path)) and (not pick or _is_meant(path)):
         yield path
+    if _GLOB.search(path):  # also beside a file of that very name, which would hide what the glob matches
+        yield from _matching(path)
 
 
 def _below(folder: str, others: list[str]) -> Iterator[str]:
@@ -98,6 +99,8 @@ def _matching(pattern: str) -> Iterator[str]:
             start.glob(str(Path(pattern).relative_to(start) if pattern.startswith("/") else pattern))
         )
     except ValueError as error:
+        if Path(pattern).exists():
+            return
         raise UsageError(f"{quoted(pattern)} is not a glob: {error}".rstrip(".")) from error
     for file in found:
         hidden = any(part.startswith(".") and part != ".." and part not in shown for part in file.parts)
@@ -114,7 +117,7 @@ def _is_meant(file: str) -> bool:
 def _is_profile(file: str) -> bool:
     """Whether it has a top-level `target` or `extends`; a file that cannot be read becomes a finding."""
     try:
-        with Path(file).open("rb") as stream:
+        with open_regular(Path(file)) as stream:
             data = stream.read(MAX_BYTES)
     except OSError:
         return True

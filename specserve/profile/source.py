@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from specserve.diagnostics import Finding, Related, Span
 from specserve.errors import CONTROL, quoted
+from specserve.files import read_named
 from specserve.profile.problems import Stop, hint, ordered, problem
 from specserve.profile.values import Node, meaning
 
@@ -325,8 +325,7 @@ def recall(file: str) -> bytes:
 
 def read_file(file: str) -> bytes:
     """A file on the disk; of a larger one than a profile may be, one byte more than that. Raises as `read` does."""
-    with Path(file).open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+    return read_named(file, MAX_BYTES + 1)
 
 
 @contextmanager

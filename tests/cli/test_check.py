@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -409,3 +410,41 @@ def test_a_file_of_the_target_that_vllm_cannot_read_is_an_error(
     assert _run(["check", str(file), "--offline", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert (code, message) in [(item["code"], item["message"]) for item in found]
+
+
+@pytest.mark.parametrize("options", [["--locked"], []])
+@pytest.mark.parametrize("content", ["{", "", "[]", '{"version": 99}', "<<<<<<< ours"])
+def test_an_unusable_lock_is_named_whether_its_models_can_be_read_or_not(
+    content: str, options: list[str], write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("target: {model: org/nowhere}\n")
+    file.with_suffix(".lock.json").write_text(content)
+    assert _run(["lock", str(file), "--check", "--offline"]) == 1
+    reason = capsys.readouterr().out.split(": ", 1)[1].splitlines()[0]
+    code, judged = answer(capsys, str(file), "--offline", *options)
+    errors = [item for item in judged["findings"] if item["severity"] == "error"]
+    assert code == 1 and [(item["code"], item["message"]) for item in errors] == [("SD270", reason)]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(None, 2), ("", 1), ("{", 1), ("pipe", 1), ("folder", 1), ("large", 1), ("[]", 1)]
+)
+def test_a_model_that_is_there_and_broken_is_an_error_and_one_that_is_not_could_not_be_checked(
+    content: str | None, code: int, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("target: {model: ./model}\n")
+    place = file.parent / "model" / "config.json"
+    if content is not None:
+        place.parent.mkdir()
+    if content == "pipe":
+        os.mkfifo(place)
+    elif content == "folder":
+        place.mkdir()
+    elif content == "large":
+        with place.open("wb") as stream:
+            stream.truncate(200 << 20)
+    elif content:
+        place.write_text(content)
+    found, judged = answer(capsys, str(file), "--offline")
+    assert found == code
+    assert [item["code"] for item in judged["findings"] if item["severity"] == "error"] == ["SD290"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,14 +97,14 @@ def test_a_file_that_may_not_be_read_is_a_finding(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(GOOD, "f/secret.yaml")
-    real = Path.open
+    real = os.open
 
-    def denied(self: Path, *args: object, **kwargs: object) -> object:
-        if self == file:
+    def denied(path: Any, *args: Any, **kwargs: Any) -> int:
+        if path == file:
             raise PermissionError(13, "Permission denied")
-        return real(self, *args, **kwargs)  # type: ignore[call-overload]
+        return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     assert _run(["lint", str(file.parent)]) == 1
     assert "permission denied" in capsys.readouterr().out
 
@@ -232,3 +234,19 @@ def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.Ca
     summary = capsys.readouterr().err
     assert summary.startswith("All checks passed: ") and summary.endswith(" infos\n")
     assert "error" not in summary and "warning" not in summary
+
+
+@pytest.mark.parametrize("name", ["*.yaml", "**/*.yaml", "[ab]ad.yaml", "ba?.yaml"])
+def test_a_file_that_is_named_like_a_glob_hides_nothing_that_the_glob_matches(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    literal = tmp_path / name
+    literal.parent.mkdir(exist_ok=True)
+    literal.write_text("target: {model: org/m, max_model_len: none}\n")
+    (tmp_path / "bad.yaml").write_text("target: {model: org/m}\nfoo: 1\n")
+    assert _run(["lint", str(literal), "--format", "concise"]) == 1
+    out = capsys.readouterr().out
+    assert f"{literal}:1" in out and f"{tmp_path / 'bad.yaml'}:2:1: error[SD005]" in out
+    (tmp_path / "bad.yaml").unlink()
+    assert _run(["lint", str(literal), "--format", "concise"]) == 1
+    assert "SD005" not in capsys.readouterr().out

@@ -207,3 +207,44 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     write_whole(place, "x" * 200)
     assert limited(lambda: write_whole(place, "y" * 200)) == 2
     assert listed(tmp_path) == {"r.json": b"x" * 200}
+
+
+@pytest.mark.parametrize("make", ["pipe", "device", "folder"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["convert", "run.sh"], 1),
+        (["convert", "--", "vllm", "serve", "a/b", "--config", "./args"], 1),
+        (["lint", "--", "vllm", "serve", "a/b", "--config", "./args"], 1),
+        (["lint", "args"], 1),
+        (["plan", "child.yaml"], 2),
+        (["convert", "args"], 2),
+    ],
+    ids=lambda item: " ".join(item[:2]) if isinstance(item, list) else None,
+)
+def test_only_a_regular_file_is_read_whoever_names_it(
+    words: list[str], code: int, make: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "args"
+    if make == "pipe":
+        os.mkfifo(place)
+    elif make == "device":
+        place.symlink_to("/dev/zero")
+    else:
+        place.mkdir()
+        (place / "p.yaml").write_text("target: {model: 3}\n")
+    (tmp_path / "run.sh").write_text("vllm serve a/b --config ./args\n")
+    (tmp_path / "child.yaml").write_text("extends: args\n")
+    done = specserve(*words, limit=(resource.RLIMIT_AS, 1 << 30))
+    assert done.returncode == code and "Traceback" not in done.stderr
+    if make != "folder" and words[0] != "plan":
+        assert "it is not a regular file" in done.stdout + done.stderr
+    assert "\\x00" not in done.stdout + done.stderr and len(done.stdout) < 4000
+
+
+def test_a_pipe_of_the_shell_is_read() -> None:
+    for word, text in (("convert", "vllm serve a/b"), ("lint", "target: {model: a/b}")):
+        line = f"{sys.executable} -P -m specserve {word} <(echo '{text}')"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "a/b" in done.stdout, done.stderr

@@ -207,7 +207,7 @@ def locked(ctx: Context) -> bool:
     return file != "-" and Path(file).with_suffix(".lock.json").is_file()
 
 
-@rule("SD270", ERROR, needs="models")
+@rule("SD270", ERROR)  # also if no model can be read
 def unreadable_lock(ctx: Context) -> Hits:
     """The lock beside the profile cannot be used.
 
