@@ -119,7 +119,7 @@ blocks by name; `--alternative NAME` uses one of them instead of `speculation`, 
 _REST = """
 ## `engine`, `frontend` and `env`
 
-`engine` takes every other argument of vLLM's engine by its name, with `_` or `-`; `frontend` those of vLLM's HTTP
+`engine` takes every other argument of vLLM's engine by its Python name (`max_num_seqs`); `frontend` has those of its
 server. Names are checked against the tables of every vLLM version in the profile's range. An argument that has a key
 of its own (`model`, `host`, `speculative_config`, …) is refused there, and the message names that key. `env` sets
 variables of the server's process; the values are texts. Keys and tokens never belong in a profile:

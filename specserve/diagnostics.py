@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+_QUOTED = re.compile(r"`([^`]*)`")
+_LONGEST_QUOTED = 300
+
+
+def shortened(text: str) -> str:
+    """The text with what stands in backticks cut: the name of a model may be a megabyte long."""
+    if len(text) <= _LONGEST_QUOTED:
+        return text
+    return _QUOTED.sub(
+        lambda match: (
+            f"`{match[1][:_LONGEST_QUOTED]}…`" if len(match[1]) > _LONGEST_QUOTED else match[0]
+        ),
+        text,
+    )
 
 
 class Severity(StrEnum):
@@ -66,6 +82,10 @@ class Finding:
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", shortened(self.message))
+        object.__setattr__(self, "help", self.help and shortened(self.help))
+
     @property
     def sort_key(self) -> tuple[str, int, int, str]:
         """File order, so that all problems of a file read from top to bottom."""
@@ -83,6 +103,9 @@ class Skipped:
     cause: str
     help: str = ""
     """How to have it run."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", shortened(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

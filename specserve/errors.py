@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from specserve.diagnostics import Finding
+from specserve.diagnostics import Finding, shortened
 
 _USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
 
@@ -68,7 +68,7 @@ class SpecserveError(Exception):
     def __init__(
         self, message: str, *, hint: str | None = None, causes: tuple[str, ...] = ()
     ) -> None:
-        self.message = without_user(message)
+        self.message = shortened(without_user(message))
         super().__init__(self.message)
         self.hint = hint
         self.causes = tuple(map(without_user, causes))

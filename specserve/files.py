@@ -17,9 +17,12 @@ def open_descriptor(path: Path, flags: int, *, mode: int = 0o600) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, "it is not a valid name of a file", str(path)) from error
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(found):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISDIR(found):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, _NO_FILE, str(path))
 
 

@@ -132,8 +132,11 @@ def render(
 def _made(profile: str, image: str | None, options: LaunchOptions, alternative: str | None) -> Deployment:
     """The deployment of a profile or one of its alternatives, once the rules have cleared it."""
     from specserve.checks.prepare import prepare
+    from specserve.checks.run import examined
     from specserve.deploy.deployment import deployment
     from specserve.deploy.weights import locked_bytes
+    from specserve.diagnostics import Severity
+    from specserve.errors import CheckFailed
     from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
     from specserve.vllm.versions import newest_in
@@ -141,6 +144,9 @@ def _made(profile: str, image: str | None, options: LaunchOptions, alternative: 
     version = options.vllm or newest_in(load_profile(profile, settings=options.settings).vllm)
     asked = replace(options, alternative=alternative, vllm=version)
     source, plan = prepare(profile, asked, notices=StderrNotices())
+    if secrets := [item for item in examined(source).findings if item.code == "SD107"]:
+        found = tuple(replace(item, severity=Severity.ERROR) for item in secrets)
+        raise CheckFailed(f"`{source.file}` contains secrets, which no rendered file may", findings=found)
     weights = locked_bytes(source)
     return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
 

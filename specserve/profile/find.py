@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError, quoted, system_reason
+from specserve.errors import FactError, UsageError, did_you_mean, quoted, system_reason
 from specserve.files import open_regular
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
@@ -20,8 +20,11 @@ from specserve.profile.source import MAX_BYTES, keep, parse, read, read_by
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-_MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
-_IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)
+_IS_PROFILE = re.compile(rb"""^(target|extends|speculation)[ \t]*:""", re.M)
+_OWN_KEYS = ("speculation", "alternatives", "engine", "frontend", "hardware", "expect", "vllm")
+_MAY_BE_PROFILE = re.compile(
+    rb"""^['"{ ]*(target|extends|%b)['"]?[ \t]*:|\bmodel['"]?[ \t]*:""" % "|".join(_OWN_KEYS).encode(), re.M
+)
 _NAMED = 5
 """How many files that are no profiles a warning names."""
 _GLOB = re.compile(r"[*?\[]")
@@ -115,7 +118,10 @@ def _is_meant(file: str) -> bool:
 
 
 def _is_profile(file: str) -> bool:
-    """Whether it has a top-level `target` or `extends`; a file that cannot be read becomes a finding."""
+    """Whether it has a top-level `target` or `extends`, or looks as if one of them were misspelt.
+
+    A file that cannot be read becomes a finding.
+    """
     try:
         with open_regular(Path(file)) as stream:
             data = stream.read(MAX_BYTES)
@@ -126,7 +132,11 @@ def _is_profile(file: str) -> bool:
     if not _MAY_BE_PROFILE.search(data):
         return False
     tree = parse(data, file=file)[0]
-    return tree is not None and bool({"target", "extends"} & set(tree.mapping or {}))
+    keys = (tree.mapping if tree else None) or {}
+    if {"target", "extends", "speculation"} & set(keys):
+        return True
+    near = [node for key, node in keys.items() if did_you_mean(key, ("target", "extends"))]
+    return any(not keys.keys().isdisjoint(_OWN_KEYS) or "model" in (node.mapping or {}) for node in near)
 
 
 _TIMEOUT_S = 30

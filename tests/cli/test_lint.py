@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def test_files_of_a_folder_that_are_no_profiles_are_named(
 ) -> None:
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "_base.yaml").write_text("engine: {}\n")
-    (tmp_path / "bad.yaml").write_text("targett: {model: org/m}\n")
+    (tmp_path / "bad.yaml").write_text("models: {target: org/m}\n")
     assert _run(["lint", str(tmp_path)]) == 0
     assert f"warning: `{tmp_path / 'bad.yaml'}` is not a profile: no top-level" in capsys.readouterr().err
     (tmp_path / "tab.yaml").write_text("\ttarget: {model: org/m}\n")
@@ -250,3 +251,82 @@ def test_a_file_that_is_named_like_a_glob_hides_nothing_that_the_glob_matches(
     (tmp_path / "bad.yaml").unlink()
     assert _run(["lint", str(literal), "--format", "concise"]) == 1
     assert "SD005" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tagret: {model: org/m}\n", "unknown key `tagret` in a profile%0Ahelp: did you mean `target`?"),
+        ("name: x\nTarget: {'model': org/m}\n", "did you mean `target`?"),
+        ("extend: good.yaml\nengine: {max_num_seqs: 4}\n", "did you mean `extends`?"),
+        ("speculation: {method: ngram, num_speculative_tokens: 2}\n", "`target.model` is missing"),
+    ],
+)
+def test_a_file_in_a_folder_that_looks_like_a_profile_is_judged_as_one(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "bad.yaml").write_text(text)
+    for path in (tmp_path, tmp_path / "*.yaml"):
+        assert _run(["lint", str(path), "--format", "github"]) == 1
+        shown = capsys.readouterr()
+        assert re.search(r"^::error .*bad\.yaml,.*" + re.escape(said), shown.out, re.MULTILINE)
+        assert "is not a profile" not in shown.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: shop\ntarget-path: out\nmodel-paths: [m]\nmodel: x\n",
+        "services: {llm: {image: vllm, model: m}}\n",
+        "targets: [a]\nname: x\nserver: {model: y}\n",
+    ],
+)
+def test_a_file_of_another_program_is_no_profile(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.yaml").write_text(GOOD)
+    (tmp_path / "other.yaml").write_text(text)
+    assert _run(["lint", str(tmp_path)]) == 0
+    assert "other.yaml` is not a profile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["lint"], ["lint", "--format", "json"], ["check", "--offline"], ["plan"]]
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "target: {model: org/LONG}\n",
+        "target: {model: org/m, dtype: LONG}\nLONG: 1\n",
+        "target: {model: org/m}\nspeculation: {method: eagle3, model: org/LONG, num_speculative_tokens: 2}\n"
+        "env: {VLLM_LONG: 1}\nengine: {LONG: LONG}\n",
+    ],
+)
+def test_a_name_without_end_is_shown_shortened(
+    text: str, command: list[str], write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(write(text.replace("LONG", "x" * 90_000)))
+    assert _run([command[0], file, *command[1:]]) in (0, 1, 2)
+    shown = capsys.readouterr()
+    if not (
+        command == ["plan"] and "dtype" not in text and "engine" not in text
+    ):  # the launch itself is whole
+        assert len(shown.out + shown.err) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        ("engine", "max-num-seqs", "max_num_seqs"),
+        ("frontend", "chat-template", "chat_template"),
+        ("engine", "gpu-memory-utilization", "gpu_memory_utilization"),
+    ],
+)
+def test_a_name_with_dashes_is_an_error_that_names_the_argument(
+    section: str, key: str, meant: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["lint", str(write(f"{GOOD}{section}: {{{key}: 4}}\n"))]) == 1
+    assert f"`{meant}`" in capsys.readouterr().out
+    assert _run(["lint", str(write(GOOD)), "--set", f"{section}.{key}=4"]) == 1
+    assert f"`{meant}`" in capsys.readouterr().out
