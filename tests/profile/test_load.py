@@ -54,7 +54,9 @@ def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
     _, findings = examine(folder)
     assert [finding.message for finding in findings] == ["cannot read the file: is a directory"]
     _, findings = examine("a\0b")
-    assert [finding.message for finding in findings] == ["cannot read the file: embedded null byte"]
+    assert [finding.message for finding in findings] == [
+        "cannot read the file: it is not a valid name of a file"
+    ]
 
 
 def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
