@@ -36,11 +36,6 @@ class Metrics:
     engines: Mapping[EngineName, EngineMetrics] = field(default_factory=dict)
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """The served names that there are."""
-        return tuple(sorted({name.model_name for name in self.engines}))
-
-    @property
     def speculates(self) -> bool:
         """Whether any engine has speculation counters."""
         return any(engine.speculates for engine in self.engines.values())

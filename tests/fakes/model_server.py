@@ -219,7 +219,7 @@ def answer(model: Model, body: dict[str, Any], *, is_chat: bool) -> dict[str, An
 def _choice(model: Model, body: dict[str, Any], ids: list[int], *, is_chat: bool) -> dict[str, Any]:
     written, text, reason = _write(model, body, ids)
     if body.get("response_format") and not model.breaks_json:
-        text, reason = '{"days": 3, "city": "Oslo"}', "stop"
+        text, reason = '{"city": "Oslo"}', "stop"
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
     if is_chat:
         choice["message"] = {"content": text}

@@ -54,7 +54,6 @@ def test_the_engines_of_a_data_parallel_server_are_kept_apart() -> None:
     found = read(text)
     assert [engine.counters.acceptance.drafts for engine in found.engines.values()] == [10, 20]
     assert {name.engine: counted.drafts for name, counted in found.acceptance.items()} == {"0": 10, "1": 20}
-    assert found.models == ("demo",)
 
 
 def test_requests_and_tokens_are_summed_over_engines_and_reasons() -> None:

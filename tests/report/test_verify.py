@@ -52,7 +52,7 @@ RIGHT = Verification(
     greedy=GREEDY,
     sampled=(SAMPLED,),
     smoke=(
-        Smoke("JSON schema", "ok", '{"days": 3, "city": "Oslo"}'),
+        Smoke("JSON schema", "ok", '{"city": "Oslo"}'),
         Smoke("stop string", "skipped", "the greedy text differed the second time: a near-tie"),
     ),
 )

@@ -138,16 +138,13 @@ class VerifySession:
         whole = [*prompt_ids, *ids]
         most_bytes = _BASE_BYTES + len(whole) * (TOP + 1) * _LOGPROB_BYTES
         raw = self._post("completions", most_bytes=most_bytes, prompt=whole, **body)
-        try:
-            steps = raw["choices"][0]["prompt_logprobs"]
-        except (LookupError, TypeError):
-            steps = None
-        if steps is None:
-            raise TrafficError(
-                "the server does not score prompts (`prompt_logprobs`)",
-                hint="vLLM does, SGLang does not: `specserve bench` measures it",
-            )
-        return positions(steps, ids, count=TOP)
+        with suppress(LookupError, TypeError):
+            if (steps := raw["choices"][0]["prompt_logprobs"]) is not None:
+                return positions(steps, ids, count=TOP)
+        raise TrafficError(
+            "the server does not score prompts (`prompt_logprobs`)",
+            hint="vLLM does, SGLang does not: `specserve bench` measures it",
+        )
 
 
 def read_text(raw: Mapping[str, Any], name: str = "") -> ScoredText:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,33 +27,21 @@ _STORY = Prompt(
     words = text.split()
 """,
 )
-_WEATHER = Prompt(
+_CITY = Prompt(
     "smoke",
     _SCHEMA_TOKENS,
     """Write one more line of the same kind.
-{"days": 2, "city": "Lima"}
-{"days": 5, "city": "Oslo"}
-{"days": 7, "city": "Lima"}
-{"days": 3, "city": "Oslo"}
+{"city": "Lima"}
+{"city": "Oslo"}
+{"city": "Lima"}
 """,
 )
 """Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
-_CITIES = ("Lima", "Oslo")
-_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "days": {"type": "integer", "minimum": 0, "maximum": 9},
-        "city": {"enum": [*_CITIES]},
-    },
-    "required": ["days", "city"],
-    "additionalProperties": False,
+_SCHEMA = {
+    **{"type": "object", "required": ["city"], "additionalProperties": False},
+    "properties": {"city": {"enum": ["Lima", "Oslo"]}},
 }
-_FITTING = [
-    json.dumps(value, separators=(",", ":"))
-    for days in range(10)
-    for city in _CITIES
-    for value in ({"days": days, "city": city}, {"city": city, "days": days})
-]
+_FITTING = ('{"city":"Lima"}', '{"city":"Oslo"}')
 """Every answer that the schema allows, without blanks."""
 
 
@@ -73,8 +60,8 @@ def smoke_test(name: str, session: VerifySession) -> Smoke:
 
 def json_schema(session: VerifySession) -> Found:
     """`response_format` with a JSON schema."""
-    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
-    given = read_text(session.ask(_WEATHER, max_tokens=_SCHEMA_TOKENS, response_format=form))
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": _SCHEMA}}
+    given = read_text(session.ask(_CITY, max_tokens=_SCHEMA_TOKENS, response_format=form))
     begun = "".join(given.text.split())  # blanks may stand anywhere
     if begun in _FITTING:
         return OK, shown(given.text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import FactError, TrafficError
+from specserve.errors import TrafficError
 from specserve.measure.watch import watch as module
 from specserve.measure.watch.verdict import COLLAPSED, STEADY, UNDECIDED, UNSEEN
 from specserve.measure.watch.watch import WatchedServer, WatchReport, reports
@@ -16,7 +16,7 @@ from specserve.measure.watch.window import Reading
 from specserve.metrics.prometheus import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from metrics_server import Script, Traffic, serving
+from metrics_server import Script, Traffic
 
 GOOD = (0.8, 0.6, 0.5, 0.3)
 DEAD = (0.02, 0.01, 0.0, 0.0)
@@ -143,9 +143,3 @@ def test_looks_come_in_time_and_a_slow_answer_does_not_hurry_the_next(clock: Clo
     next(every)
     Clock.now_s += 13
     assert [next(every).at_s - begin_s for _ in range(2)] == [20, 25]
-
-
-def test_several_models_are_no_server_of_vllm() -> None:
-    several = Script([Traffic(model="a"), Traffic(model="b")])
-    with serving(several) as url, pytest.raises(FactError, match="several models: `a`, `b`"):
-        WatchedServer(url).read()
