@@ -90,8 +90,8 @@ speculation, then scores the same text without it.""", "specserve verify demo", 
 `bench` starts the profile and the same server without speculation, sends the same prompts to both in short
 alternating blocks, and compares. `--quick` takes minutes:""", "specserve bench configs/demo.yaml --quick", """\
 The interval decides. PAYS means that all of the 95 % interval is above 1.03 (and the 99.5 % interval, which is wider,
-above 1). On a busy machine, the verdict is often INCONCLUSIVE. The report then says how many blocks would decide it.
-Run the same command again with that number as `--blocks N`; with `--dry-run`, the command says how long it will take.
+above 1). On a busy machine, the verdict is often INCONCLUSIVE. The report then says what would decide it.
+Without `--quick`, bench goes on until the verdict is clear or its `--budget` ends.
 [How bench decides](bench.md) explains the rest."""),
     Step("""\
 ## 6. How many draft tokens are best?

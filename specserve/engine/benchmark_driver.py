@@ -1,11 +1,10 @@
 """vLLM's own load generator behind JSON lines on the standard streams.
 
 In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url", "model", "endpoint":
-"completions" | "chat/completions", "concurrency": n | null, "request_rate": r | null, "seed": n, "extra_body": {…},
-"ignore_eos": bool, "api_key_env": NAME | null, "ssl_verify": bool, "requests": [{"id", "prompt" | "messages",
-"max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once, then for each pass a `request` as each
-is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output goes to stderr. A key comes from the
-variable that the pass names, and from nowhere else.
+"completions" | "chat/completions", "concurrency": n, "extra_body": {…}, "api_key_env": NAME | null, "ssl_verify": bool,
+"requests": [{"id", "prompt" | "messages", "max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once,
+then for each pass a `request` as each is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output
+goes to stderr. A key comes from the variable that the pass names, and from nowhere else.
 
 Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and lib.endpoint_request_func), so that
 figures compare with those of `vllm bench serve`; what its results leave out (why an answer ended, acceptance of the
@@ -19,7 +18,6 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -149,7 +147,6 @@ class PassRunner:
             self._lines.send("request", **_answer(wanted["pass"], request, output, heard, began=started))
 
         self._functions[_NAME] = sender(self._functions[_SENDERS[wanted["endpoint"]]], report=report)
-        _sow(int(wanted["seed"]))
         cpu_s, started = time.process_time(), time.perf_counter()
         result = await self._serve.benchmark(**self._arguments(wanted))
         took_s = time.perf_counter() - started
@@ -157,14 +154,12 @@ class PassRunner:
             "pass",
             **{"pass": wanted["pass"]},
             duration_s=round(float(result["duration"]), 6),
-            completed=result["completed"],
-            failed=result["failed"],
             client_cpu=round((time.process_time() - cpu_s) / took_s, 4),
         )
 
     def _arguments(self, wanted: dict[str, Any]) -> dict[str, Any]:
         """For `vllm.benchmarks.serve.benchmark`, which has the same names from 0.26 to 0.33."""
-        url, rate = wanted["url"], wanted.get("request_rate")
+        url = wanted["url"]
         requests = [
             self._sample(
                 prompt=each.get("prompt") or "",
@@ -186,14 +181,14 @@ class PassRunner:
             "tokenizer": None,
             "input_requests": requests,
             "logprobs": None,
-            "request_rate": float("inf") if rate is None else float(rate),
+            "request_rate": float("inf"),
             "burstiness": 1.0,
             "disable_tqdm": True,
             "num_warmups": 0,
             "profile": False,
             "selected_percentile_metrics": [],
             "selected_percentiles": [99.0],
-            "ignore_eos": bool(wanted.get("ignore_eos")),
+            "ignore_eos": False,
             "goodput_config_dict": {},
             "max_concurrency": wanted.get("concurrency"),
             "lora_modules": None,
@@ -211,14 +206,6 @@ async def _no_metrics(*_arguments: object) -> None:
 def _headers(name: str | None) -> dict[str, str] | None:
     key = os.environ.get(name, "").strip() if name else ""
     return {"Authorization": f"Bearer {key}"} if key else None
-
-
-def _sow(seed: int) -> None:
-    """Arrival times are drawn from the global generators."""
-    import numpy
-
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
 
 
 def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, began: float) -> dict[str, Any]:
@@ -241,7 +228,6 @@ def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, be
         "finish_reason": heard.get("finish_reason"),
         "speculation": heard.get("speculation"),
         "text_sha256": hashlib.sha256(output.generated_text.encode()).hexdigest(),
-        "text": output.generated_text,
     }
 
 

@@ -1,4 +1,4 @@
-"""The measuring engine: starts servers, warms them up, sends passes, keeps them in a run directory, resumes."""
+"""The measuring engine: starts servers, warms them up, sends passes, keeps them, resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specserve.measure.bench.plan import Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, RunDirectory
 from specserve.measure.bench.traffic import Driver, Running, connect
-from specserve.measure.bench.variants import HostLoad, Variant
+from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
@@ -29,11 +29,7 @@ from specserve.serve.signals import StopRequest, signal_name
 _WARM_UP_TOKENS = 32
 _WARM_UP_LOADS = (4, 64)
 """Concurrency of the warm-up, at least and at most."""
-_BUSY_SHARE = 0.25
-"""Share of the host that others may use before the result says so."""
-_STOLEN_PERCENT = 2.0
 GENERATOR = "load generator"
-_GENERATOR = "the load generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class Outlet:
 
 
 class Measurement:
-    """Passes on servers. What an earlier session of the same run directory measured is there from the start."""
+    """Passes on servers. What an earlier session of the same run measured is there at once."""
 
     def __init__(
         self,
@@ -60,10 +56,11 @@ class Measurement:
         max_tokens: int | None = None,
         limit: int | None = None,
     ) -> None:
-        """`sources`: what a workload is loaded from, by its name. `limit`: prompts of a workload, at most."""
+        """`sources`: what a workload is loaded from, by its name. `limit`: its prompts, at most."""
         content = directory.content
         self.directory, self.on_news, self._stop = directory, on_news, stop
-        self.points, self._sources, self._max_tokens, self._limit = points, sources, max_tokens, limit
+        self.points, self._sources = points, sources
+        self._max_tokens, self._limit = max_tokens, limit
         self.passes: list[Pass] = directory.passes()
         self.notes: list[str] = content.setdefault("notes", [])
         self.models: dict[str, str] = content.setdefault("models", {})
@@ -71,7 +68,7 @@ class Measurement:
         self.kv_tokens: dict[str, int] = content.setdefault("kv_tokens", {})
         """By variant, tokens of its KV cache."""
         self.launches = int(content.get("launches", 0))
-        generator = content.get("conditions", {}).get(_GENERATOR)
+        generator = content.get("conditions", {}).get(f"the {GENERATOR}")
         self.versions: dict[str, str] = {GENERATOR: generator} if generator else {}
         self.workloads: dict[str, Workload] = {}
         self.expected: Counter[tuple[str, Point]] = Counter()
@@ -94,14 +91,8 @@ class Measurement:
 
     @property
     def host(self) -> dict[str, str]:
-        """The machine that the run began on, and how busy it was then."""
-        content = self.directory.content
-        load = {"load before": content["load"]} if "load" in content else {}
-        return {**content.get("host", {}), **load}
-
-    def has(self, launch: int, block: Block, arm: str) -> bool:
-        """Whether this pass is there already."""
-        return any((each.launch, each.block, each.arm) == (launch, block.number, arm) for each in self.passes)
+        """The machine that the run began on."""
+        return dict(self.directory.content.get("host", {}))
 
     @contextmanager
     def session(
@@ -112,7 +103,7 @@ class Measurement:
         devices: Mapping[str, tuple[str, ...]] | None = None,
         beside: Mapping[str, Running] | None = None,
     ) -> Iterator[tuple[dict[str, Running], Driver]]:
-        """Servers by variant, warmed up, and the load generator. `beside`: those that run already, and go on."""
+        """Servers by variant, warmed up, and the load generator. `beside`: those that go on."""
         self._begin()
         servers = dict(beside or {})
         with ExitStack() as stack:
@@ -121,22 +112,23 @@ class Measurement:
                 on_tick=lambda: self._tick(servers),
                 key_variables=[arm.api_key_env for arm in arms if arm.api_key_env],
             )
-            # entered first and ended first: with their clients gone, the servers have nothing to drain
             stack.callback(driver.close)
             for arm in arms:
                 if arm.name not in servers:
                     own = (devices or {}).get(arm.name)
-                    servers[arm.name] = stack.enter_context(self.server(arm, label=label, devices=own))
+                    server = self.server(arm, label=label, devices=own)
+                    servers[arm.name] = stack.enter_context(server)
+            # before the servers end: without their clients, they have nothing to drain
             stack.callback(driver.close)
             if any(arm.plan is not None and arm.name not in (beside or {}) for arm in arms):
                 stack.callback(self.on_news, rundir.Doing("stopping the servers"))
             driver.wait_ready()
             self.versions[GENERATOR] = f"vLLM {driver.vllm}"
-            self.directory.require(_GENERATOR, self.versions[GENERATOR])
+            self.directory.require(f"the {GENERATOR}", self.versions[GENERATOR])
             self._prepare(servers)
-            for name, server in servers.items():
+            for name, running_one in servers.items():
                 self.on_news(rundir.Doing(f"warming up {name}"))
-                self._warm_up(server, driver)
+                self._warm_up(running_one, driver)
             yield servers, driver
 
     @contextmanager
@@ -153,20 +145,22 @@ class Measurement:
         plan = with_port(arm.plan, free_port(arm.plan.host))
         if devices is not None:
             plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(devices)})
-        log_path, began = self.directory.log(f"{_file_name(arm.name)}-{label}"), time.monotonic()
+        file = "".join(char if char.isalnum() or char in "-_." else "-" for char in arm.name)
+        log_path, began_s = self.directory.log(f"{file[:60]}-{label}"), time.monotonic()
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}"))
             elif isinstance(event, events.PhaseGoesOn):
-                self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}, {event.took_s:.0f}s so far"))
+                text = f"starting {arm.name}: {event.phase}, {event.took_s:.0f}s so far"
+                self.on_news(rundir.Doing(text))
 
         self.directory.require(f"vLLM of `{arm.name}`", plan.vllm)
         self.launches += 1
         self.launches_left -= 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
-            self._starts_s.append(time.monotonic() - began)
+            self._starts_s.append(time.monotonic() - began_s)
             self.on_news(rundir.Noted(f"{arm.name} is ready after {self._starts_s[-1]:.0f}s"))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
@@ -175,47 +169,32 @@ class Measurement:
                 yield connected
 
     def send_block(self, server: Running, driver: Driver, block: Block, *, launch: int) -> Pass:
-        """Send a block to a server, and keep the pass; it replaces an earlier one of the same block."""
-        began, key = time.monotonic(), (server.arm.name, block.point)
+        """Send a block, and keep the pass; it replaces an earlier one of the same block."""
+        began_s, key = time.monotonic(), (server.arm.name, block.point)
         done = server.run(driver, block, launch=launch)
         self.directory.append(done)
         self.passes = [each for each in self.passes if each.key != done.key] + [done]
-        self._took_s[key].append(time.monotonic() - began)
+        self._took_s[key].append(time.monotonic() - began_s)
         self.expected[key] -= 1
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        count, left = len(self.passes), sum((+self.expected).values())
+        count, left = len(self.passes), (+self.expected).total()
         left_s = self._left_s() if left else 0.0
         self.on_news(rundir.Passed(done.arm, done.point, rate, count, count + left, left_s))
         return done
 
     def _left_s(self) -> float:
-        """Estimated from this session's passes at the same point, those of other points if there is none yet."""
+        """Estimate what is to come by this session's passes and starts, at the same points first."""
         every = fmean(took_s for each in self._took_s.values() for took_s in each)
-        left_s = 0.0
-        for (arm, point), count in (+self.expected).items():
-            own = self._took_s.get((arm, point)) or [
-                took_s for (_, other), each in self._took_s.items() if other == point for took_s in each
-            ]
-            left_s += count * (fmean(own) if own else every)
-        return left_s + self._launches_s()
-
-    def _launches_s(self) -> float:
-        """What the launches to come will take, by those before."""
-        return max(0, self.launches_left) * (fmean(self._starts_s) if self._starts_s else 0.0)
+        left_s = max(0, self.launches_left) * (fmean(self._starts_s) if self._starts_s else 0.0)
+        for key, count in (+self.expected).items():
+            left_s += count * (fmean(self._took_s[key]) if self._took_s[key] else every)
+        return left_s
 
     def _begin(self) -> None:
-        """Count a resumption, and record the host's load once, before the first server is started."""
-        if self._has_begun:
-            return
+        """Count a resumption, once."""
+        if self.passes and not self._has_begun:
+            self.directory.update(resumed=int(self.directory.content.get("resumed", 0)) + 1)
         self._has_begun = True
-        content = self.directory.content
-        if self.passes:
-            self.directory.update(resumed=int(content.get("resumed", 0)) + 1)
-        if "load" not in content:
-            load = _host_load()
-            self.directory.update(load=load.text)
-            if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
-                self.note(f"the host was busy before the run began: {load.text}")
 
     def _connected(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check)
@@ -223,18 +202,15 @@ class Measurement:
             self.models[arm.name] = server.arm.model
             self.directory.update()
         if not server.abilities.takes_salt:
-            self.note(
-                f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
-            )
+            why = "its prefix cache may hold prompts of earlier blocks"
+            self.note(f"`{arm.name}` does not take `cache_salt`: {why}")
         if server.abilities.is_sglang:
-            self.note(
-                f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, because its metrics hold "
-                "averages, not counts of draft tokens"
-            )
+            why = "because its metrics hold averages, not counts of draft tokens"
+            self.note(f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, {why}")
         return server
 
     def _prepare(self, servers: Mapping[str, Running]) -> None:
-        """Make the workloads fit these servers: once, so that every later session sends the same prompts."""
+        """Make the workloads fit: once, so that every later session sends the same prompts."""
         if self.workloads:
             return
         abilities = [each.abilities for each in servers.values()]
@@ -243,17 +219,19 @@ class Measurement:
         if all(each.can_count for each in abilities):
             self._counted = {}
         self._load(servers, chat=chat, max_model_len=most)
-        self.directory.update(room={"chat": chat, "max_model_len": most}, tokens=self._counted)
+        room = {"chat": chat, "max_model_len": most}
+        self.directory.update(room=room, tokens=self._counted)
 
     def _load(self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None) -> None:
         def count(prompt: Prompt) -> int | None:
-            """By the server that makes most of it; asked once, so that a resumed run sends the same."""
+            """By the server that makes most of it; kept, so that a resumed run sends the same."""
             assert self._counted is not None
             key = digest([prompt])[:16]
             if key not in self._counted:
                 counts = [server.count(prompt) for server in servers.values()]
                 known = [each for each in counts if each is not None]
-                self._counted[key] = max(known) if counts and len(known) == len(counts) else None
+                is_known = counts and len(known) == len(counts)
+                self._counted[key] = max(known) if is_known else None
             return self._counted[key]
 
         for name in dict.fromkeys(point.workload for point in self.points):
@@ -271,9 +249,9 @@ class Measurement:
                 self.note(f"{name}: {remark}")
 
     def _warm_up(self, server: Running, driver: Driver) -> None:
-        """Eight other prompts at the highest load, at each temperature: graphs and caches are made by them."""
+        """Other prompts at the highest load and each temperature make graphs and caches."""
         least, most = _WARM_UP_LOADS
-        load = min(max([least, *(point.concurrency or 1 for point in self.points)]), most)
+        load = min(max([least, *(point.concurrency for point in self.points)]), most)
         for workload in {each.is_chat: each for each in self.workloads.values()}.values():
             warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
             prompts = [
@@ -289,20 +267,3 @@ class Measurement:
             raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
         for server in servers.values():
             server.check()
-
-
-def _file_name(name: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:60]
-
-
-_LOAD_SAMPLE_S = 0.5
-
-
-def _host_load() -> HostLoad:
-    """Returns how busy the processors are, over half a second."""
-    import psutil
-
-    times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)
-    stolen = float(getattr(times, "steal", 0.0))
-    idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
-    return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)

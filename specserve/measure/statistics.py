@@ -13,6 +13,13 @@ from typing import Any, Literal, NamedTuple
 from specserve.errors import FactError
 
 CONFIDENCE = 0.95
+LAUNCH_SPREAD = 0.01
+"""Standard deviation of log tokens/s from one launch of a server to the next, beyond its blocks'.
+
+Assumed until a quiet machine says better: tests/soak/test_series.py measures it on the demo.
+"""
+_KNOWN = 1e6
+"""Degrees of freedom of a variance that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,57 +50,47 @@ class Verdict:
 
 PAYS, COSTS = "PAYS", "COSTS"
 NO_DIFFERENCE, INCONCLUSIVE = "NO DIFFERENCE", "INCONCLUSIVE"
-LAUNCH_SPREAD = 0.01
-"""Standard deviation of log tokens/s from one launch of a server to the next, beyond its blocks'.
-
-Assumed until a quiet machine says better: tests/soak/test_series.py measures it on the demo.
-"""
-_KNOWN = 1e6
-"""Degrees of freedom of a variance that is known."""
 
 
 def library(module: str) -> Any:
-    """Returns numpy or a module of scipy, imported when it is first needed. Raises FactError if it is missing."""
+    """Return numpy or a module of scipy, imported when it is first needed.
+
+    Raises FactError if it is missing.
+    """
     try:
         return import_module(module)
     except ImportError as error:
-        name = module.partition(".")[0]
-        raise FactError(f"{name} is not installed", hint="run `pip install 'specserve[measure]'`") from error
+        hint = "run `pip install 'specserve[measure]'`"
+        raise FactError(f"{module.partition('.')[0]} is not installed", hint=hint) from error
 
 
 @lru_cache(maxsize=4096)
-def quantile(probability: float, *, freedom: float) -> float:
-    """Returns the value below which a t variable lies with this probability. `freedom` may be a fraction, above 0.
+def t_quantile(probability: float, *, freedom: float) -> float:
+    """Return the value below which a t variable lies with this probability.
 
-    Raises ValueError outside of 0 to 1, FactError without scipy.
+    `freedom` may be a fraction, above 0. Raises ValueError outside of 0 to 1.
     """
     if not (0.0 < probability < 1.0 and freedom > 0.0):
         raise ValueError(f"no quantile at {probability} with {freedom} degrees of freedom")
     return float(library("scipy.special").stdtrit(freedom, probability))
 
 
-def point(values: Sequence[float], at: float) -> float:
-    """Returns a quantile, interpolated as vLLM does. `values` must not be empty."""
+def quantile(values: Sequence[float], at: float) -> float:
+    """Return a quantile, interpolated as vLLM does. `values` must not be empty."""
     return float(library("numpy").quantile(values, at))
 
 
 def quantile_ranks(count: int, at: float) -> tuple[int, int]:
-    """Returns the ranks, from 1, between which a quantile lies with 95 %, whatever the distribution.
+    """Return the ranks, from 1, between which a quantile lies with 95 %, whatever is distributed.
 
-    The second one is beyond `count` if there are too few values to bound it (P99: under 368).
+    The second one is beyond `count` if too few values bound it (P99: under 368).
     """
-    special = library("scipy.special")
-
-    def rank(probability: float) -> int:
-        """The fewest values below the quantile that are not less likely than that: the binomial."""
-        found: int = max(0, math.ceil(special.bdtrik(probability, count, at)))
-        return found - bool(found and special.bdtr(found - 1, count, at) >= probability)
-
-    return max(1, rank(0.025)), rank(0.975) + 1
+    low, high = library("scipy.stats").binom.ppf([0.025, 0.975], count, at)
+    return max(1, int(low)), int(high) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RateSample:
     """What one request adds to a rate: an amount, and what it took."""
 
     prompt: str
@@ -107,7 +104,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class LogEstimate:
-    """The logarithm of a rate or a ratio, its standard error, and the degrees of freedom that the error rests on."""
+    """The logarithm of a rate or a ratio, its standard error and that one's degrees of freedom."""
 
     log: float
     error: float
@@ -116,9 +113,9 @@ class LogEstimate:
     launches: int
     prompts: int
     prompt_share: float = 0.0
-    """Share of the variance that lies between prompts: more blocks of the same prompts do not lower it."""
+    """Share of the variance between prompts: more blocks of the same ones do not lower it."""
     launch_share: float = 0.0
-    """Share of the variance that lies between launches: more blocks in a launch do not lower it."""
+    """Share of the variance between launches: more blocks in a launch do not lower it."""
 
     @property
     def value(self) -> float:
@@ -128,22 +125,27 @@ class LogEstimate:
     @property
     def estimate(self) -> Estimate:
         """The value with its 95 % bounds."""
-        return Estimate(self.value, *self.bounds(), self.blocks, "95 %, Student's t over blocks")
+        method = "95 %, Student's t over blocks"
+        return Estimate(self.value, *self.bounds(), self.blocks, method)
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Returns the bounds of the interval; 0 and infinity if nothing was repeated."""
+        """Return the bounds of the interval; 0 and infinity if nothing was repeated."""
         half = self.half(confidence)
-        return (math.exp(self.log - half), math.exp(self.log + half)) if half < 300 else (0.0, math.inf)
+        if half < 300:
+            return math.exp(self.log - half), math.exp(self.log + half)
+        return 0.0, math.inf
 
     def half(self, confidence: float = CONFIDENCE) -> float:
-        """Returns half the width of the interval of the logarithm."""
+        """Return half the width of the interval of the logarithm."""
         if not math.isfinite(self.error):
             return math.inf
-        return quantile(0.5 + confidence / 2, freedom=self.freedom) * self.error
+        return t_quantile(0.5 + confidence / 2, freedom=self.freedom) * self.error
 
 
-def ratio(variant: Sequence[Share], *, against: Sequence[Share], launched: int = 2) -> LogEstimate | None:
-    """Returns the rate of one variant over that of another, or None if a rate is not positive.
+def ratio(
+    variant: Sequence[RateSample], *, against: Sequence[RateSample], launched: int = 2
+) -> LogEstimate | None:
+    """Return the rate of one variant over that of another; None if a rate is not positive.
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
     `launched`: how many of the two were started for this; another start of them is not as fast.
@@ -151,41 +153,37 @@ def ratio(variant: Sequence[Share], *, against: Sequence[Share], launched: int =
     return _estimate((variant, 1.0), (against, -1.0), launched=launched)
 
 
-def rate(shares: Sequence[Share]) -> LogEstimate | None:
-    """Returns one rate, all amounts over all costs, or None if it is not positive."""
-    return _estimate((shares, 1.0), launched=0)
+def rate(samples: Sequence[RateSample]) -> LogEstimate | None:
+    """Return one rate, all amounts over all costs; None if it is not positive."""
+    return _estimate((samples, 1.0), launched=0)
 
 
 class _Part(NamedTuple):
-    """A share, what it does to the logarithm, and how much of the sum it is."""
+    """A sample, what it does to the logarithm, and how much of the sum it is."""
 
-    share: Share
+    sample: RateSample
     influence: float
     weight: float
 
 
-def _estimate(*sides: tuple[Sequence[Share], float], launched: int) -> LogEstimate | None:
-    """Returns the sum of the logarithms of the sides' rates, each with its sign."""
-    log, parts = 0.0, []
-    for shares, sign in sides:
-        amount, cost = math.fsum(each.amount for each in shares), math.fsum(each.cost for each in shares)
+def _estimate(*sides: tuple[Sequence[RateSample], float], launched: int) -> LogEstimate | None:
+    """Return the sum of the logarithms of the sides' rates, each with its sign.
+
+    Parts are alike within prompts and within blocks. A block is a pair: the same requests to both
+    variants. What a launch adds is known, not estimated: two would leave one degree of freedom.
+    """
+    log, parts = 0.0, list[_Part]()
+    for samples, sign in sides:
+        amount = math.fsum(each.amount for each in samples)
+        cost = math.fsum(each.cost for each in samples)
         if not (amount > 0 and cost > 0):
             return None
         log += sign * math.log(amount / cost)
-        for each in shares:
+        for each in samples:
             more, less = each.amount / amount, each.cost / cost
             parts.append(_Part(each, sign * (more - less), more + less))
-    return _clustered(log, parts, launched=launched)
-
-
-def _clustered(log: float, parts: Sequence[_Part], *, launched: int) -> LogEstimate:
-    """Returns the estimate if parts are alike within prompts and within blocks.
-
-    A block is a pair: the same requests to both variants. What a launch adds is known, not
-    estimated: two launches would leave one degree of freedom.
-    """
-    prompts = [part.share.prompt for part in parts]
-    blocks = [(part.share.launch, part.share.block) for part in parts]
+    prompts = [part.sample.prompt for part in parts]
+    blocks = [(part.sample.launch, part.sample.block) for part in parts]
     both = [*zip(prompts, blocks, strict=True)]
     launches, count = len({launch for launch, _ in blocks}), len(set(prompts))
     counts = len(set(blocks)), launches, count
@@ -211,10 +209,11 @@ def _clustered(log: float, parts: Sequence[_Part], *, launched: int) -> LogEstim
 
 
 def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> tuple[float, float]:
-    """Returns the variance of a sum over clusters and its degrees of freedom, by the jackknife, to first order.
+    """Return the variance of a sum over clusters and its degrees of freedom, by the jackknife.
 
-    Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike; squares in the place
-    of the weights (`power` 2) where these grow with the weight, as a prompt's difficulty does with its answer's length.
+    Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike;
+    squares in the place of the weights (`power` 2) where these grow with the weight, as a prompt's
+    difficulty does with its answer's length.
     """
     numpy, number = library("numpy"), {key: at for at, key in enumerate(dict.fromkeys(clusters))}
     index = [number[key] for key in clusters]
@@ -236,9 +235,9 @@ class PromptAcceptance(NamedTuple):
 
 
 def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Estimate | None:
-    """Returns the acceptance rate of one draft minus that of another, with the 95 % interval over prompts.
+    """Return the acceptance rate of one draft minus that of another, with its interval.
 
-    Both answered the same prompts; None for fewer than two of them. Linearised, by the jackknife's first order.
+    Both answered the same prompts; None for fewer than two of them. Linearised.
     """
     value, parts = 0.0, defaultdict[str, float](float)
     for rows, sign in ((new, 1.0), (over, -1.0)):
@@ -253,24 +252,22 @@ def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcc
     if count < 2:
         return None
     variance = count / (count - 1) * math.fsum(part**2 for part in parts.values())
-    half = quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
+    half = t_quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
     return Estimate(value, value - half, value + half, count, "95 %, Student's t over prompts")
 
 
 PAYS_ABOVE = 1.03
 COSTS_BELOW = 0.97
 CERTAINTY = 0.995
-"""PAYS and COSTS also need this interval to leave out 1, so that equal variants get one in 1 of 100 cells at most."""
+"""PAYS and COSTS also need this interval to leave out 1: equal variants get one in 1 of 100 cells
+at most."""
 MOST_LAUNCHES = 20
 _MOST = 100
 """More than so many times the work is not advised."""
 
 
-def verdict(estimate: LogEstimate, *, quick: bool = False) -> Verdict:
-    """Returns whether one variant is faster than another, by the ratio of their rates.
-
-    `quick`: whether it was measured with few prompts on purpose.
-    """
+def verdict(estimate: LogEstimate) -> Verdict:
+    """Return whether one variant is faster than another, by the ratio of their rates."""
     low, high = estimate.bounds()
     if low >= COSTS_BELOW and high <= PAYS_ABOVE:
         inside = f"the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}"
@@ -280,49 +277,52 @@ def verdict(estimate: LogEstimate, *, quick: bool = False) -> Verdict:
         return Verdict(PAYS, "good", f"the interval lies above {PAYS_ABOVE}")
     if high < COSTS_BELOW and surely_high < 1:
         return Verdict(COSTS, "bad", f"the interval lies below {COSTS_BELOW}")
-    wide = ""
     if low > PAYS_ABOVE or high < COSTS_BELOW:
-        wide = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}; "
-    return Verdict(INCONCLUSIVE, "open", f"{wide}it needs {needed(estimate, quick=quick)}")
+        sentence = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}"
+    else:
+        sentence = f"the interval reaches across {_limit(low, high)}"
+    return Verdict(INCONCLUSIVE, "open", sentence)
 
 
-def needed(estimate: LogEstimate, *, quick: bool = False) -> str:
-    """Returns what would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause.
+def _limit(low: float, high: float) -> str:
+    limits = [f"{limit}" for limit in (COSTS_BELOW, PAYS_ABOVE) if low <= limit <= high]
+    return " and ".join(limits)
 
-    `quick`: whether it was measured with few prompts on purpose.
-    """
+
+class Needed(NamedTuple):
+    """What would decide an INCONCLUSIVE comparison if the value stayed as it is."""
+
+    what: Literal["blocks", "launches", "prompts", "nothing"]
+    """`nothing`: it is too close to a limit, or varies too much."""
+    more: int = 0
+
+
+def needed(estimate: LogEstimate) -> Needed:
+    """Return what would decide it, by what its variance comes from."""
     if not math.isfinite(estimate.error):
-        return "more than one block"
+        return Needed("blocks", 1)
+    # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches two
     factor = _factor(estimate)
-    if factor > _MOST:
-        return "too many blocks to be worth it: the speedup is too close to a limit, or varies too much"
-    # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches the last two
     prompts, launches = estimate.prompt_share, estimate.launch_share
     blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
+    if factor > _MOST:
+        return Needed("nothing")
     if prompts > 0.5 or prompts >= rest:
-        less = "without --quick" if quick else "with a larger file (-w FILE)"
-        return f"{_more(estimate.prompts, factor, 'prompt')}: run again {less}"
+        return Needed("prompts", _more(estimate.prompts, factor))
     if launches > blocks or prompts + launches >= rest:
-        times = (launches + blocks) / (rest - prompts)
-        count = math.ceil(estimate.launches * times)
-        if count > MOST_LAUNCHES:
-            return "too many launches to be worth it: the speedup is too close to a limit"
-        return f"{_more(estimate.launches, times, 'launch')}: run again with --launches {count}"
+        more = _more(estimate.launches, (launches + blocks) / (rest - prompts))
+        too_many = estimate.launches + more > MOST_LAUNCHES
+        return Needed("nothing") if too_many else Needed("launches", more)
     times = blocks / (rest - prompts - launches)
-    if times > _MOST:
-        return "too many blocks to be worth it: the speedup is too close to a limit, or varies too much"
-    in_launch = math.ceil(estimate.blocks * times / estimate.launches)
-    return f"{_more(estimate.blocks, times, 'block')}: run again with --blocks {in_launch}"
+    return Needed("nothing") if times > _MOST else Needed("blocks", _more(estimate.blocks, times))
 
 
-def _more(count: int, times: float, what: str) -> str:
-    """Returns `about 3 more blocks`."""
-    more = max(1, math.ceil(count * times) - count)
-    return f"about {more} more {what}{'' if more == 1 else 'es' if what == 'launch' else 's'}"
+def _more(count: int, times: float) -> int:
+    return max(1, math.ceil(count * times) - count)
 
 
 def _factor(estimate: LogEstimate) -> float:
-    """Returns how many times as much would decide it, infinity if nothing would: the width goes with the root."""
+    """Return how many times as much would decide it: the width goes with the root."""
     pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
     beyond = max(estimate.log - pays, costs - estimate.log)
     if not beyond:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
@@ -14,14 +13,13 @@ from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
-from specserve.report.bench import arm_words, where
-from specserve.report.console import LiveLine, in_one_line, out, say, wrapped
+from specserve.report.bench import arm_words
+from specserve.report.console import LiveLine, in_one_line, say, wrapped
 from specserve.report.page import Block, Document, Items, Paragraph, Section, render
 from specserve.report.text import (
     DASH,
     Column,
     Table,
-    count,
     decimals,
     duration,
     json_document,
@@ -29,95 +27,61 @@ from specserve.report.text import (
 )
 
 _TOKENS = 256
+"""Of an answer, if nothing limits it."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchEstimate:
-    """Seconds, all assumed: no server was asked. `requests`: of every variant together."""
-
-    launches: int
-    launching_s: float
-    measuring_s: float
-    requests: int
-
-
-def show_bench_plan(plan: BenchPlan, *, format: str, obstacle: str | None = None) -> None:
-    """Print it. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
-    if format == "json":
-        launches = [as_json(arm.plan) if arm.plan is not None else None for arm in plan.arms]
-        content = {
-            "name": plan.name,
-            "arms": [
-                {"name": arm.name, "url": arm.url, "launch": launch}
-                for arm, launch in zip(plan.arms, launches, strict=True)
-            ],
-            "sessions": [{"launch": each.launch, "arms": each.arms} for each in plan.sessions],
-            "arms_at_once": plan.fit.at_once,
-            "points": plan.points,
-            "blocks": plan.blocks,
-            "estimated": _bench_estimate(plan),
-            "obstacle": obstacle,
-        }
-        out(json_document(content))
-    elif format == "html":
+def bench_plan(plan: BenchPlan, *, form: str) -> str:
+    """Return what a benchmark would do, in at least how long. Raises UsageError for a page."""
+    if form == "html":
         raise UsageError("`--dry-run` cannot print html", hint="use text, markdown or json")
-    else:
-        out(render(_bench_document(plan, obstacle), form=format, stream=sys.stdout))
 
+    def requests(point: Point) -> int:
+        """To one variant, in one round."""
+        count = plan.prompts[point.workload]
+        prompts = [Prompt(f"p{number}", 1, text="") for number in range(count)]
+        return sum(map(len, deal(prompts, point, count=plan.blocks)))
 
-def _bench_estimate(plan: BenchPlan) -> BenchEstimate:
-    """Returns an estimate from the sizes alone."""
     speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
-    launched = {arm.name for arm in plan.arms if arm.plan is not None}
-    launches = sum(name in launched for session in plan.sessions for name in session.arms)
-    runs = sum(len(session.arms) for session in plan.sessions)
-    requests, measuring_s = 0, 0.0
-    for point in plan.points:
-        sent = _requests_to_variant(plan, point)
-        tokens = sent * (plan.max_tokens or _TOKENS)
-        seconds = speed.seconds(tokens, point.concurrency or speed.together)
-        if point.request_rate:
-            seconds = max(seconds, sent / point.request_rate)
-        requests, measuring_s = requests + sent * runs, measuring_s + seconds * runs
-    if plan.budget_s is not None:
-        measuring_s = min(measuring_s, plan.budget_s)
-    return BenchEstimate(launches, launches * speed.start_s, measuring_s, requests)
-
-
-def _requests_to_variant(plan: BenchPlan, point: Point) -> int:
-    """Returns the requests to one variant in one launch."""
-    prompts = [Prompt(f"p{number}", 1, text="") for number in range(plan.prompts[point.workload])]
-    return sum(map(len, deal(prompts, point, count=plan.blocks, launch=0)))
-
-
-def _bench_document(plan: BenchPlan, obstacle: str | None) -> Document:
-    guess, speed = _bench_estimate(plan), ASSUMED_SPEEDS[plan.platform or "cuda"]
+    started = {arm.name for arm in plan.arms if arm.plan is not None}
+    launches = sum(name in started for each in plan.sessions for name in each.arms)
+    measured = sum(len(each.arms) for each in plan.sessions)
+    round_s = measured * sum(
+        speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
+        for point in plan.points
+    )
+    seconds = launches * speed.start_s + min(round_s, plan.budget_s)
+    if form == "json":
+        arms = [
+            {
+                "name": arm.name,
+                "url": arm.url,
+                "launch": as_json(arm.plan) if arm.plan is not None else None,
+            }
+            for arm in plan.arms
+        ]
+        found = {"name": plan.name, "arms": arms, "sessions": plan.sessions, "points": plan.points}
+        return json_document({**found, "launches": launches, "estimated_s": seconds})
     servers = [
-        (str(number), f"{', '.join(each.arms)}{' at the same time' if len(each.arms) > 1 else ''}")
+        (str(number), f"{', '.join(each.arms)}{' at the same time' * (len(each.arms) > 1)}")
         for number, each in enumerate(plan.sessions, 1)
     ]
     points = [
-        ("", f"{where(point)}: {_requests_to_variant(plan, point)} requests to each variant in a launch")
-        for point in plan.points
+        ("", f"{point}: {requests(point)} requests to each variant in a launch") for point in plan.points
     ]
-    minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
-    launches = f"{speed.start_s:g} s a launch, " if guess.launches else ""
-    assumed = f"assumed, not measured: {launches}{speed.tokens_per_s:g} tokens/s a request"
-    bound = (
-        f"; `--budget` stops the measuring, which does not include the launches, after {plan.budget_s / 60:.3g} min"
-        if plan.budget_s is not None
-        else ""
-    )
+    start = f"{speed.start_s:g} s a launch, " if launches else ""
+    assumed = f"assumed, not measured: {start}{speed.tokens_per_s:g} tokens/s a request"
+    more = f"{plan.budget_s / 60:.3g} min of measuring (`--budget`), which leaves out the launches"
     blocks: list[Block] = [
         Paragraph("This is a dry run: nothing is started."),
         Section("variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]),
-        Section(f"launches: {guess.launches} ({plan.fit.why})", [Items(servers)]),
-        Section(f"points, {count(plan.blocks, 'block')} each, on every variant in turn", [Items(points)]),
-        Paragraph(f"about {minutes} min ({assumed}){bound}"),
+        Section(f"launches: {launches} ({plan.fit.why})", [Items(servers)]),
+        Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
+        Paragraph(
+            f"about {math.ceil(seconds / 60)} min ({assumed}); where that decides nothing, more "
+            f"blocks, up to {more}"
+        ),
     ]
-    if obstacle is not None:
-        blocks.append(Paragraph(f"on this machine it would not start: {obstacle}"))
-    return Document("benchmark", plan.name, blocks)
+    return render(Document("benchmark", plan.name, blocks), form=form, stream=sys.stdout)
 
 
 def estimate_text(found: TuneEstimate) -> str:
@@ -167,5 +131,5 @@ class BenchView(LiveLine):
                 is_last = what.done == what.total
                 soon = "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
                 left = "done" if is_last else soon
-                figures = f"{what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s"
+                figures = f"{what.arm}, {what.point}: {what.tokens_per_s:.1f} tokens/s"
                 self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)

@@ -11,11 +11,10 @@ import yaml
 
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
-from specserve.errors import LaunchError, UsageError
+from specserve.errors import UsageError
 from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources, with_places
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
-from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.profile.load import load_profile
 from tests.cli.test_watch_server import detached
 
@@ -65,38 +64,12 @@ def test_a_dry_run_says_arms_launches_points_and_minutes(
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_dry_run_says_what_would_not_start_on_this_machine(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.write_text(profile.read_text() + 'vllm: "==0.26.*"\n')
-    assert "on this machine it would not start: " in in_line(told([str(profile), "--dry-run"], capsys))
-    content = json.loads(told([str(profile), "--dry-run", "--format", "json"], capsys))
-    assert content["obstacle"]
-
-
-@pytest.mark.vllm
-@pytest.mark.installed
-def test_a_dry_run_is_shown_though_there_is_no_room_for_it(
-    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise LaunchError("the CPU has no room")
-
-    monkeypatch.setattr("specserve.serve.detached.launch.room_beside", full)
-    text = in_line(told([str(profile), "--dry-run"], capsys))
-    assert "on this machine it would not start: the CPU has no room" in text
-
-
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
     content: dict[str, Any] = json.loads(told(arguments, capsys))
-    assert next(iter(content)) == "version" and content["version"] == 1
     assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
     assert len(content["points"]) == 2 * 2
-    estimated = content["estimated"]
-    assert estimated["launching_s"] == 30.0 * estimated["launches"] > 30  # on the CPU
-    blocks = len(content["sessions"]) * len(content["arms"]) * len(content["points"])
-    assert estimated["requests"] >= blocks
+    assert content["estimated_s"] > 30.0 * content["launches"] > 30  # on the CPU
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
 
 
@@ -105,7 +78,7 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
 ) -> None:
     other = profile.with_name("other.yaml")
     other.write_text(profile.read_text())
-    options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "none"]
+    options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "baseline"]
     content = json.loads(told([str(profile), "--dry-run", "--format", "json", *options], capsys))
     lengths = {arm["name"]: arm["launch"]["engine_kwargs"]["max_model_len"] for arm in content["arms"]}
     assert lengths == {"baseline": 256, "profile": 256, "other": 512}
@@ -118,7 +91,7 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
 def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_is_asked(
     profile: Path, quick: bool, at_once: int, asked: int | None, launches: int
 ) -> None:
-    request = BenchRequest(str(profile), quick=quick, alternatives=("none",), launches=asked)
+    request = BenchRequest(str(profile), quick=quick, alternatives=("baseline",), launches=asked)
     plan = plan_bench(request, starts=False, at_once=at_once, notices=NoNotices())
     assert plan.launches == launches and len(plan.sessions) == (launches if at_once == 2 else 2 * launches)
 
@@ -148,13 +121,8 @@ def test_files_whose_names_have_an_equals_sign_are_files(
     ]
 
 
-def test_dry_runs_of_bench_and_tune_rest_on_one_table_of_speeds() -> None:
-    assert ASSUMED_SPEEDS["cpu"].seconds(64.0, 1) == 2 * ASSUMED_SPEEDS["cpu"].seconds(64.0, 2)
-    assert ASSUMED_SPEEDS["cpu"].seconds(64.0, 2) == ASSUMED_SPEEDS["cpu"].seconds(64.0, 4)
-
-
 def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "lookup" not in told([str(profile), "--dry-run", "--alternative", "none"], capsys)
+    assert "lookup" not in told([str(profile), "--dry-run", "--alternative", "baseline"], capsys)
     assert "lookup" in told([str(profile), "--dry-run", "--alternative", "lookup"], capsys)
     error = told([str(profile), "--dry-run", "--alternative", "lokup"], capsys, code=2)
     assert "has no alternative `lokup`: it has `lookup`" in in_line(error)
@@ -168,9 +136,7 @@ def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.Ca
         (["-c", "1.5"], "`--concurrency` takes whole numbers"),
         (["-c", "0"], "each value must be 1 to 4096"),
         (["-t", "3"], "each value must be 0 to 2"),
-        (["--request-rate", "-1"], ", but each value must be"),
         (["--budget", "soon"], "`--budget` is not a time"),
-        (["--blocks", "1"], "invalid value for '--blocks'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -207,7 +173,7 @@ def test_a_promise_of_foreign_prompts_says_how_they_are_given(
 def test_what_is_shown_takes_no_options_of_a_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for more in (["-c", "4"], ["--strict"], ["--with", "x"]):
+    for more in (["-c", "4"], ["--with", "x"]):
         said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
         assert "`--show` measures nothing" in said and "hint: leave" in said
 
@@ -278,10 +244,9 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     )
     loaded = load_profile(profile)
     promised, open_point = Point("code", 0.7, 2), Point("chat", 0.0, 1)
-    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised, open_point),) * 2
-    points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
+    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == (promised, open_point)
+    points = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8))
-    assert at == (promised, Point("chat", 0.0, 8))
 
 
 def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:
@@ -290,11 +255,3 @@ def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:
     assert sources(["chat", str(file)]) == {"chat": "chat", "my-traffic": str(file)}
     with pytest.raises(UsageError, match="two workloads are named `"):
         sources([str(file), str(tmp_path / "other" / "My Traffic.jsonl")])
-
-
-def test_a_dry_run_waits_for_requests_that_come_slowly(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(profile), "--dry-run", "-w", "chat", "--request-rate", "0.01", "--budget", "9999m"]
-    estimated = json.loads(told([*arguments, "--format", "json"], capsys))["estimated"]
-    assert estimated["measuring_s"] == pytest.approx(estimated["requests"] / 0.01)

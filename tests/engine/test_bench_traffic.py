@@ -39,7 +39,11 @@ def slow(seconds: float) -> Callable[[int], None]:
 def prompts_in(folder: Path) -> str:
     path = folder / "questions.jsonl"
     lines = [
-        {"messages": [{"role": "user", "content": f"measured question {number}"}]} for number in range(6)
+        {
+            "messages": [{"role": "user", "content": f"measured question {number}"}],
+            "max_tokens": 9,
+        }
+        for number in range(6)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
@@ -76,19 +80,19 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
     fast = Script(during=slow(0.003), summary=SUMMARY, key="k")
     with serving(base) as base_url, serving(fast) as fast_url:
         options = [base_url, "--with", f"fast={fast_url}", "-w", prompts_in(tmp_path), "-c", "2", "-t", "0.7"]
-        more = ["--blocks", "4", "--max-tokens", "9", "-o", str(tmp_path / "run")]
-        keys = {"MY_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
-        result = bench(tmp_path, *options, *more, "--api-key-env", "MY_KEY", **keys)
+        more = ["--quick", "-o", str(tmp_path / "run")]
+        keys = {"VLLM_API_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
+        result = bench(tmp_path, *options, *more, **keys)
     assert [item.verdict.word for item in result.comparisons] == [PAYS]
     cell = next(cell for cell in result.cells if cell.arm == "fast")
     assert cell.invalid is None and cell.figures is not None
-    assert (cell.figures.requests, cell.figures.output_tokens) == (24, 24 * 9)
+    assert (cell.figures.requests, cell.figures.output_tokens) == (36, 36 * 9)
     assert cell.figures.acceptance is not None
-    assert cell.figures.acceptance.drafts == 240  # by the counters: 10 of each request
+    assert cell.figures.acceptance.drafts == 360  # by the counters: 10 of each request
     # the same prompts in the same order with the same seeds, and none twice under one salt
     asked, other = measured(base), measured(fast)
     assert Counter(map(told, asked)) == Counter(map(told, other))
-    assert len(asked) == 24 and all(request["temperature"] == 0.7 for request in asked)
+    assert len(asked) == 36 and all(request["temperature"] == 0.7 for request in asked)
     assert max(Counter((r["cache_salt"], str(r["messages"])) for r in asked).values()) == 1
     salts = Counter(request["cache_salt"] for request in asked)
     assert set(salts.values()) == {6}
@@ -109,7 +113,7 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
     run = tmp_path / "run"
     with serving(Script(during=slow(0.05))) as url, serving(Script(during=slow(0.05))) as other:
         options = [url, "--with", f"again={other}", "-w", prompts_in(tmp_path), "-c", "1", "-t", "0"]
-        arguments = [*BENCH, *options, "--blocks", "6", "-o", str(run)]
+        arguments = [*BENCH, *options, "--quick", "-o", str(run)]
         with (
             (tmp_path / "err").open("wb") as err,
             subprocess.Popen(arguments, stderr=err, stdout=err, env=environment(tmp_path)) as process,
@@ -138,7 +142,7 @@ def test_the_load_generator_reads_no_answer_without_end_and_follows_no_redirect(
     request = {"id": "p1", "prompt": "hi", "max_tokens": 5, "extra_body": {}}
     traffic = {
         "model": "demo", "endpoint": "completions", "requests": [request], "concurrency": 1,
-        "request_rate": None, "seed": 0, "extra_body": {}, "api_key_env": None, "ssl_verify": True,
+        "extra_body": {}, "api_key_env": None, "ssl_verify": True,
     }  # fmt: skip
     paths: list[str] = []
     with Driver(log_path=tmp_path / "log", on_tick=lambda: None) as driver, hostile("", paths=paths) as other:

@@ -8,11 +8,11 @@ from specserve.measure.bench.result import (
     Comparison,
     Figures,
     Point,
-    Promise,
     Quantiles,
     Result,
     WorkloadInfo,
 )
+from specserve.measure.expect import Judged, Kept, Limit
 from specserve.measure.statistics import COSTS, INCONCLUSIVE, PAYS, Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 
@@ -42,7 +42,7 @@ def example() -> Result:
             point = Point(workload, 0.7, concurrency=load)
             spoilt = (workload, arm, load) == ("creative", "eagle3", 16)
             wrong = "the load generator used 0.97 of its core" if spoilt else None
-            cells.append(Cell(arm, point, figures(workload, arm, load, rate), wrong))
+            cells.append(Cell(arm, point, figures(workload, arm, load, rate), wrong, promises(arm, point)))
             if arm != "baseline":
                 comparisons.append(compared(workload, arm, point, rate, spoilt=spoilt))
     return Result(
@@ -60,13 +60,12 @@ def example() -> Result:
         ),
         cells=tuple(cells),
         comparisons=tuple(comparisons),
-        promises=promises(),
         stops_paying={
-            "profile/chat/0.7": "at concurrency 16 it no longer pays (0.93 to 1.03)",
-            "profile/creative/0.7": "at concurrency 16 it costs (0.79 to 0.87)",
+            "profile, chat, 0.7": "at concurrency 16 it no longer pays (0.93 to 1.03)",
+            "profile, creative, 0.7": "at concurrency 16 it costs (0.79 to 0.87)",
         },
         notes=("example data: nobody measured these figures",),
-        settings={"blocks": "6", "requests per block": "25", "seed": "0", "max_tokens": "256"},
+        settings={"max_tokens": "256"},
     )
 
 
@@ -104,7 +103,6 @@ def figures(workload: str, arm: str, load: int, rate: float) -> Figures:
         e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if arm == "baseline" else 1.7)),
         inter_chunk_p99_ms=tpot * 3,
         acceptance=Acceptance(drafts, drafts * k, sum(counts), counts) if counts else None,
-        client_cpu=0.97 if (workload, arm, load) == ("creative", "eagle3", 16) else 0.1,
     )
 
 
@@ -133,20 +131,23 @@ def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool
         speedup=None if spoilt else bounds,
         verdict=verdict,
         tpot_p50_ratio=1 / ratio,
-        ttft_p99_ratio=1.01,
         e2e_p99_ratio=1.36 / ratio,
         break_even_mean_acceptance_length=LENGTHS[workload, arm] / ratio,
         mean_acceptance_length=LENGTHS[workload, arm],
     )
 
 
-def promises() -> tuple[Promise, ...]:
-    def at(load: int) -> Point:
-        return Point("chat", 0.7, concurrency=load)
-
-    return (
-        Promise(at(4), "min_speedup", 1.3, Estimate(1.567, 1.473, 1.661), True, "llama70b-8b.yaml:21"),
-        Promise(at(16), "min_speedup", 1.1, Estimate(0.982, 0.933, 1.032), False, "llama70b-8b.yaml:27"),
-        Promise(at(16), "max_ttft_p99_ms", 800, Estimate(680.4, 650.0, 710.0), True, "llama70b-8b.yaml:28"),
-        Promise(at(4), "max_tpot_p99_ms", 35, Estimate(33.6, 31.0, 36.5), None, "llama70b-8b.yaml:23"),
+def promises(arm: str, point: Point) -> tuple[Judged, ...]:
+    if (arm, point.workload) != ("profile", "chat"):
+        return ()
+    rows = {
+        (4, "min_speedup"): (1.3, Kept.KEPT, (1.567, 1.473, 1.661), 21),
+        (16, "min_speedup"): (1.1, Kept.MISSED, (0.982, 0.933, 1.032), 27),
+        (16, "max_ttft_p99_ms"): (800, Kept.KEPT, (680.4, 650.0, 710.0), 28),
+        (4, "max_tpot_p99_ms"): (35, Kept.UNDECIDED, (33.6, 31.0, 36.5), 23),
+    }
+    return tuple(
+        Judged(Limit(key, promised, f"llama70b-8b.yaml:{line}"), kept, Estimate(*measured))
+        for (load, key), (promised, kept, measured, line) in rows.items()
+        if load == point.concurrency
     )

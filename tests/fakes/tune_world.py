@@ -21,7 +21,7 @@ from specserve.measure.bench.plan import Block, numbered
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import Fit, HostLoad, Variant, plan_arm
+from specserve.measure.bench.variants import Fit, Variant, plan_arm
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -209,7 +209,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
     driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
     workload = Workload("code", here.every, "specserve")
     for module, name, value in (
-        (subject, "_host_load", lambda: HostLoad(0.0, 0.0)),
         (subject, "running", running),
         (subject, "connect", connect),
         (subject, "free_port", lambda _: 1),

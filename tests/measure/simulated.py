@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from specserve.measure.statistics import COSTS, INCONCLUSIVE, LAUNCH_SPREAD, PAYS, Share, ratio, verdict
+from specserve.measure.statistics import COSTS, INCONCLUSIVE, LAUNCH_SPREAD, PAYS, RateSample, ratio, verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Scenario:
     lengths: float = 0.6
     """Of the answers' lengths."""
     outliers: float = 0.0
-    """Share of blocks that something else on the machine slows by a fifth, on one variant."""
+    """RateSample of blocks that something else on the machine slows by a fifth, on one variant."""
     samples: bool = False
     """Temperature above 0: the variants' answers have lengths of their own."""
 
@@ -104,9 +104,9 @@ def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
     return Score(covered / trials, apart / trials, open_ones / trials, halves / trials)
 
 
-def _drawn(scenario: Scenario, rng: random.Random) -> tuple[list[Share], list[Share]]:
+def _drawn(scenario: Scenario, rng: random.Random) -> tuple[list[RateSample], list[RateSample]]:
     """One benchmark: what the two variants did."""
-    sides: tuple[list[Share], list[Share]] = ([], [])
+    sides: tuple[list[RateSample], list[RateSample]] = ([], [])
     lengths = [rng.lognormvariate(4.5, scenario.lengths) for _ in range(scenario.prompts)]
     effects = [rng.gauss(0.0, scenario.between_prompts) for _ in range(scenario.prompts)]
     for launch in range(scenario.launches):
@@ -125,7 +125,7 @@ def _drawn(scenario: Scenario, rng: random.Random) -> tuple[list[Share], list[Sh
                     cost = tokens * math.exp(slow[side] + rng.gauss(0.0, scenario.between_requests))
                     if side == 0:
                         cost /= scenario.speedup * math.exp(effects[index])
-                    shares.append(Share(f"p{index}", f"b{block}", tokens, cost, f"l{launch}"))
+                    shares.append(RateSample(f"p{index}", f"b{block}", tokens, cost, f"l{launch}"))
     return sides
 
 

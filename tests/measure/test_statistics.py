@@ -13,10 +13,10 @@ from specserve.measure.statistics import (
     PAYS,
     LogEstimate,
     PromptAcceptance,
-    Share,
+    RateSample,
     acceptance_gain,
     needed,
-    point,
+    quantile,
     rate,
     ratio,
     verdict,
@@ -32,14 +32,16 @@ arms = st.lists(
 )
 
 
-def both(rows: list[tuple[str, str, float, float, float, float]]) -> tuple[list[Share], list[Share]]:
+def both(
+    rows: list[tuple[str, str, float, float, float, float]],
+) -> tuple[list[RateSample], list[RateSample]]:
     return (
-        [Share(prompt, block, a, b) for prompt, block, a, b, _, _ in rows],
-        [Share(prompt, block, c, d) for prompt, block, _, _, c, d in rows],
+        [RateSample(prompt, block, a, b) for prompt, block, a, b, _, _ in rows],
+        [RateSample(prompt, block, c, d) for prompt, block, _, _, c, d in rows],
     )
 
 
-def found(arm: list[Share], against: list[Share], *, launched: int = 0) -> LogEstimate:
+def found(arm: list[RateSample], against: list[RateSample], *, launched: int = 0) -> LogEstimate:
     estimate = ratio(arm, against=against, launched=launched)
     assert estimate is not None
     return estimate
@@ -72,7 +74,7 @@ def test_a_machine_that_is_slower_throughout_changes_the_value_and_not_the_error
     rows: list[tuple[str, str, float, float, float, float]], factor: float
 ) -> None:
     arm, against = both(rows)
-    slow = [Share(item.prompt, item.block, item.amount, item.cost * factor) for item in arm]
+    slow = [RateSample(item.prompt, item.block, item.amount, item.cost * factor) for item in arm]
     before, after = found(arm, against), found(slow, against)
     assert after.value == pytest.approx(before.value / factor)
     assert after.error == pytest.approx(before.error, rel=1e-6, abs=1e-9)
@@ -115,23 +117,25 @@ def test_an_interval_holds_its_value_and_grows_with_the_confidence(
 
 
 def test_one_block_says_nothing_about_the_next() -> None:
-    estimate = found([Share("a", "1", 10, 1), Share("b", "1", 10, 1)], [Share("a", "1", 10, 2)])
+    estimate = found(
+        [RateSample("a", "1", 10, 1), RateSample("b", "1", 10, 1)], [RateSample("a", "1", 10, 2)]
+    )
     assert estimate.value == pytest.approx(2.0)
     assert estimate.bounds() == (0.0, math.inf)
     assert verdict(estimate).word == INCONCLUSIVE
-    assert needed(estimate) == "more than one block"
+    assert needed(estimate).what == "blocks"
 
 
 def test_an_arm_without_tokens_has_no_ratio() -> None:
-    assert ratio([], against=[Share("a", "1", 1, 1)]) is None
-    assert ratio([Share("a", "1", 0, 1)], against=[Share("a", "1", 1, 1)]) is None
+    assert ratio([], against=[RateSample("a", "1", 1, 1)]) is None
+    assert ratio([RateSample("a", "1", 0, 1)], against=[RateSample("a", "1", 1, 1)]) is None
     assert rate([]) is None
 
 
 def test_blocks_with_a_prompt_each_are_a_t_interval_of_their_deviations() -> None:
     seconds = [1.0, 1.1, 0.9, 1.05, 0.95]
-    arm = [Share(str(index), str(index), 10, cost) for index, cost in enumerate(seconds)]
-    against = [Share(str(index), str(index), 10, 1.0) for index in range(5)]
+    arm = [RateSample(str(index), str(index), 10, cost) for index, cost in enumerate(seconds)]
+    against = [RateSample(str(index), str(index), 10, 1.0) for index in range(5)]
     estimate = found(arm, against)
     # equal amounts: the jackknife's deviations are (cost - mean) / 4 each
     expected = math.sqrt(sum(((cost - 1.0) / 4) ** 2 for cost in seconds) * 4 / 5)
@@ -143,8 +147,8 @@ def test_prompts_that_differ_are_not_made_certain_by_repeating_them() -> None:
     effect = {"a": 1.0, "b": 2.0, "c": 3.0}
     errors = []
     for blocks in (2, 50):
-        arm = [Share(p, str(block), 10, 10 / e) for block in range(blocks) for p, e in effect.items()]
-        against = [Share(p, str(block), 10, 10) for block in range(blocks) for p in effect]
+        arm = [RateSample(p, str(block), 10, 10 / e) for block in range(blocks) for p, e in effect.items()]
+        against = [RateSample(p, str(block), 10, 10) for block in range(blocks) for p in effect]
         errors.append(found(arm, against).error)
     assert errors[1] > 0.8 * errors[0] > 0.1
     estimate = found(arm, against)
@@ -157,7 +161,9 @@ def two_launches(noise: float) -> LogEstimate:
     rng = random.Random(4)
     sides = [
         [
-            Share(f"{launch}{block}", str(block), 10, speed * math.exp(rng.gauss(0, noise)), launch=launch)
+            RateSample(
+                f"{launch}{block}", str(block), 10, speed * math.exp(rng.gauss(0, noise)), launch=launch
+            )
             for launch in "01"
             for block in range(8)
         ]
@@ -182,10 +188,10 @@ def test_an_interval_is_never_narrower_than_launches_differ() -> None:
 
 
 def test_quantiles_lie_between_their_neighbours_as_in_numpy() -> None:
-    assert point([3, 1, 2], 0.5) == 2
-    assert point([1, 2, 3, 4], 0.5) == 2.5
-    assert point(list(range(101)), 0.99) == pytest.approx(99)
-    assert point([7], 0.99) == 7
+    assert quantile([3, 1, 2], 0.5) == 2
+    assert quantile([1, 2, 3, 4], 0.5) == 2.5
+    assert quantile(list(range(101)), 0.99) == pytest.approx(99)
+    assert quantile([7], 0.99) == 7
 
 
 def test_intervals_cover_the_truth_and_equal_variants_are_not_told_apart() -> None:

@@ -171,7 +171,7 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
 
 def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) -> None:
     server.up_detached()
-    options = ("-w", "code", "-c", "1", "-t", "0,0.7", "--blocks", "6", "--max-tokens", "32")
+    options = ("-w", "code", "-c", "1", "-t", "0,0.7", "--quick")
     runs = [
         bench(server.url, "--with", f"again={server.url}", *options, folder=tmp_path) for _ in range(RUNS)
     ]
@@ -199,7 +199,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(scenario: Scenario) ->
 def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) -> None:
     """LAUNCH_SPREAD, measured on a quiet machine: every launch answers the same prompts."""
     bench(
-        *(DEMO, "-w", "code", "-c", "1", "-t", "0", "--max-tokens", "48", "--budget", "3h"),
+        *(DEMO, "-w", "code", "-c", "1", "-t", "0", "--budget", "3h"),
         *("--launches", str(LAUNCHES)),
         folder=tmp_path,
     )
@@ -234,9 +234,7 @@ def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
     }
     save_file(noise, draft / "model.safetensors", metadata={"format": "pt"})
     settings = ("--set", f"speculation.model={draft}", "--set", "speculation.num_speculative_tokens=8")
-    (found,) = bench(
-        DEMO, *settings, "-w", "code", "-c", "1", "-t", "0", "--max-tokens", "32", folder=tmp_path
-    )
+    (found,) = bench(DEMO, *settings, "-w", "code", "-c", "1", "-t", "0", folder=tmp_path)
     assert found["verdict"]["word"] == "COSTS"
 
 
@@ -266,7 +264,7 @@ def test_ngram_pays_on_text_that_copies_itself_and_not_elsewhere(tmp_path: Path)
         prompts.append("\n".join([*lines, "", f"    def get_{ring[4]}(self):"]))
     copying = tmp_path / "copying.jsonl"
     copying.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    common = (str(profile), "-c", "1", "--blocks", "8", "--max-tokens", "48")
+    common = (str(profile), "-c", "1")
     (found,) = bench(*common, "-w", str(copying), "-t", "0", folder=tmp_path)
     assert found["verdict"]["word"] == "PAYS"
     (found,) = bench(*common, "-w", "creative", "-t", "1", folder=tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specserve.errors import FactError
+from specserve.measure.expect import Judged, Kept
 from specserve.measure.statistics import Estimate, Verdict
 from specserve.metrics.counters import Acceptance
 
@@ -19,18 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where is measured: one workload, temperature and load. Either `concurrency` (closed loop) or `request_rate`."""
+    """Where is measured: one workload, temperature and load."""
 
     workload: str
     temperature: float
-    concurrency: int | None = None
-    request_rate: float | None = None
-    """Requests/s, Poisson."""
+    concurrency: int
+
+    def __str__(self) -> str:
+        """Return `chat, concurrency 16, temperature 0.7`."""
+        return f"{self.workload}, concurrency {self.concurrency}, temperature {self.temperature:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class ArmInfo:
-    """One of the servers that are compared."""
+    """One of the variants that are compared."""
 
     name: str
     """`profile`, `baseline`, the name of an alternative, of another profile, or a URL."""
@@ -48,8 +51,6 @@ class ArmInfo:
     """Only if specserve did not start it."""
     kv_cache_tokens: int | None = None
     """Room of its KV cache; None if the server does not say."""
-    local_models: tuple[str, ...] = ()
-    """Of model and draft, what was a folder where it was measured: `team/model` may be that as well as a repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,8 @@ class Figures:
     tpot_ms: Quantiles
     e2e_ms: Quantiles
     inter_chunk_p99_ms: float
-    """Gap between two chunks of a stream; with speculation one chunk holds several tokens: do not compare variants."""
-    goodput_per_s: float | None = None
-    """Requests/s within the profile's limits; None without limits."""
+    """Gap between two chunks of a stream: with speculation one holds several tokens."""
     acceptance: Acceptance | None = None
-    client_cpu: float | None = None
-    """Share of one core that the load generator used."""
     failed_requests: int = 0
     queue_ms: float | None = None
     """What a request waited before it ran, on average."""
@@ -95,6 +92,18 @@ class Cell:
     figures: Figures | None
     invalid: str | None = None
     """Why its figures count for nothing (the client's CPU was saturated, requests failed, …)."""
+    promises: tuple[Judged, ...] = ()
+    """The limits of the profile's `expect` that hold here; only in the profile's own cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPart:
+    """The speedup over the prompts of some lengths."""
+
+    from_tokens: int
+    to_tokens: int
+    speedup: Estimate
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +117,12 @@ class Comparison:
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
     tpot_p50_ratio: float | None = None
-    ttft_p99_ratio: float | None = None
     e2e_p99_ratio: float | None = None
     """P99 is reported even if P50 is better."""
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """One entry of the profile's `expect`, one limit of it, and what was measured."""
-
-    point: Point
-    key: str
-    """`min_speedup`, `max_ttft_p99_ms`, …"""
-    promised: float
-    measured: Estimate | None
-    kept: bool | None
-    """None: not decided, or not measured."""
-    place: str | None = None
-    """file:line of the promise."""
+    by_length: tuple[LengthPart, ...] = ()
+    """Where prompts differ fourfold in length: shorter ones first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +135,6 @@ class WorkloadInfo:
     """`specserve`, a file, a log."""
     sha256: str
     """Over the prompts."""
-    note: str | None = None
-    """Why its acceptance is not to be believed (random tokens), else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,40 +156,30 @@ class Result:
     workloads: tuple[WorkloadInfo, ...]
     cells: tuple[Cell, ...]
     comparisons: tuple[Comparison, ...]
-    promises: tuple[Promise, ...] = ()
     stops_paying: Mapping[str, str] = field(default_factory=dict)
-    """Per `arm/workload/temperature`: the concurrency at which it no longer pays, in one clause."""
+    """By `variant, workload, temperature`: from which concurrency it no longer pays, and why."""
     notes: tuple[str, ...] = ()
     is_complete: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-    """blocks, launches, max_tokens, budget, …"""
+    """launches, max_tokens, budget, …"""
 
     @property
     def is_missed(self) -> bool:
         """Whether the whole interval of some promise misses it."""
-        return any(promise.kept is False for promise in self.promises)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is not decided, for `--strict`."""
-        return (
-            not self.is_complete
-            or any(promise.kept is None for promise in self.promises)
-            or any(item.verdict.level == "open" for item in self.comparisons)
-        )
+        return any(each.kept is Kept.MISSED for cell in self.cells for each in cell.promises)
 
 
 RESULT_FILE = "result.json"
-LARGEST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 Content = TypeVar("Content")
 
 
 def read_result(path: Path) -> Result:
-    """Returns the result in a run directory or a file. Raises FactError, with the place in the file."""
+    """Return the result in a run directory or a file. Raises FactError, with the place in it."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
-        if file.stat().st_size > LARGEST_BYTES:
-            raise FactError(f"`{file}` is too large to be a result: more than {LARGEST_BYTES // 2**20} MiB")
+        if file.stat().st_size > MAX_BYTES:
+            raise FactError(f"`{file}` is too large to be a result")
         return from_json(Result, file.read_bytes())
     except OSError as error:
         hint = "a run is the directory that `bench` prints at its end"
@@ -208,7 +191,7 @@ def read_result(path: Path) -> Result:
 
 
 def from_json(kind: Callable[..., Content], text: str | bytes) -> Content:
-    """Returns the data class of JSON; keys that it does not have are passed over.
+    """Return the data class of JSON; keys that it does not have are passed over.
 
     Raises ValueError with the path of a fault. A bound that is null is infinite.
     """

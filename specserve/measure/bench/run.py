@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
-from specserve.measure.bench.figures import outcome
+from specserve.measure.bench.figures import speedup, summarise
 from specserve.measure.bench.plan import (
     BUDGET,
     BenchPlan,
@@ -24,11 +23,12 @@ from specserve.measure.bench.plan import (
     plan_bench,
     with_places,
 )
-from specserve.measure.bench.result import ArmInfo, Result, from_json, read_result
+from specserve.measure.bench.result import ArmInfo, Point, Result, from_json, read_result
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
 from specserve.measure.bench.traffic import REST_S
-from specserve.measure.bench.variants import Session, Variant, environment, host, versions
+from specserve.measure.bench.variants import Session, Variant, host, versions
 from specserve.measure.servers import Measurement, Outlet
+from specserve.measure.statistics import needed, verdict
 from specserve.measure.workloads.load import info
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -36,7 +36,9 @@ from specserve.serve.signals import StopRequest, stop_on_signals
 class Bench(Measurement):
     """A benchmark while it runs."""
 
-    def __init__(self, plan: BenchPlan, directory: RunDirectory, on_news: OnNews, stop: StopRequest) -> None:
+    def __init__(
+        self, plan: BenchPlan, directory: RunDirectory, on_news: OnNews, stop: StopRequest
+    ) -> None:
         super().__init__(
             directory,
             on_news,
@@ -48,78 +50,131 @@ class Bench(Measurement):
         )
         self.plan = plan
         self.is_cut = False
-        """Whether the budget ended it."""
-        self._share_s = math.inf if plan.budget_s is None else plan.budget_s / len(plan.sessions)
-        self._sessions_left, self._ends_s = 0, math.inf
+        """Whether the budget ended it before every block of the first rounds was measured."""
 
     def run(self) -> None:
-        """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
-        plan, todo = self.plan, self.missing()
-        for session in plan.sessions:
-            self.expected.update({(name, at): plan.blocks for name in session.arms for at in plan.points})
-        self.expected.subtract((each.arm, each.point) for each in self.passes)
-        arms = [[arm for arm in plan.arms if arm.name in session.arms] for session in todo]
-        self.launches_left = sum(arm.plan is not None for group in arms for arm in group)
-        for number, (session, group) in enumerate(zip(todo, arms, strict=True), start=1):
-            self._sessions_left = len(todo) - number
-            self._session(session, group)
+        """Measure what is not there yet.
 
-    def missing(self) -> list[Session]:
-        """Returns the sessions some block of which is not there yet."""
-        there = {(each.launch, each.arm, each.block) for each in self.passes}
-        numbers = range(self.plan.blocks * len(self.plan.points))
+        Raises LaunchError, TrafficError, Interrupted; what was measured is kept.
+        """
+        for number, session in enumerate(self.plan.sessions):
+            if self._is_done(session):
+                continue
+            left_s = self._budget_s() / (len(self.plan.sessions) - number)
+            if left_s > 0:
+                self._session(session, left_s)
+            else:
+                self.is_cut |= bool(self._missing(session, 0))
+
+    def is_done(self) -> bool:
+        """Return whether there is nothing to measure, or no time for it."""
+        is_over = self._budget_s() <= 0
+        return all(is_over or self._is_done(each) for each in self.plan.sessions)
+
+    def _is_done(self, session: Session) -> bool:
+        """Return whether a session has nothing to send: to be asked once those before it ran."""
+        if not self.workloads or self._missing(session, 0):
+            return False
+        return not self._next_round(session)
+
+    def _missing(self, session: Session, place: int) -> list[Block]:
+        """Return the blocks of a round that are not there yet for one of the variants."""
+        there = {each.key for each in self.passes}
+        count, launch = self.plan.blocks, session.launch
+        wanted = self._wanted(session, place)
+        every = blocks(self.points, self.workloads, count=count, launch=launch, place=place)
         return [
-            each
-            for each in self.plan.sessions
-            if any((each.launch, name, number) not in there for name in each.arms for number in numbers)
+            block
+            for block in every
+            if block.point in wanted
+            and any((launch, block.number, block.point, name) not in there for name in session.arms)
         ]
 
-    def blocks(self, session: Session) -> Sequence[Block]:
-        """Returns what each variant of a session is sent, in order."""
+    def _next_round(self, session: Session) -> list[Block]:
+        """Return the blocks to send next: of the first round that is not there yet."""
+        place = 0
+        while self._wanted(session, place):
+            if found := self._missing(session, place):
+                return found
+            place += 1
+        return []
+
+    def _wanted(self, session: Session, place: int) -> Sequence[Point]:
+        """Return the points that a round of a session measures.
+
+        The first one all; later ones those of an open comparison that more blocks would decide. A
+        variant that runs alone is sent the rounds that its partner had in the same launch, which
+        were as many as the launches before called for.
+        """
         plan = self.plan
-        return blocks(plan.points, self.workloads, count=plan.blocks, launch=session.launch)
+        if place == 0:
+            return self.points
+        if plan.request.quick:
+            return ()
+        first = plan.arms[0].name
+        others = [arm.name for arm in plan.arms[1:]]
+        if len(session.arms) > 1:
+            pairs = [name for name in session.arms if name != first]
+            return [
+                at for at in self.points if any(self._is_open(n, at, session, place) for n in pairs)
+            ]
+        (own,) = session.arms
+        partners = others if own == first else [first]
+        sent = {
+            each.point: each.block // (plan.blocks * len(self.points))
+            for each in sorted(self.passes, key=lambda each: each.block)
+            if each.launch == session.launch and each.arm in partners
+        }
+        if sent:
+            return [at for at in self.points if sent.get(at, 0) >= place]
+        pairs = others if own == first else [own]
+        return [
+            at for at in self.points if any(self._is_open(n, at, session, place) for n in pairs)
+        ]
 
-    def wanted(self, session: Session, block: Block) -> Collection[str]:
-        """Returns the variants that a block is still wanted of, asked when its turn comes."""
-        # half a block is measured again, by one launch of all its variants
-        is_there = all(self.has(session.launch, block, name) for name in session.arms)
-        return () if is_there else session.arms
+    def _is_open(self, name: str, at: Point, session: Session, place: int) -> bool:
+        """Return whether a round of a session still serves to decide a comparison."""
+        plan, first = self.plan, self.plan.arms[0].name
+        launched = plan.launched(name, first)
+        found = speedup(self.passes, arm=name, against=first, at=at, launched=launched)
+        if found is None or verdict(found).level != "open":
+            return False
+        what, more = needed(found)
+        # those that were sent without their pair, and those that later launches will send anyway
+        later = plan.sessions[plan.sessions.index(session) + 1 :]
+        coming = sum(name in each.arms for each in later) * plan.blocks
+        if len(session.arms) == 1:
+            coming += place * plan.blocks
+        return what == "blocks" and more > coming
 
-    def _session(self, session: Session, arms: Sequence[Variant]) -> None:
-        """Start its servers, measure the blocks that are not there yet on all of them, stop them."""
-        left_s = self._share_s - self._spent_s(session)
-        if left_s <= 0:
-            self.is_cut = True
-            return
-        with self.session(arms, label=str(session.launch), devices=session.devices) as (servers, driver):
-            self._ends_s = time.monotonic() + left_s
-            for block in self.blocks(session):
-                wanted = self.wanted(session, block)
-                if wanted and time.monotonic() > self._ends_s:
-                    self.is_cut = True
-                    break
-                for name in arm_order(block, session.arms):
-                    if name in wanted:
-                        self.send_block(servers[name], driver, block, launch=session.launch)
+    def _session(self, session: Session, left_s: float) -> None:
+        """Start its servers, measure what is not there yet on all of them, stop them."""
+        arms = [arm for arm in self.plan.arms if arm.name in session.arms]
+        self.launches_left = sum(arm.plan is not None for arm in arms)
+        label, launch = str(session.launch), session.launch
+        with self.session(arms, label=label, devices=session.devices) as (servers, driver):
+            ends_s = time.monotonic() + left_s
+            while todo := self._next_round(session):
+                self.expected.clear()
+                self.expected.update((name, each.point) for each in todo for name in session.arms)
+                for block in todo:
+                    if time.monotonic() > ends_s:
+                        self.is_cut |= block.number < self.plan.blocks * len(self.points)
+                        return
+                    # half a block is measured again, by one launch of all its variants
+                    for name in arm_order(block, session.arms):
+                        self.send_block(servers[name], driver, block, launch=launch)
 
-    def _spent_s(self, session: Session) -> float:
-        """What its blocks took in earlier sessions of this run."""
-        rest_s = REST_S if len(session.arms) > 1 else 0.0
-        return sum(
-            each.duration_s + rest_s
-            for each in self.passes
-            if each.launch == session.launch and each.arm in session.arms
-        )
+    def _budget_s(self) -> float:
+        """What is left of the budget of all sessions of the run; launches do not count."""
+        rest_s = REST_S if any(len(each.arms) > 1 for each in self.plan.sessions) else 0.0
+        return self.plan.budget_s - sum(each.duration_s + rest_s for each in self.passes)
 
     def _left_s(self) -> float:
-        """What the blocks will take, at most what is left of the budget, which does not count launches."""
-        budget_s = self._ends_s - time.monotonic()
-        if self._sessions_left:
-            budget_s += self._sessions_left * self._share_s
-        return min(super()._left_s(), max(0.0, budget_s) + self._launches_s())
+        return min(super()._left_s(), max(0.0, self._budget_s()))
 
     def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
-        """Returns the result of what is there, and writes its files."""
+        """Return the result of what is there, and write its files."""
         plan, content = self.plan, self.directory.content
         known = dict(content.get("versions") or versions())
         if plan.platform is None:
@@ -148,15 +203,13 @@ class Bench(Measurement):
             notes=(*self.notes, *self._remarks()),
             is_complete=is_complete,
             settings={
-                "blocks": str(plan.blocks),
-                "launches": str(plan.launches),
-                "arms at once": str(plan.fit.at_once),
+                "variants at once": str(plan.fit.at_once),
                 "max_tokens": str(plan.max_tokens or "by workload"),
                 "budget": plan.request.budget or BUDGET,
                 "load generator": "vllm.benchmarks.serve, streaming",
             },
         )
-        result = outcome(plan, self.passes, about=about)
+        result = summarise(plan, self.passes, about=about)
         for name, text in outlet.files(result).items():
             self.directory.write(name, text)
         return result
@@ -164,17 +217,14 @@ class Bench(Measurement):
     def _remarks(self) -> Iterator[str]:
         plan = self.plan
         if self.is_cut:
-            budget = plan.request.budget or BUDGET
             yield (
-                f"the budget of {budget} ended the run before all blocks were measured: "
-                "`--resume` with a longer `--budget` goes on"
+                f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks "
+                "were measured: `--resume` with a longer `--budget` goes on"
             )
         if plan.fit.at_once < len(plan.arms):
-            yield f"variants ran one after another ({plan.fit.why}), so drift of the machine affects the speedups"
+            yield f"variants ran one after another ({plan.fit.why})"
         elif plan.fit.slots:
-            yield (
-                "variants ran at the same time on different GPUs of one kind, one of them under load at a time"
-            )
+            yield "variants ran at the same time on different GPUs, one under load at a time"
         if times := int(self.directory.content.get("resumed", 0)):
             often = "once" if times == 1 else f"{times} times"
             again = ": its servers were started again" if plan.platform is not None else ""
@@ -184,7 +234,10 @@ class Bench(Measurement):
 def run_benchmark(
     request: BenchRequest, *, output: str | None, resumed: str | None, outlet: Outlet
 ) -> tuple[Result, Path]:
-    """Returns the result and its directory: of a new run, or of the one to resume. Raises SpecserveError."""
+    """Return the result and its directory, of a new run or of the one to resume.
+
+    Raises SpecserveError.
+    """
     if resumed is None:
         plan = plan_bench(with_places(request), notices=outlet.notices)
         _refuse_silent(plan.arms)
@@ -193,7 +246,7 @@ def run_benchmark(
     if dataclasses.replace(request, budget=None) != BenchRequest():
         raise UsageError(
             "`--resume` continues a run with the options that it began with",
-            hint="only `--budget`, `--share`, `--strict` and `--format` can be given with it",
+            hint="only `--budget` and `--format` can be given with it",
         )
     with resume(Path(resumed)) as directory:
         plan = _plan_again(directory, budget=request.budget, notices=outlet.notices)
@@ -201,7 +254,7 @@ def run_benchmark(
 
 
 def _refuse_silent(arms: Sequence[Variant]) -> None:
-    """Raises TrafficError if a server at a URL does not answer: before a directory is made, or a server started."""
+    """Raise TrafficError if a server at a URL does not answer, before anything is made."""
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
@@ -212,9 +265,12 @@ def _refuse_silent(arms: Sequence[Variant]) -> None:
 
 
 def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
-    """Returns the directory of a new run: `output`, or one in the state folder. Raises UsageError, FactError."""
+    """Return the directory of a new run: `output`, or one in the state folder."""
+    from specserve.plan.launchplan import as_json
+
     marks = [arm.plan.fingerprint[:8] for arm in plan.arms if arm.plan is not None][:3]
     stem = "-".join([plan.name, *dict.fromkeys(marks), time.strftime("%Y%m%d-%H%M%S")])
+    launches = [as_json(arm.plan) if arm.plan is not None else None for arm in plan.arms]
     directory = create(
         Path(output) if output is not None else new_place("bench", stem),
         {
@@ -222,8 +278,10 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "asked": dataclasses.asdict(plan.request),
             "at_once": plan.fit.at_once,
-            "arms": list(map(_arm_json, plan.arms)),
-            "environment": environment(),
+            "arms": [
+                {**dataclasses.asdict(arm.info), "launch": launch}  # with the name of a key, no key
+                for arm, launch in zip(plan.arms, launches, strict=True)
+            ],
             "versions": versions(),
             "host": host(platform_of_arms=plan.platform),
             "spent_s": 0.0,
@@ -233,30 +291,24 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
     return directory
 
 
-def _arm_json(arm: Variant) -> dict[str, Any]:
-    """Returns what a result says of a variant, with its exact launch; a key is the name of its variable."""
-    from specserve.plan.launchplan import as_json
-
-    return {**dataclasses.asdict(arm.info), "launch": as_json(arm.plan) if arm.plan is not None else None}
-
-
 def _require_profiles(plan: BenchPlan, directory: RunDirectory) -> None:
     for arm in plan.arms:
-        directory.require(f"`{arm.name}`", arm.plan.fingerprint if arm.plan is not None else arm.url or "")
+        what = arm.plan.fingerprint if arm.plan is not None else arm.url or ""
+        directory.require(f"`{arm.name}`", what)
 
 
 def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices) -> BenchPlan:
-    """Returns the plan of a run as it was asked for. Raises UsageError if a profile has changed."""
+    """Return the plan of a run as it was asked for. Raises UsageError if a profile has changed."""
     content = directory.content
     try:
         asked: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in content["asked"].items()
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in content["asked"].items()
         }
         request, at_once = BenchRequest(**asked), int(content["at_once"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
-        ) from error
+        why = f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
+        raise UsageError(why) from error
     request = dataclasses.replace(request, budget=budget or request.budget)
     plan = plan_bench(request, at_once=at_once, notices=notices)
     _require_profiles(plan, directory)
@@ -264,48 +316,45 @@ def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices
 
 
 def _complete(path: Path) -> Result | None:
-    """Returns the result that is there if it is of everything; None if it must be made again."""
+    """Return the result that is there if it is of everything; None if it must be made again."""
     try:
         found = read_result(path)
-    except FactError:  # none yet, cut off, or of another version: what was measured is there all the same
+    except FactError:  # none yet, or cut off: what was measured is there all the same
         return None
     return found if found.is_complete else None
 
 
 def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
-    began, say = time.monotonic(), outlet.notices.say
+    began_s, say = time.monotonic(), outlet.notices.say
     with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)
-        if bench.missing():
-            names = ", ".join(arm.name for arm in plan.arms)
-            points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
-            say(
-                f"measuring {points} (a point is a workload, load and temperature) in {plan.blocks} blocks, on {names}"
-            )
-            say(f"run directory: {directory.path}")
-        else:
+        if bench.passes and bench.is_done():
             say("everything has been measured already, so nothing is started")
             if (found := _complete(directory.path)) is not None:
                 return found
+        else:
+            names = ", ".join(arm.name for arm in plan.arms)
+            points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
+            say(f"measuring {points} (a point is a workload, load and temperature) on {names}")
+            say(f"run directory: {directory.path}")
         try:
             bench.run()
         except SpecserveError as error:
-            keep(bench, began, error, outlet=outlet)
+            keep(bench, began_s, error, outlet=outlet)
             raise
-        directory.spend(began)
+        directory.spend(began_s)
         return bench.write(is_complete=True, outlet=outlet)
 
 
-def keep(bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) -> None:
+def keep(bench: Bench, began_s: float, error: SpecserveError, *, outlet: Outlet) -> None:
     """Keep what was measured until the error, and add to the error how to resume."""
     path = bench.directory.path
-    bench.directory.spend(began)
+    bench.directory.spend(began_s)
     # a complete result of fewer blocks says more than one of some points
     if bench.passes and _complete(path) is None:
         bench.write(is_complete=False, outlet=outlet)
     if isinstance(error, Interrupted) or error.hint is not None:
-        outlet.notices.say(
-            f"{len(bench.passes)} measured blocks are kept: run `specserve bench --resume {path}` to continue"
-        )
+        kept = f"{len(bench.passes)} measured blocks are kept"
+        outlet.notices.say(f"{kept}: run `specserve bench --resume {path}` to continue")
     else:
         error.hint = f"`specserve bench --resume {path}` resumes from what was measured"

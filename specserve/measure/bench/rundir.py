@@ -1,4 +1,4 @@
-"""The directory of one run: the passes that were measured, what they rest on, and what happens while it runs."""
+"""The directory of one run: the passes that were measured, and what they rest on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ class Request:
     """One answer; times in seconds, `start_s` since its pass began."""
 
     id: str
-    """Of the prompt; `id#2` is the second copy of it in the same pass. Behind the last `#` stands the copy alone."""
+    """Of the prompt; `id#2` is the second copy of it in the same pass."""
     ok: bool
     prompt_tokens: int
     output_tokens: int
@@ -35,9 +35,9 @@ class Request:
     error: str | None = None
     text_sha256: str = ""
     acceptance: Acceptance | None = None
-    """Of this request alone; only if the server reports it (`per_request_spec_decode_metrics`)."""
+    """Of this request alone, if the server reports it (`per_request_spec_decode_metrics`)."""
     steps: tuple[tuple[int, int], ...] = ()
-    """Accepted and drafted tokens of each verification step, in order; only if the server reports them (`detailed`)."""
+    """Accepted and drafted tokens of each step, in order, if it reports them (`detailed`)."""
 
     @property
     def prompt(self) -> str:
@@ -84,27 +84,16 @@ class Pass:
 
 
 RUN, PASSES = "run.json", "passes.jsonl"
-VERSION = 3
-_MOST_BYTES = 1 << 30
-
-
-def new_place(kind: str, stem: str) -> Path:
-    """Returns a new directory in the user's state folder: STEM, or the first of STEM-2, STEM-3, … that is free."""
-    folder = state_folder() / kind
-    found, number = folder / stem, 1
-    while found.exists() or found.is_symlink():
-        number += 1
-        found = folder / f"{stem}-{number}"
-    return found
+_MAX_BYTES = 1 << 30
 
 
 class RunDirectory:
-    """A run while it is written; a context manager that lets nobody else write it. Made by `create` or `resume`."""
+    """A run while it is written; a context manager that lets nobody else write it."""
 
     def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        """`content`: that of run.json. Raises UsageError if another command writes it."""
         self.path = path
         self.content = content
-        """run.json."""
         try:
             self._passes = os.fdopen(append_own(path / PASSES), "ab")
             fcntl.flock(self._passes, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,19 +110,15 @@ class RunDirectory:
         self._passes.close()
 
     def log(self, name: str) -> Path:
-        """Returns where the log of a server or of the load generator goes."""
+        """Return where the log of a server or of the load generator goes."""
         return self.path / "logs" / f"{name}.log"
 
     def append(self, done: Pass) -> None:
         """Keep a pass as one line: it is there only if the whole line is. Raises FactError."""
-        self._write(json.dumps(asdict(done)).encode())
+        self.append_line(json.dumps(asdict(done)).encode())
 
-    def end_line(self) -> None:
-        """End the last line if it was cut off, so that it stays one of its own. Raises FactError."""
-        if (found := read_own(self.path / PASSES, most_bytes=_MOST_BYTES)) and not found.endswith(b"\n"):
-            self._write(b"")
-
-    def _write(self, line: bytes) -> None:
+    def append_line(self, line: bytes = b"") -> None:
+        """Write and sync a line; without one, end the line that was cut off. Raises FactError."""
         try:
             self._passes.write(line + b"\n")
             self._passes.flush()
@@ -142,7 +127,7 @@ class RunDirectory:
             raise _unwritable(self.path, error) from error
 
     def passes(self) -> list[Pass]:
-        """Returns the passes that are whole, the last of each that was measured twice. Raises FactError."""
+        """Return the passes that are whole. Raises FactError."""
         return read_passes(self.path)
 
     def update(self, **fields: Any) -> None:
@@ -151,21 +136,19 @@ class RunDirectory:
         self.write(RUN, json.dumps(self.content, indent=2) + "\n")
 
     def require(self, what: str, value: str) -> None:
-        """Record a condition that all passes share, such as a version. Raises UsageError if the run has another one."""
+        """Record a condition that all passes share. Raises UsageError if it was another one."""
         known: dict[str, str] = self.content.setdefault("conditions", {})
         before = known.setdefault(what, value)
         if before != value:
             raise UsageError(
                 f"{what} changed since the run began: from {before[:16]} to {value[:16]}",
-                hint="start over, or undo the change: what was measured before cannot be compared",
+                hint="start over, or undo the change: passes before and after do not compare",
             )
         self.update()
 
-    def spend(self, began_s: float) -> float:
-        """Add the time since `began_s` (monotonic) to that of earlier sessions, and return the sum."""
-        spent_s = float(self.content.get("spent_s", 0.0)) + time.monotonic() - began_s
-        self.update(spent_s=spent_s)
-        return spent_s
+    def spend(self, began_s: float) -> None:
+        """Add the time since `began_s` (monotonic) to that of earlier sessions."""
+        self.update(spent_s=self.content.get("spent_s", 0.0) + time.monotonic() - began_s)
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file. Raises FactError."""
@@ -176,10 +159,10 @@ class RunDirectory:
 
 
 def read_passes(path: Path) -> list[Pass]:
-    """Returns the whole passes of a run in this directory, the last of each that was measured twice."""
-    passes: dict[Hashable, Pass] = {}
+    """Return the whole passes of a run, the last of each that was measured twice."""
+    passes: dict[tuple[int, int, Point, str], Pass] = {}
     try:
-        for line in read_own(path / PASSES, most_bytes=_MOST_BYTES).splitlines():
+        for line in read_own(path / PASSES, most_bytes=_MAX_BYTES).splitlines():
             try:
                 done = from_json(Pass, line)
             except ValueError as error:
@@ -189,64 +172,69 @@ def read_passes(path: Path) -> list[Pass]:
             passes[done.key] = done
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise FactError(f"cannot read `{path / PASSES}`: {error.strerror}") from error
-    except ValueError as error:
-        raise FactError(f"`{path}` cannot be resumed: specserve cannot read its recorded passes") from error
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot read `{path / PASSES}`: {error}") from error
     return list(passes.values())
 
 
 def create(path: Path, content: dict[str, Any]) -> RunDirectory:
-    """Returns a new run. Raises UsageError if something is there already, FactError if it cannot be written."""
+    """Return a new run. Raises UsageError if something is there already, FactError."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             goes_on = f"`--resume {path}` continues it; " if (path / RUN).is_file() else ""
-            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}use another `-o` to start a new run")
+            hint = f"{goes_on}use another `-o` to start a new run"
+            raise UsageError(f"`{path}` exists already", hint=hint)
         private(path)
         path.chmod(0o700)
         (path / "logs").mkdir(mode=0o700)
     except OSError as error:
         raise _unwritable(path, error) from error
-    # as a resumed run reads it: JSON has no tuples
-    run = RunDirectory(path, json.loads(json.dumps({"version": VERSION, **content})))
+    run = RunDirectory(path, json.loads(json.dumps(content)))  # as a resumed run reads it
     run.update()
     return run
 
 
+def new_place(kind: str, stem: str) -> Path:
+    """Return a new directory in the state folder: STEM, or the first free one of STEM-2, …."""
+    folder = state_folder() / kind
+    found, number = folder / stem, 1
+    while found.exists() or found.is_symlink():
+        number += 1
+        found = folder / f"{stem}-{number}"
+    return found
+
+
 def resume(path: Path) -> RunDirectory:
-    """Returns a run that is there. Raises UsageError if it is none, or of another version."""
+    """Return a run that is there. Raises UsageError if it is none."""
     run = RunDirectory(path, read_run(path))
-    run.end_line()
+    whole = read_own(path / PASSES, most_bytes=_MAX_BYTES)
+    if whole and not whole.endswith(b"\n"):
+        run.append_line()
     return run
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Returns run.json of a run. Raises UsageError if it is none, or of another version."""
+    """Return run.json of a run. Raises UsageError if it is none."""
     none = f"`{path}` is not a run of `specserve bench` or `tune`"
     try:
-        content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
-        found = content["version"]
+        content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MAX_BYTES))
+        if not isinstance(content, dict):
+            raise ValueError
     except OSError as error:
         raise UsageError(f"{none}: {RUN}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise UsageError(f"{none}: its {RUN} cannot be read") from error
-    if found != VERSION:
-        raise UsageError(
-            f"`{path}` was written by another version of specserve: its format version is {found}, not "
-            f"{VERSION}"
-        )
     return content
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:
-    return FactError(
-        f"cannot write `{path}`: {error.strerror or error}", hint="use `-o DIR` to write to another place"
-    )
+    hint = "use `-o DIR` to write to another place"
+    return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What is being done now, such as a phase of a server's start; it stays only until the next news."""
+    """What is being done now, such as a phase of a server's start; the next news replaces it."""
 
     text: str
 
@@ -267,7 +255,7 @@ class Passed:
     tokens_per_s: float
     done: int
     total: int
-    """Passes of the whole run."""
+    """Passes of the whole run, as far as it is planned."""
     left_s: float
     """Estimated from what has passed so far."""
 

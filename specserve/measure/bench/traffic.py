@@ -1,4 +1,4 @@
-"""One variant's server while it runs, vLLM's load generator as a child, and what one pass measured."""
+"""A variant's server while it runs, vLLM's load generator as a child, and what a pass measured."""
 
 from __future__ import annotations
 
@@ -27,39 +27,18 @@ from specserve.serve.logs import read_end
 from specserve.serve.process import JsonChild
 from specserve.serve.requests import RequestRefused, endpoint
 
-
-def _read_request(message: Mapping[str, Any]) -> Request:
-    """Returns a request as the load generator reports it (specserve/engine/benchmark_driver.py)."""
-    summary = message["speculation"]
-    known = {name: message[name] for name in _REQUEST_FIELDS if name in message}
-    known["chunk_gaps_ms"] = tuple(message["chunk_gaps_ms"])
-    return Request(**known, acceptance=of_request(summary), steps=_read_steps(summary))
-
-
-_REQUEST_FIELDS = tuple(field.name for field in dataclasses.fields(Request))
-
-
-def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:
-    """Returns the ordered steps of `detailed` metrics; none of anything else."""
-    if not isinstance(summary, Mapping):
-        return ()
-    accepted, drafted = summary.get("per_step_accepted"), summary.get("per_step_drafted")
-    if not isinstance(accepted, list) or not isinstance(drafted, list) or len(accepted) != len(drafted):
-        return ()
-    pairs = tuple(zip(accepted, drafted, strict=True))
-    is_right = all(type(took) is type(given) is int and 0 <= took <= given for took, given in pairs)
-    return pairs if is_right else ()
-
-
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
 _START_LIMIT_S = 300.0
 REST_S = 1.1
-"""So long after its last step a server's workers still spin, and take their cores from whoever is next.
+"""So long after its last step a server's workers still spin, and take their cores from the next.
 
-Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinCondition: `busy_loop_s: float = 1`.
+Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinCondition:
+`busy_loop_s: float = 1`.
 """
+_KEYS = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
+_REQUEST_FIELDS = {each.name for each in dataclasses.fields(Request)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +51,7 @@ class Sent:
 
 
 class Driver:
-    """vLLM's load generator in a process of its own; a context manager, so that it does not outlive us."""
+    """vLLM's load generator in a process of its own; a context manager, so that it ends with us."""
 
     def __init__(
         self,
@@ -100,18 +79,20 @@ class Driver:
 
     def wait_ready(self) -> None:
         """Wait until it has imported vLLM. Raises LaunchError."""
-        if not self.vllm:
-            deadline = time.monotonic() + _START_LIMIT_S
-            while (message := self._next())["event"] != "ready":
-                if time.monotonic() > deadline:
-                    raise LaunchError("vLLM's load generator did not start", log_path=str(self._log_path))
-            self.vllm = str(message["vllm"])
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not self.vllm:
+            message = self._next()
+            if message["event"] == "ready":
+                self.vllm = str(message["vllm"])
+            elif time.monotonic() > deadline:
+                why = "vLLM's load generator did not start"
+                raise LaunchError(why, log_path=str(self._log_path))
 
     def send(self, url: str, traffic: Mapping[str, Any]) -> Sent:
-        """Send a pass and wait for all its answers; before it, for the server of the last pass to fall idle.
+        """Send a pass and wait for its answers; before it, for the last server to fall idle.
 
-        `traffic`: what the load generator reads (specserve/engine/benchmark_driver.py). Raises TrafficError,
-        LaunchError and what `on_tick` raises.
+        `traffic`: what the load generator reads (specserve/engine/benchmark_driver.py). Raises
+        TrafficError, LaunchError and what `on_tick` raises.
         """
         self.wait_ready()
         if self._last_url not in ("", url):
@@ -125,7 +106,8 @@ class Driver:
             requests.append(_read_request(message))
         self._last_url, self._last_end_s = url, time.monotonic()
         if message["event"] == "failed":
-            raise TrafficError(f"the load generator could not send to {url}: {message['error']}")
+            why = message["error"]
+            raise TrafficError(f"the load generator could not send to {url}: {why}")
         return Sent(message["duration_s"], message["client_cpu"], tuple(requests))
 
     def close(self) -> None:
@@ -146,9 +128,10 @@ class Driver:
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         self._child.wait()
         lines = tuple(line.text for line in read_end(self._log_path)[-20:])
-        why = message["error"] if message is not None else (lines[-1] if lines else "it printed nothing")
+        last = lines[-1] if lines else "it printed nothing"
+        why = message["error"] if message is not None else last
         missing = "No module named" in why and "vllm" in why
-        hint = "it is a part of vLLM: in a clone of specserve, `pip install '.[vllm]'` or `make setup`"
+        hint = "it is a part of vLLM: in a clone, `pip install '.[vllm]'` or `make setup`"
         return LaunchError(
             f"vLLM's load generator ended: {why}",
             log_path=str(self._log_path),
@@ -157,24 +140,41 @@ class Driver:
         )
 
 
-_KEYS = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
-
-
 def _environment(key_variables: Sequence[str]) -> dict[str, str]:
-    """Returns ours, without keys that no variant needs, and without a proxy for this host."""
-    env = {name: value for name, value in os.environ.items() if name in key_variables or name not in _KEYS}
-    none = ",".join(filter(None, [env.get("no_proxy") or env.get("NO_PROXY"), "127.0.0.1,localhost,::1"]))
-    return env | {
-        "no_proxy": none,
-        "NO_PROXY": none,
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    """Return ours, without keys that no variant needs, and without a proxy for this host."""
+    keep = {name for name in os.environ if name in key_variables or name not in _KEYS}
+    env = {name: os.environ[name] for name in keep}
+    proxies = [env.get("no_proxy") or env.get("NO_PROXY"), "127.0.0.1,localhost,::1"]
+    none = ",".join(filter(None, proxies))
+    quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    return env | quiet | {"no_proxy": none, "NO_PROXY": none}
+
+
+def _read_request(message: Mapping[str, Any]) -> Request:
+    """Return a request as the load generator reports it."""
+    summary = message["speculation"]
+    known = {name: value for name, value in message.items() if name in _REQUEST_FIELDS}
+    known["chunk_gaps_ms"] = tuple(message["chunk_gaps_ms"])
+    return Request(**known, acceptance=of_request(summary), steps=_read_steps(summary))
+
+
+def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:
+    """Return the ordered steps of `detailed` metrics; none of anything else."""
+    if not isinstance(summary, Mapping):
+        return ()
+    accepted, drafted = summary.get("per_step_accepted"), summary.get("per_step_drafted")
+    if not isinstance(accepted, list) or not isinstance(drafted, list):
+        return ()
+    pairs = tuple(zip(accepted, drafted, strict=False))
+    is_right = len(accepted) == len(drafted) and all(
+        type(took) is type(given) is int and 0 <= took <= given for took, given in pairs
+    )
+    return pairs if is_right else ()
 
 
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)
-"""Of this run of the program: everything else in a salt is alike in every run, and a server may outlive the run."""
+"""Of this run of the program: all else in a salt is alike in every run, and servers outlive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Abilities:
     has_chat: bool
     """Whether the target has a chat template."""
     takes_salt: bool
-    """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
+    """Whether requests can be kept from sharing prefixes (`cache_salt`)."""
     can_count: bool = False
     """Whether it tells how many tokens a request is (`/tokenize`)."""
     is_sglang: bool = False
@@ -217,7 +217,7 @@ class Running:
         self._send(driver, requests, Point("", temperature, concurrency))
 
     def run(self, driver: Driver, block: Block, *, launch: int) -> Pass:
-        """Send one block and return what was measured. Raises TrafficError if no request was answered."""
+        """Send a block and return what was measured. Raises TrafficError without an answer."""
         point = block.point
         # another variant may be at the same URL; a mark is as long for every variant
         mark = hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
@@ -225,11 +225,12 @@ class Running:
         for index, item in enumerate(block.items):
             own: dict[str, Any] = {}
             if self.abilities.takes_salt:
-                own["cache_salt"] = f"{_NONCE}.{launch}.{block.number}.{block.seed}.{item.copy}.{mark}"
+                about = f"{launch}.{block.number}.{block.seed}.{item.copy}"
+                own["cache_salt"] = f"{_NONCE}.{about}.{mark}"
             if point.temperature > 0:
                 own["seed"] = (block.seed + index) % 2**31
             requests.append(_request(item, own))
-        sent, before, now = self._send(driver, requests, point, seed=block.seed)
+        sent, before, now = self._send(driver, requests, point)
         return Pass(
             launch,
             block.number,
@@ -242,45 +243,45 @@ class Running:
         )
 
     def _send(
-        self, driver: Driver, requests: Sequence[dict[str, Any]], point: Point, *, seed: int = 0
+        self, driver: Driver, requests: Sequence[dict[str, Any]], point: Point
     ) -> tuple[Sent, Metrics | None, Metrics | None]:
-        """Returns what was sent, and the counters before and after. Raises TrafficError if nothing was answered."""
+        """Return what was sent, and the counters before and after."""
         before = self._client.metrics()
         traffic = {
             "model": self.abilities.model,
             "endpoint": "chat/completions" if "messages" in requests[0] else "completions",
             "requests": requests,
             "concurrency": point.concurrency,
-            "request_rate": point.request_rate,
-            "seed": seed,
             "extra_body": {"temperature": point.temperature},
             "api_key_env": self.arm.api_key_env,
-            "ssl_verify": self.arm.plan is None,  # the certificate of a server of ours is not checked
+            "ssl_verify": self.arm.plan is None,  # that of a server of ours is not checked
         }
         sent = driver.send(self.url, traffic)
         self.check()
         if not any(request.ok for request in sent.requests):
-            why = next((request.error for request in sent.requests if request.error), "no answer")
-            raise TrafficError(
-                f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
-            )
+            why = next((each.error for each in sent.requests if each.error), "no answer")
+            place = f"`{self.arm.name}` at {self.url}"
+            raise TrafficError(f"{place} answered none of {len(requests)} requests: {why}")
         now = None
         if before is not None:
-            now = self._client.metrics_after(before, requests=len(sent.requests), limit_s=_COUNTERS_S)
+            count = len(sent.requests)
+            now = self._client.metrics_after(before, requests=count, limit_s=_COUNTERS_S)
         return sent, before, now
 
     def count(self, prompt: Prompt) -> int | None:
-        """Returns the tokens of a prompt with its template, as the server counts; None if it does not tell."""
+        """Return the tokens of a prompt with its template; None if the server does not tell."""
         if not self.abilities.can_count:
             return None
         return self._client.count_tokens({**prompt.body, "model": self.abilities.model})
 
 
-def _gained(before: Metrics | None, now: Metrics | None) -> tuple[Acceptance | None, float | None, int]:
-    """Returns the acceptance, the seconds that requests waited, and how many were preempted."""
+def _gained(
+    before: Metrics | None, now: Metrics | None
+) -> tuple[Acceptance | None, float | None, int]:
+    """Return the acceptance, the seconds that requests waited, and how many were preempted."""
     if before is None or now is None:
         return None, None, 0
-    acceptance = since_by_engine(before.acceptance, now=now.acceptance) if now.speculates else None
+    drafted = since_by_engine(before.acceptance, now=now.acceptance) if now.speculates else None
     engines = (
         since(before.engines.get(name, EngineMetrics()).counters, now=engine.counters)
         for name, engine in now.engines.items()
@@ -288,29 +289,37 @@ def _gained(before: Metrics | None, now: Metrics | None) -> tuple[Acceptance | N
     gains = [each for each in engines if each is not None]
     waited = [each.queue_s.sum for each in gains if each.queue_s.count]
     preemptions = sum(each.preemptions for each in gains)
-    return (
-        acceptance if acceptance and acceptance.drafts else None,
-        sum(waited) if waited else None,
-        preemptions,
-    )
+    acceptance = drafted if drafted and drafted.drafts else None
+    return acceptance, sum(waited) if waited else None, preemptions
 
 
 def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a request as the load generator takes it. `own`: fields of its body beside the prompt."""
+    """Return a request for the load generator. `own`: fields of its body beside the prompt."""
     about = {"id": item.id, "max_tokens": item.prompt.max_tokens, "extra_body": dict(own or {})}
     return {**about, **item.prompt.body}
 
 
 def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
-    """Returns a server that answers, once it was asked what it can. Raises TrafficError, UsageError."""
+    """Return a server that answers, once it was asked what it can. Raises TrafficError."""
     place = endpoint(url, api_key_env=arm.api_key_env)
     client = Client(place)
     model = arm.plan.model if arm.plan is not None else client.first_model()
-    hello = [{"role": "user", "content": "Hello"}]
-    has_chat = _takes(client, "chat/completions", model, messages=hello)
-    takes_salt = _takes(client, "completions", model, prompt="Hello", cache_salt="specserve")
+
+    def post(path: str, **fields: Any) -> None:
+        body = {"model": model, "max_tokens": 1, "temperature": 0, **fields}
+        client.post(path, body, model=model)
+
+    def takes(path: str, **fields: Any) -> bool:
+        try:
+            post(path, **fields)
+        except RequestRefused:  # without a template, or that endpoint or field
+            return False
+        return True
+
+    has_chat = takes("chat/completions", messages=[{"role": "user", "content": "Hello"}])
+    takes_salt = takes("completions", prompt="Hello", cache_salt="specserve")
     if not takes_salt:
-        _post(client, "completions", model, prompt="Hello")
+        post("completions", prompt="Hello")
     abilities = Abilities(
         model=model,
         max_model_len=client.max_model_len(model),
@@ -319,19 +328,5 @@ def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
         is_sglang=client.is_sglang(model),
         can_count=client.count_tokens({"model": model, "prompt": "Hello"}) is not None,
     )
-    return Running(
-        arm if arm.model else replace(arm, model=model), place.root, abilities, check, _client=client
-    )
-
-
-def _takes(client: Client, path: str, model: str, **fields: Any) -> bool:
-    """Returns whether the server takes a request of one token; not without a template, or that endpoint or field."""
-    try:
-        _post(client, path, model, **fields)
-    except RequestRefused:
-        return False
-    return True
-
-
-def _post(client: Client, path: str, model: str, **fields: Any) -> None:
-    client.post(path, {"model": model, "max_tokens": 1, "temperature": 0, **fields}, model=model)
+    known = arm if arm.model else replace(arm, model=model)
+    return Running(known, place.root, abilities, check, _client=client)

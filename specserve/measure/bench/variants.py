@@ -1,4 +1,4 @@
-"""The variants that are compared, how many of their servers run at the same time on this host, and the host itself."""
+"""The variants that are compared, how many of their servers run at the same time, and the host."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ class Variant:
     """Those that its profile names."""
     memory_bytes: int | None = None
     """Of the host, on the CPU; None if nobody knows."""
-    local_models: tuple[str, ...] = ()
-    """Of its models, those that are folders here."""
 
     @property
     def info(self) -> ArmInfo:
         """What a result says about it."""
+        about = ArmInfo(self.name, self.is_baseline, self.model, url=self.url)
         if self.plan is None:
-            return ArmInfo(self.name, is_baseline=self.is_baseline, model=self.model, url=self.url)
+            return about
         block: Mapping[str, object] = self.plan.speculation or {}
         k = block.get("num_speculative_tokens")
         return ArmInfo(
@@ -62,12 +61,11 @@ class Variant:
             num_speculative_tokens=int(k) if isinstance(k, int) else None,
             fingerprint=self.plan.fingerprint,
             argv=self.plan.argv,
-            local_models=self.local_models,
         )
 
     @property
     def visible(self) -> tuple[str, ...] | None:
-        """The accelerators that its launch may see, as CUDA lists them; None: all that we may see."""
+        """The accelerators that its launch may see, as CUDA lists them; None: all that we may."""
         written = self.plan.env.get("CUDA_VISIBLE_DEVICES") if self.plan is not None else None
         if isinstance(written, str):
             return tuple(part.strip() for part in written.split(","))
@@ -75,23 +73,22 @@ class Variant:
 
 
 def checked(arms: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Returns them, the one that the others are compared with first. Raises UsageError if there are not two."""
+    """Return them, the one to compare with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         if arms and arms[0].url is not None:
             raise UsageError(
                 "there is nothing to compare with this server",
-                hint="add another server with `--with PROFILE|URL`; `--with again=URL` of the same one makes traffic",
+                hint="add another server with `--with PROFILE|URL`",
             )
         raise UsageError(
-            "there is nothing to compare: the profile does not speculate, and no other server was given",
+            "there is nothing to compare: the profile does not speculate, and no other server was "
+            "given",
             hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
         )
     name, count = Counter(arm.name for arm in arms).most_common(1)[0]
     if count > 1:
-        raise UsageError(
-            f"two variants are named `{name}`",
-            hint="use `--with NAME=PROFILE` to give one of them another name",
-        )
+        hint = "use `--with NAME=PROFILE` to give one of them another name"
+        raise UsageError(f"two variants are named `{name}`", hint=hint)
     return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
 
 
@@ -106,12 +103,11 @@ def plan_arm(
     baseline: bool = False,
     alternative: str | None = None,
 ) -> Variant:
-    """Returns a server that is to be launched, with what it takes of this host. Raises ProfileError, CheckFailed.
+    """Return a server that is to be launched. Raises ProfileError, CheckFailed.
 
-    `starts`: by the vLLM that is here; with `check`, models, memory and machine were judged too.
+    `starts`: by the vLLM that is here; with `check`, models, memory and machine are judged too.
     """
     from specserve.checks.prepare import cleared
-    from specserve.models.read import local_path
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.schema import world_size
 
@@ -134,15 +130,7 @@ def plan_arm(
         ranks=world_size(profile),
         devices=tuple(map(str, devices)) if devices else None,
         memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
-        local_models=tuple(model for model, _ in _models(profile) if local_path(model) is not None),
     )
-
-
-def _models(profile: Profile) -> list[tuple[str, str | None]]:
-    """Returns target and draft model, each with its revision."""
-    keys = profile.speculation.keys if profile.speculation else {}
-    draft = [(str(keys["model"]), keys.get("revision"))] if keys.get("model") else []
-    return [(profile.target.model, profile.target.revision), *draft]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +145,17 @@ class Session:
 
 
 def sessions(
-    arms: Sequence[Variant], *, launches: int, at_once: int, slots: Sequence[tuple[str, ...]] = ()
+    arms: Sequence[Variant],
+    *,
+    launches: int,
+    at_once: int,
+    slots: Sequence[tuple[str, ...]] = (),
 ) -> tuple[Session, ...]:
-    """Returns the launches in order. `slots`: groups of accelerators, one for each variant that runs at once.
+    """Return the launches in order. `slots`: accelerators for each that runs at once.
 
-    All variants in one session if so many fit, else each in one with the variant that it is compared with, else alone,
-    in an order that is reversed from launch to launch. Raises UsageError if there are fewer slots than servers.
+    All variants in one session if so many fit, else each in one with the variant that it is
+    compared with, else alone, in an order that is reversed from launch to launch: a steady drift
+    of the machine cancels. Raises UsageError if there are fewer slots than servers.
     """
     names = [arm.name for arm in arms]
     step = min(at_once, len(names)) - 1
@@ -170,84 +163,83 @@ def sessions(
     for launch in range(launches):
         if not step:
             order = reversed(names) if launch % 2 else names
-            found += [Session(launch, (name,), _placed([name], arms, slots, launch)) for name in order]
+            found += [
+                Session(launch, (name,), _placed([name], arms, slots, launch)) for name in order
+            ]
         for first in range(1, len(names), step) if step else ():
             group = [names[0], *names[first : first + step]]
-            found.append(Session(len(found), tuple(group), _placed(group, arms, slots, launch)))
+            placed = _placed(group, arms, slots, launch)
+            found.append(Session(len(found), tuple(group), placed))
     return tuple(found)
 
 
 def _placed(
-    group: Sequence[str], arms: Sequence[Variant], slots: Sequence[tuple[str, ...]], launch: int
+    group: Sequence[str],
+    arms: Sequence[Variant],
+    slots: Sequence[tuple[str, ...]],
+    launch: int,
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the accelerators of each server that is started on some; servers change places between launches."""
-    started = [arm.name for arm in arms if arm.name in group and arm.plan and arm.plan.platform != "cpu"]
+    """Return the accelerators of each server; servers change places between launches."""
+    started = [a.name for a in arms if a.name in group and a.plan and a.plan.platform != "cpu"]
     if len(started) > max(1, len(slots)):
         raise UsageError(
-            (
-                f"{len(started)} servers would run at the same time, but there are accelerators for only "
-                f"{len(slots)}"
-            ),
+            f"{len(started)} servers would run at the same time, but there are accelerators for "
+            f"only {len(slots)}",
             hint="start over, or give the run as many accelerators as it began with",
         )
     used = slots[: len(started)]
-    return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}
-
-
-_PROCESSES_BYTES = 2 << 30
-"""What vLLM's processes take beside weights and KV cache; 1.3 GiB were measured on the CPU."""
-_USABLE = 0.9
+    return {name: used[(at + launch) % len(used)] for at, name in enumerate(started) if used}
 
 
 class Fit(NamedTuple):
-    """How many variants can run at the same time, and why not more. `slots`: accelerators for each of them."""
+    """How many variants can run at the same time, and why not more."""
 
     at_once: int
     why: str
     slots: tuple[tuple[str, ...], ...] = ()
+    """Accelerators for each of them."""
 
 
 def fit(arms: Sequence[Variant]) -> Fit:
-    """Returns how many variants run at the same time; those at a URL run already and take no room."""
+    """Return how many variants run at the same time; those at a URL take no room."""
+    from specserve.hardware.accelerators import gpus, selected
+    from specserve.hardware.host import host_memory
+
     planned = [arm for arm in arms if arm.plan is not None]
     if len(planned) < 2:
         return Fit(len(arms), "one server is started" if planned else "all servers run already")
     assert planned[0].plan is not None
-    found = _fit_cpu(planned) if planned[0].plan.platform == "cpu" else _fit_gpus(planned)
+    if planned[0].plan.platform == "cpu":
+        free = host_memory().free_bytes * 0.9
+        needs = [arm.memory_bytes for arm in planned if arm.memory_bytes is not None]
+        if len(needs) < len(planned):
+            return Fit(1, "how much memory a server takes is not known")
+        needs.sort(reverse=True)
+        most = next((n for n in range(len(needs), 0, -1) if sum(needs[:n]) <= free), 1)
+        room = f"{free / 2**30:.1f} GiB are free"
+        found = Fit(most, f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {room}")
+    elif len({arm.visible for arm in planned}) > 1:
+        return Fit(1, "the profiles name different devices")
+    else:
+        # what a profile names wins over our own environment, as in its launch
+        here = selected(gpus(), devices=planned[0].visible, environ=os.environ)
+        ranks = max(arm.ranks for arm in planned)
+        why = f"{len(here)} GPU{'' if len(here) == 1 else 's'} here; each server needs {ranks}"
+        if len({gpu.name for gpu in here}) > 1:
+            return Fit(1, f"{why}, of different kinds")
+        uuids = [gpu.uuid for gpu in here]
+        starts = range(0, len(uuids) - ranks + 1, ranks)
+        slots = tuple(tuple(uuids[at : at + ranks]) for at in starts)
+        found = Fit(len(slots), why, slots) if len(slots) > 1 else Fit(1, why)
     return found._replace(at_once=len(arms)) if found.at_once >= len(planned) else found
 
 
-def _fit_cpu(planned: Sequence[Variant]) -> Fit:
-    from specserve.hardware.host import host_memory
-
-    free = host_memory().free_bytes * _USABLE
-    needs = sorted((arm.memory_bytes for arm in planned if arm.memory_bytes is not None), reverse=True)
-    if len(needs) < len(planned):
-        return Fit(1, "how much memory a server takes is not known")
-    most = next((count for count in range(len(needs), 0, -1) if sum(needs[:count]) <= free), 1)
-    return Fit(
-        most, f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
-    )
-
-
-def _fit_gpus(planned: Sequence[Variant]) -> Fit:
-    from specserve.hardware.accelerators import gpus, selected
-
-    if len({arm.visible for arm in planned}) > 1:
-        return Fit(1, "the profiles name different devices")
-    # what a profile names wins over our own environment, as in its launch
-    found = selected(gpus(), devices=planned[0].visible, environ=os.environ)
-    ranks = max(arm.ranks for arm in planned)
-    why = f"{len(found)} GPU{'' if len(found) == 1 else 's'} here; each server needs {ranks}"
-    if len({gpu.name for gpu in found}) > 1:
-        return Fit(1, f"{why}, of different kinds")
-    uuids = [gpu.uuid for gpu in found]
-    slots = tuple(tuple(uuids[at : at + ranks]) for at in range(0, len(uuids) - ranks + 1, ranks))
-    return Fit(len(slots), why, slots) if len(slots) > 1 else Fit(1, why)
+_PROCESSES_BYTES = 2 << 30
+"""What vLLM's processes take beside weights and KV cache; 1.3 GiB were measured on the CPU."""
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
-    """Returns an estimate for a server on the CPU: weights as in their files, KV cache, processes; None: unknown."""
+    """Return an estimate for a server on the CPU: weights, KV cache, processes; None: unknown."""
     from specserve.hardware.accelerators import this_cpu
     from specserve.memory.situation import GPU_MEMORY_UTILIZATION
     from specserve.models.read import read_model
@@ -257,8 +249,11 @@ def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     if cache is None:
         share = plan.engine_kwargs.get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION
         return int(float(str(share)) * this_cpu().accelerator.total_bytes)
+    keys = profile.speculation.keys if profile.speculation else {}
+    models = [(profile.target.model, profile.target.revision)]
+    models += [(str(keys["model"]), keys.get("revision"))] if keys.get("model") else []
     weights = 0
-    for model, revision in _models(profile):
+    for model, revision in models:
         try:
             tensors = read_model(model, revision=revision, offline=True).tensors
             if tensors is None:
@@ -269,22 +264,8 @@ def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     return weights + cache + _PROCESSES_BYTES
 
 
-_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "OMP_NUM_THREADS", "VLLM_ATTENTION_BACKEND", "VLLM_CPU_KVCACHE_SPACE",
-    "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER",
-)  # fmt: skip
-"""Of the environment, what can change a speed and names no secret."""
-
-
-def environment() -> dict[str, str]:
-    """Returns the variables that are set and can change a speed, with `~` for the user's folder."""
-    home = str(Path.home())
-    own = home if len(home) > 1 else "~"
-    return {name: os.environ[name].replace(own, "~") for name in _VARIABLES if os.environ.get(name)}
-
-
 def versions() -> dict[str, str]:
-    """Returns the versions of what runs here; what is not installed is left out."""
+    """Return the versions of what runs here; what is not installed is left out."""
     from specserve import __version__
     from specserve.vllm.versions import installed
 
@@ -299,8 +280,10 @@ def versions() -> dict[str, str]:
 
 
 def host(*, platform_of_arms: str | None) -> dict[str, str]:
-    """Returns the accelerators that the variants use, and the processor and memory beside them."""
+    """Return the accelerators that the variants use, and the processor and memory beside them."""
     import psutil
+
+    from specserve.hardware.accelerators import gpus, kind, selected
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
@@ -311,40 +294,17 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
     }
     if platform_of_arms == "cpu":
-        found["accelerator"] = "cpu"
-    elif platform_of_arms is not None:
-        found |= _gpus()
+        return found | {"accelerator": "cpu"}
+    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_arms else []
+    if here:
+        names = sorted({kind(gpu).name for gpu in here})
+        found["accelerator"] = f"{len(here)}x{names[0]}" if len(names) == 1 else ", ".join(names)
+        if driver := _text("/sys/module/nvidia/version").strip():
+            found["driver"] = driver
     return found
-
-
-def _gpus() -> dict[str, str]:
-    from specserve.hardware.accelerators import gpus, kind, selected
-
-    found = selected(gpus(), devices=None, environ=os.environ)
-    if not found:
-        return {}
-    names = sorted({kind(gpu).name for gpu in found})
-    driver = _text("/sys/module/nvidia/version").strip()
-    return {"accelerator": f"{len(found)}x{names[0]}" if len(names) == 1 else ", ".join(names)} | (
-        {"driver": driver} if driver else {}
-    )
 
 
 def _text(path: str) -> str:
     with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace")
     return ""
-
-
-class HostLoad(NamedTuple):
-    """What others use of the host's processors."""
-
-    busy_share: float
-    """0 to 1."""
-    stolen_percent: float
-    """Time that the hypervisor gave to other guests."""
-
-    @property
-    def text(self) -> str:
-        """For the result."""
-        return f"{self.busy_share:.0%} busy, {self.stolen_percent:.0f}% stolen"

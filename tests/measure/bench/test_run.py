@@ -6,7 +6,9 @@ Servers and load generator stand in; tests/engine/test_bench_traffic.py does it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+import math
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +18,14 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure import servers as subject
-from specserve.measure.bench.plan import BenchPlan, Block
+from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, Block
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Pass, Passed, RunDirectory, create, resume
 from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import HostLoad, Session, Variant, sessions
+from specserve.measure.bench.variants import Variant, sessions
+from specserve.measure.statistics import PAYS, verdict
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
@@ -38,14 +42,13 @@ class World:
         default_factory=lambda: Abilities("served", None, has_chat=True, takes_salt=False)
     )
     vllm: str = "0.32.0"
-    load: HostLoad = field(default_factory=lambda: HostLoad(0.02, 0.0))
     ends_after: int | None = None
     """Passes until somebody interrupts."""
     connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
-    lengths: dict[str, int] = field(default_factory=dict)
-    """By arm, how many times as many tokens its server makes of a prompt."""
+    seconds: Callable[[str, Block], float] = lambda _arm, _block: 1.0
+    """What a block takes on a variant."""
 
     def connect(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
         """In the place of a server's first questions."""
@@ -56,11 +59,12 @@ class World:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             self.sent.append(block)
             requests = tuple(request(item.id) for item in block.items)
-            return Pass(launch, block.number, block.point, arm.name, 1.0, 0.1, requests)
+            took_s = self.seconds(arm.name, block)
+            return Pass(launch, block.number, block.point, arm.name, took_s, 0.1, requests)
 
         def count(prompt: Prompt) -> int:
             self.counted.append(prompt.id)
-            return len(prompt.content) // 4 * self.lengths.get(arm.name, 1)
+            return len(prompt.content) // 4
 
         self.connections.append(
             Connected(
@@ -80,7 +84,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     here = World()
     monkeypatch.setattr(subject, "connect", here.connect)
     monkeypatch.setattr(subject, "Driver", here.driver)
-    monkeypatch.setattr(subject, "_host_load", lambda: here.load)
     return here
 
 
@@ -149,30 +152,6 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
     assert again.passes == first.passes and again.workloads == first.workloads
 
 
-def test_sessions_that_share_an_arm_are_each_measured_once(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    arms = (*ARMS, Variant("c", url="http://127.0.0.1:3"))
-    three = replace(plan, arms=arms, sessions=sessions(arms, launches=1, at_once=2))
-    with create(tmp_path / "run", {}) as directory:
-        bench(three, directory).run()
-        bench(three, directory).run()
-    assert len(world.connections) == 4 and len(world.sent) == 12
-
-
-def test_arms_that_are_wanted_no_more_are_left_out_of_a_block(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    class Until(Bench):
-        def wanted(self, session: Session, block: Block) -> Collection[str]:
-            return {"a", "b"} if len(self.passes) < 2 else {"a"} if len(self.passes) < 3 else ()
-
-    with create(tmp_path / "run", {}) as directory:
-        again = Until(plan, directory, lambda _: None, StopRequest())
-        again.run()
-    assert sorted((done.block, done.arm) for done in again.passes) == [(0, "a"), (0, "b"), (1, "a")]
-
-
 def test_a_run_that_was_interrupted_before_its_first_block_was_not_resumed(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
@@ -212,18 +191,6 @@ def test_a_server_that_counts_tokens_says_which_prompts_fit(
     assert {item.prompt for done in again.passes for item in done.requests} == {"ticket#10", "ticket#900"}
 
 
-def test_a_prompt_is_as_long_as_the_server_says_that_makes_most_of_it(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
-    world.lengths = {"b": 2}
-    with create(tmp_path / "run", {}) as directory:
-        here = bench(plan, directory)
-        here.run()
-    answers = {prompt.id: prompt.max_tokens for prompt in here.workloads["mine"].prompts}
-    assert answers == {"ticket#10": 64, "ticket#900": 512 - 450}
-
-
 def test_other_prompts_are_not_mixed_with_those_that_were_measured(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
@@ -235,40 +202,6 @@ def test_other_prompts_are_not_mixed_with_those_that_were_measured(
         pytest.raises(SpecserveError, match="the prompts of `mine` changed since the run began"),
     ):
         bench(plan, directory)
-
-
-def test_where_one_server_cannot_count_lengths_are_estimated(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True)
-    with create(tmp_path / "run", {}) as directory:
-        first = bench(plan, directory)
-        first.run()
-    assert not world.counted
-    assert first.notes[0] == ("mine: 1 of 3 prompts were left out to fit max_model_len 512")
-
-
-@pytest.mark.parametrize(
-    ("load", "is_busy"),
-    [
-        (HostLoad(0.25, 2.0), False),
-        (HostLoad(0.26, 0.0), True),
-        (HostLoad(0.0, 2.1), True),
-    ],
-)
-def test_the_host_is_looked_at_once_and_the_result_says_whether_it_was_busy(
-    plan: BenchPlan, world: World, tmp_path: Path, load: HostLoad, is_busy: bool
-) -> None:
-    world.load = load
-    interrupted(plan, world, tmp_path / "run", after=2)
-    world.load = HostLoad(0.9, 9.0)
-    with resume(tmp_path / "run") as directory:
-        again = bench(plan, directory)
-        again.run()
-    assert again.host["load before"] == load.text
-    assert [note for note in again.notes if "busy" in note] == [
-        f"the host was busy before the run began: {load.text}"
-    ] * is_busy
 
 
 def timed(
@@ -304,33 +237,14 @@ def timed(
     return here, passed
 
 
-def test_the_time_left_follows_the_passes_at_the_same_point(
-    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
-    heavy = replace(POINT, concurrency=4)
-
-    def cost_s(point: Point) -> float:
-        return 10.0 if point == heavy else 1.0
-
-    _, passed = timed(replace(plan, points=(POINT, heavy)), world, tmp_path / "run", monkeypatch, cost_s)
-    assert [(each.done, each.total) for each in passed] == [(number, 12) for number in range(1, 13)]
-    spent_s = [cost_s(each.point) for each in passed]
-    # once each point was measured on some arm, the rest is known
-    for number, each in enumerate(passed[:-1], start=1):
-        if len({other.point for other in passed[:number]}) == 2:
-            assert each.left_s == pytest.approx(sum(spent_s[number:]))
-    assert passed[-1].left_s == 0.0
-
-
-def test_a_budget_ends_the_measuring_and_the_time_left_knows_it(
+def test_a_budget_ends_the_measuring(
     plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six passes of 10 s, and 35 s of budget: two blocks are whole by then."""
     short = replace(plan, budget_s=35.0)
     run, passed = timed(short, world, tmp_path / "run", monkeypatch, lambda _: 10.0)
-    assert run.is_cut
-    assert [each.left_s for each in passed] == [25.0, 15.0, 5.0, 0.0]
+    assert run.is_cut and [each.done for each in passed] == [1, 2, 3, 4]
+    assert 0 < passed[0].left_s <= 35.0
 
 
 def test_a_budget_counts_what_earlier_sessions_measured(
@@ -346,3 +260,64 @@ def test_a_budget_counts_what_earlier_sessions_measured(
         longer = bench(replace(plan, budget_s=60.0), directory)
         longer.run()
         assert not longer.is_cut and len(longer.passes) == 6
+
+
+def noisy(spread: float) -> Callable[[str, Block], float]:
+    """Variant b is 10 % faster, give or take."""
+    rng = random.Random(3)
+    return lambda arm, _: (1.1 if arm == "a" else 1.0) * math.exp(rng.gauss(0, spread))
+
+
+def many(plan: BenchPlan, **changes: Any) -> BenchPlan:
+    """The same with 30 prompts, so that blocks decide."""
+    lines = [{"id": f"p{n}", "prompt": f"text {n}", "max_tokens": 64} for n in range(30)]
+    Path(plan.sources["mine"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return replace(plan, blocks=8, **changes)
+
+
+def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: World, tmp_path: Path) -> None:
+    world.seconds = noisy(0.1)
+    with create(tmp_path / "run", {}) as directory:
+        here = bench(many(plan), directory)
+        here.run()
+        count = len(here.passes)
+        assert count > 2 * 8 and count % (2 * 8) == 0 and not here.is_cut
+        found = speedup(here.passes, arm="b", against="a", at=POINT, launched=0)
+        assert found is not None and verdict(found).word == PAYS
+        fewer = [each for each in here.passes if each.block < here.passes[-1].block // 8 * 8]
+        before = speedup(fewer, arm="b", against="a", at=POINT, launched=0)
+        assert before is not None and verdict(before).level == "open"
+        assert here.is_done()
+        again = bench(many(plan), directory)
+        again.run()
+    assert len(again.passes) == count and len(world.connections) == 2
+
+
+def test_only_the_budget_ends_what_stays_open_and_a_quick_run_has_one_round(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    world.seconds = lambda arm, block: 1.0 + 0.2 * ((block.number + (arm == "a")) % 2)
+    open_one = many(plan, budget_s=60.0)
+    with create(tmp_path / "run", {}) as directory:
+        here = bench(replace(open_one, request=BenchRequest(quick=True)), directory)
+        here.run()
+        assert len(here.passes) == 16
+
+
+def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    """A B B A: the second launch has the rounds that the first one calls for, for both."""
+    world.seconds = noisy(0.12)
+    alone = many(plan, sessions=sessions(ARMS, launches=2, at_once=1))
+    with create(tmp_path / "run", {}) as directory:
+        here = bench(alone, directory)
+        here.run()
+    blocks = {
+        (launch, arm): sorted(p.block for p in here.passes if (p.launch, p.arm) == (launch, arm))
+        for launch in (0, 1)
+        for arm in "ab"
+    }
+    assert blocks[0, "a"] == blocks[0, "b"] == list(range(8))
+    assert blocks[1, "a"] == blocks[1, "b"] and len(blocks[1, "a"]) > 8
+    assert [each.arm.name for each in world.connections] == ["a", "b", "b", "a"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.rundir import PASSES, create, new_place, resume
+from specserve.measure.bench.rundir import PASSES, create, resume
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 
@@ -95,7 +95,6 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     [
         ("not json", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"version": 99}', "another version of specserve"),
         (None, "is not a run of"),
     ],
 )
@@ -115,13 +114,3 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(FactError, match="cannot write"):
         resume(tmp_path / "run")
     assert (tmp_path / "victim").read_text() == "mine"
-
-
-def test_a_new_run_takes_no_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
-    places = []
-    for _ in range(3):
-        places.append(new_place("bench", "demo-aaaaaaaa"))
-        places[-1].mkdir(parents=True)
-    assert [place.name for place in places] == ["demo-aaaaaaaa", "demo-aaaaaaaa-2", "demo-aaaaaaaa-3"]
-    assert {place.parent for place in places} == {tmp_path / "bench"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.plan import Item, arm_order, blocks, deal, points
+from specserve.measure.bench.plan import Item, arm_order, blocks, deal
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant, checked, sessions
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -22,7 +22,7 @@ def prompts(count: int) -> tuple[Prompt, ...]:
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
 def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, launch: int) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, launch=launch)
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, key=str(launch))
     times = Counter(item.prompt.id for block in dealt for item in block)
     assert len(dealt) == number
     assert set(times) == {f"p{index}" for index in range(count)}
@@ -34,14 +34,14 @@ def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency
 def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     count: int, number: int, concurrency: int
 ) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, launch=0)
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number)
     sizes = [len(block) for block in dealt]
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
-    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), count=2, launch=0)
+    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), count=2)
     assert len({item.id for item in first}) == len(first) == 12
     assert {request(item.id).prompt for item in first} == {"p0", "p1"}
 
@@ -55,14 +55,21 @@ def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
 
 def test_a_launch_has_one_plan_and_another_launch_another() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1, 4], rates=[], temperatures=[0.0, 0.7])
+    wanted = [
+        Point("chat", heat, load)
+        for heat in (
+            0.0,
+            0.7,
+        )
+        for load in (1, 4)
+    ]
     one, same, other = (blocks(wanted, workloads, count=4, launch=launch) for launch in (0, 0, 1))
     assert one == same != other
 
 
 def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1, 2, 4, 8], rates=[], temperatures=[0.0])
+    wanted = [Point("chat", heat, load) for heat in (0.0,) for load in (1, 2, 4, 8)]
     order = [block.point for block in blocks(wanted, workloads, count=5, launch=0)]
     rounds = [order[first : first + 4] for first in range(0, 20, 4)]
     assert all(set(each) == set(wanted) for each in rounds)
@@ -71,18 +78,12 @@ def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> No
 
 def test_arms_take_turns_in_being_first() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1], rates=[], temperatures=[0.0])
+    wanted = [Point("chat", heat, load) for heat in (0.0,) for load in (1,)]
     first = Counter(
         arm_order(block, ["baseline", "profile"])[0]
         for block in blocks(wanted, workloads, count=40, launch=0)
     )
     assert 10 <= first["baseline"] <= 30
-
-
-def test_points_are_every_combination() -> None:
-    found = points(["chat", "code"], concurrency=[1, 4], rates=[2.5], temperatures=[0.0])
-    assert len(set(found)) == len(found) == 2 * 3
-    assert Point("code", 0.0, None, 2.5) in found
 
 
 ARMS = tuple(
