@@ -6,7 +6,16 @@ import math
 import random
 from dataclasses import dataclass
 
-from specserve.measure.statistics import COSTS, INCONCLUSIVE, LAUNCH_SPREAD, PAYS, RateSample, ratio, verdict
+from specserve.measure.statistics import (
+    COSTS,
+    INCONCLUSIVE,
+    LAUNCH_SPREAD,
+    PAYS,
+    RateSample,
+    needed,
+    ratio,
+    verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class Scenario:
     """In a launch."""
     launches: int = 1
     rounds: int = 1
+    turns: int = 4
+    """Rounds of bench, at most: the budget's end."""
     speedup: float = 1.0
     between_prompts: float = 0.15
     """Of the speedup."""
@@ -88,15 +99,32 @@ class Score:
 
 
 def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
-    """So many trials of one scenario."""
+    """So many trials of one scenario, each with more rounds while blocks would decide it."""
     rng = random.Random(f"{scenario.name} {seed}")
     covered = apart = open_ones = 0
     halves = 0.0
     for _ in range(trials):
-        variant, against = _drawn(scenario, rng)
-        estimate = ratio(variant, against=against, launched=scenario.launched)
+        prompts = [
+            (rng.lognormvariate(4.5, scenario.lengths), rng.gauss(0.0, scenario.between_prompts))
+            for _ in range(scenario.prompts)
+        ]
+        launched = [
+            [
+                rng.gauss(0.0, scenario.between_launches) if side < scenario.launched else 0.0
+                for side in range(2)
+            ]
+            for _ in range(scenario.launches)
+        ]
+        sides: tuple[list[RateSample], list[RateSample]] = ([], [])
+        for turn in range(scenario.turns):
+            for launch in range(scenario.launches):
+                _measure(scenario, rng, prompts, launched[launch], sides, f"l{launch}", turn)
+            estimate = ratio(sides[0], against=sides[1], launched=scenario.launched)
+            assert estimate is not None
+            half, judged = estimate.half(), verdict(estimate).word
+            if judged != INCONCLUSIVE or needed(estimate).what != "blocks":
+                break
         assert estimate is not None
-        half, judged = estimate.half(), verdict(estimate).word
         halves += half
         covered += abs(estimate.log - scenario.truth) <= half
         apart += judged in (PAYS, COSTS)
@@ -104,29 +132,31 @@ def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
     return Score(covered / trials, apart / trials, open_ones / trials, halves / trials)
 
 
-def _drawn(scenario: Scenario, rng: random.Random) -> tuple[list[RateSample], list[RateSample]]:
-    """One benchmark: what the two variants did."""
-    sides: tuple[list[RateSample], list[RateSample]] = ([], [])
-    lengths = [rng.lognormvariate(4.5, scenario.lengths) for _ in range(scenario.prompts)]
-    effects = [rng.gauss(0.0, scenario.between_prompts) for _ in range(scenario.prompts)]
-    for launch in range(scenario.launches):
-        spread = scenario.between_launches
-        launched = [rng.gauss(0.0, spread) if side < scenario.launched else 0.0 for side in range(2)]
-        for block, indices in enumerate(_dealt(scenario, rng)):
-            slow = [
-                launched[side]
-                + rng.gauss(0.0, scenario.between_blocks)
-                + (0.18 if rng.random() < scenario.outliers else 0.0)
-                for side in range(2)
-            ]
-            for index in indices:
-                for side, shares in enumerate(sides):
-                    tokens = lengths[index] * (rng.lognormvariate(0.0, 0.3) if scenario.samples else 1.0)
-                    cost = tokens * math.exp(slow[side] + rng.gauss(0.0, scenario.between_requests))
-                    if side == 0:
-                        cost /= scenario.speedup * math.exp(effects[index])
-                    shares.append(RateSample(f"p{index}", f"b{block}", tokens, cost, f"l{launch}"))
-    return sides
+def _measure(
+    scenario: Scenario,
+    rng: random.Random,
+    prompts: list[tuple[float, float]],
+    launched: list[float],
+    sides: tuple[list[RateSample], list[RateSample]],
+    launch: str,
+    turn: int,
+) -> None:
+    """One round of a launch: what the two variants did."""
+    for block, indices in enumerate(_dealt(scenario, rng)):
+        slow = [
+            launched[side]
+            + rng.gauss(0.0, scenario.between_blocks)
+            + (0.18 if rng.random() < scenario.outliers else 0.0)
+            for side in range(2)
+        ]
+        for index in indices:
+            length, effect = prompts[index]
+            for side, samples in enumerate(sides):
+                tokens = length * (rng.lognormvariate(0.0, 0.3) if scenario.samples else 1.0)
+                cost = tokens * math.exp(slow[side] + rng.gauss(0.0, scenario.between_requests))
+                if side == 0:
+                    cost /= scenario.speedup * math.exp(effect)
+                samples.append(RateSample(f"p{index}", f"b{turn}.{block}", tokens, cost, launch))
 
 
 def _dealt(scenario: Scenario, rng: random.Random) -> list[list[int]]:

@@ -407,7 +407,6 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
 def _notes(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[str]:
     """Yield what a reader must know of the answers, and of promises that were not measured."""
     yield from cut_answers(passes)
-    yield from _equal_texts(plan, passes)
     for arm in plan.arms:
         if arm.plan and (arm.plan.speculation or {}).get("method") == "suffix":
             yield (
@@ -424,25 +423,6 @@ def _notes(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[str]:
         for place, holds in holding.items()
         if not holds
     )
-
-
-def _equal_texts(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[str]:
-    """Yield how many greedy answers are those of the first variant: they must not change."""
-    texts: dict[str, dict[tuple[str, Point], str]] = defaultdict(dict)
-    for each in passes:
-        if each.point.temperature == 0:
-            good = [request for request in each.requests if request.ok]
-            texts[each.arm].update({(one.prompt, each.point): one.text_sha256 for one in good})
-    first, *others = (arm.name for arm in plan.arms)
-    for arm in others:
-        both = texts[arm].keys() & texts[first].keys()
-        same = sum(texts[arm][key] == texts[first][key] for key in both)
-        as_first = f"greedy answers word for word as `{first}` did"
-        if both and same == len(both):
-            yield f"`{arm}` gave all {same} {as_first}"
-        elif both:
-            rest = "a few that differ are rounding, `specserve verify` judges it"
-            yield f"`{arm}` gave {same} of {len(both)} {as_first}; {rest}"
 
 
 def cut_answers(passes: Sequence[Pass]) -> list[str]:

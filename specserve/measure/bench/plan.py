@@ -129,7 +129,7 @@ def plan_bench(
     if request.launches and not any(arm.plan is not None for arm in arms):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
     # one server at a time: A B B A, so that a steady drift of the machine cancels
-    launches = request.launches or (1 if room.at_once > 1 or request.quick else 2)
+    launches = request.launches or (1 if room.at_once >= len(arms) or request.quick else 2)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None

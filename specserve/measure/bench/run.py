@@ -106,30 +106,27 @@ class Bench(Measurement):
         variant that runs alone is sent the rounds that its partner had in the same launch, which
         were as many as the launches before called for.
         """
-        plan = self.plan
         if place == 0:
             return self.points
-        if plan.request.quick:
+        if self.plan.request.quick:
             return ()
-        first = plan.arms[0].name
-        others = [arm.name for arm in plan.arms[1:]]
-        if len(session.arms) > 1:
-            pairs = [name for name in session.arms if name != first]
-            return [
-                at for at in self.points if any(self._is_open(n, at, session, place) for n in pairs)
-            ]
-        (own,) = session.arms
-        partners = others if own == first else [first]
-        sent = {
-            each.point: each.block // (plan.blocks * len(self.points))
-            for each in sorted(self.passes, key=lambda each: each.block)
-            if each.launch == session.launch and each.arm in partners
-        }
-        if sent:
-            return [at for at in self.points if sent.get(at, 0) >= place]
-        pairs = others if own == first else [own]
+        first, *others = (arm.name for arm in self.plan.arms)
+        pairs = others
+        if len(session.arms) == 1:
+            is_first = session.arms == (first,)
+            partners = others if is_first else [first]
+            pairs = others if is_first else list(session.arms)
+            most: dict[Point, int] = {}
+            for each in self.passes:
+                if each.launch == session.launch and each.arm in partners:
+                    number = each.block // (self.plan.blocks * len(self.points))
+                    most[each.point] = max(most.get(each.point, 0), number)
+            if most:
+                return [at for at in self.points if most.get(at, 0) >= place]
         return [
-            at for at in self.points if any(self._is_open(n, at, session, place) for n in pairs)
+            at
+            for at in self.points
+            if any(self._is_open(name, at, session, place) for name in pairs)
         ]
 
     def _is_open(self, name: str, at: Point, session: Session, place: int) -> bool:

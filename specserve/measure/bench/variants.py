@@ -153,42 +153,29 @@ def sessions(
 ) -> tuple[Session, ...]:
     """Return the launches in order. `slots`: accelerators for each that runs at once.
 
-    All variants in one session if so many fit, else each in one with the variant that it is
-    compared with, else alone, in an order that is reversed from launch to launch: a steady drift
-    of the machine cancels. Raises UsageError if there are fewer slots than servers.
+    All variants in one session if they fit, else each alone, in an order that is reversed from
+    launch to launch: a steady drift of the machine cancels. Raises UsageError if there are fewer
+    slots than servers.
     """
     names = [arm.name for arm in arms]
-    step = min(at_once, len(names)) - 1
+    started = [arm.name for arm in arms if arm.plan is not None and arm.plan.platform != "cpu"]
     found: list[Session] = []
     for launch in range(launches):
-        if not step:
-            order = reversed(names) if launch % 2 else names
-            found += [
-                Session(launch, (name,), _placed([name], arms, slots, launch)) for name in order
-            ]
-        for first in range(1, len(names), step) if step else ():
-            group = [names[0], *names[first : first + step]]
-            placed = _placed(group, arms, slots, launch)
-            found.append(Session(len(found), tuple(group), placed))
+        groups = [[name] for name in (reversed(names) if launch % 2 else names)]
+        for group in [names] if at_once >= len(names) else groups:
+            on_gpus = [name for name in group if name in started]
+            if len(on_gpus) > max(1, len(slots)):
+                raise UsageError(
+                    f"{len(on_gpus)} servers would run at the same time, but there are "
+                    f"accelerators for only {len(slots)}",
+                    hint="start over, or give the run as many accelerators as it began with",
+                )
+            used = slots[: len(on_gpus)]  # servers change places between launches
+            places = {
+                name: used[(at + launch) % len(used)] for at, name in enumerate(on_gpus) if used
+            }
+            found.append(Session(launch, tuple(group), places))
     return tuple(found)
-
-
-def _placed(
-    group: Sequence[str],
-    arms: Sequence[Variant],
-    slots: Sequence[tuple[str, ...]],
-    launch: int,
-) -> dict[str, tuple[str, ...]]:
-    """Return the accelerators of each server; servers change places between launches."""
-    started = [a.name for a in arms if a.name in group and a.plan and a.plan.platform != "cpu"]
-    if len(started) > max(1, len(slots)):
-        raise UsageError(
-            f"{len(started)} servers would run at the same time, but there are accelerators for "
-            f"only {len(slots)}",
-            hint="start over, or give the run as many accelerators as it began with",
-        )
-    used = slots[: len(started)]
-    return {name: used[(at + launch) % len(used)] for at, name in enumerate(started) if used}
 
 
 class Fit(NamedTuple):
@@ -286,12 +273,14 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     from specserve.hardware.accelerators import gpus, kind, selected
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    named = None
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     found = {
         "cpu": named[1].strip() if named else platform.processor() or platform.machine(),
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "system": f"{platform.system()} {platform.machine()}",
     }
     if platform_of_arms == "cpu":
         return found | {"accelerator": "cpu"}
@@ -299,12 +288,4 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     if here:
         names = sorted({kind(gpu).name for gpu in here})
         found["accelerator"] = f"{len(here)}x{names[0]}" if len(names) == 1 else ", ".join(names)
-        if driver := _text("/sys/module/nvidia/version").strip():
-            found["driver"] = driver
     return found
-
-
-def _text(path: str) -> str:
-    with suppress(OSError):
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    return ""

@@ -151,13 +151,6 @@ def test_few_requests_do_not_bound_the_slowest_hundredth() -> None:
     assert 100 < found.low <= found.value <= 109.1
 
 
-def test_greedy_answers_that_differ_are_told() -> None:
-    mine = [made("profile", 0, request("p1", text="x"), request("p2", text="y"))]
-    theirs = [made("baseline", 0, request("p1", text="x"), request("p2", text="z"))]
-    (note,) = [note for note in result(theirs + mine).notes if "greedy" in note]
-    assert note.startswith("`profile` gave 1 of 2 greedy answers")
-
-
 def test_answers_that_were_cut_off_are_told() -> None:
     cut = dataclasses.replace(request(), finish_reason="length")
     assert cut_answers([made("a", 0, cut, cut, request())]) == [

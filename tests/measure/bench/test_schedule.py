@@ -96,12 +96,6 @@ def test_arms_that_fit_run_together_in_every_launch() -> None:
     assert [(each.launch, each.arms) for each in found] == [(0, ("base", "a", "b")), (1, ("base", "a", "b"))]
 
 
-def test_where_two_fit_each_arm_runs_beside_the_one_it_is_compared_with() -> None:
-    found = sessions(ARMS, launches=1, at_once=2)
-    assert [each.arms for each in found] == [("base", "a"), ("base", "b")]
-    assert found[0].launch != found[1].launch
-
-
 def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
     found = sessions(ARMS[:2], launches=2, at_once=1)
     assert [each.arms for each in found] == [("base",), ("a",), ("a",), ("base",)]
