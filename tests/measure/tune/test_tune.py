@@ -233,7 +233,7 @@ def test_what_runs_when_the_budget_ends_is_broken_off_and_named(command: Command
 def test_a_launch_that_fails_leaves_the_others_their_time(command: Command) -> None:
     world = World(affine(), broken={"k8"})
     found = command.on(world)("-c", "1", "--budget", "10m")
-    assert [name for name, _ in world.sent].count("k4") == 8
+    assert [name for name, _ in world.sent].count("k4") >= 8
     assert found["choice"]["setting"]["tokens"] <= 4
     assert "K = 8: out of memory" in found["missing"]
 
