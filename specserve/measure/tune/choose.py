@@ -34,7 +34,6 @@ LINE_ERROR = 0.05
 SAME = 0.01
 """Within this share two K are equally good, and the smaller one wins."""
 MIN_SPEEDUP = 1.03
-"""Speculation that gives less is not worth a second model."""
 
 
 class Basis(StrEnum):
@@ -279,12 +278,13 @@ def choice_of(
         by_load[load] = best(here) if here and max(here.values()) > 1 else 0
     measured = {row.num_speculative_tokens for row in known if row.basis is Basis.MEASURED}
     gains = {k: gain for k, gain in gains.items() if k in measured}
-    if not gains:
+    means = {k: pooled(passes, f"k{k}", points) for k in gains}
+    if not all(means.values()) or not gains:
         return _open("no K was measured at every load", by_load)
-    setting = schedule or Setting(best(gains))
+    paying = {k: gains[k] for k, mean in means.items() if mean and verdict(mean).word == PAYS}
+    setting = schedule or Setting(best(paying or gains))
     estimate = pooled(passes, setting.name, points)
-    if estimate is None:
-        return _open(f"{setting.words} was not measured at every load", by_load)
+    assert estimate is not None  # a schedule that beat a K was measured everywhere
     word, measured_mean = verdict(estimate).word, estimate.estimate
     if word == PAYS:
         told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
