@@ -94,7 +94,9 @@ def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions
     errors = sum(item.severity is Severity.ERROR for item in found)
     if errors:
         message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
-        hint = "`--no-check` starts it anyway" if options.starts and can_be_passed(found) else None
+        hint = (
+            "`specserve up --no-check` starts it anyway" if options.starts and can_be_passed(found) else None
+        )
         raise CheckFailed(message, findings=found, hint=hint)
     if warnings := [item for item in found if item.severity is Severity.WARNING]:
         notices.show(warnings)

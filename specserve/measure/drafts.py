@@ -78,9 +78,8 @@ def find_drafts(
 ) -> FoundDrafts:
     """Return the published drafts, the layers of the target itself, and what needs no draft.
 
-    The largest reported acceptance length comes first; what does not fit on the machine comes last. `online`:
-    the Hub is asked for drafts and their files; `tell` is told what is read. Raises ProfileError for a bad file,
-    FactError if the Hub does not answer.
+    The largest reported acceptance length comes first. `online`: the Hub is asked for drafts and their files; `tell`
+    is told what is read. Raises ProfileError for a bad file, FactError if the Hub does not answer.
     """
 
     @cache
@@ -107,11 +106,11 @@ def find_drafts(
             notes.append(f"memory is not estimated: {error.message}")
     if online:
         tell(f"asking the Hub for drafts of {target}")
-    ways: dict[tuple[str, str | None], Draft] = {}
+    judged, seen_ways = [], set[tuple[str, str | None]]()
     for draft in (*_known_drafts(base, facts), *(_on_the_hub(target, read) if online else ())):
-        ways.setdefault((draft.method, draft.model), draft)
-    judged = []
-    for draft in ways.values():
+        if (draft.method, draft.model) in seen_ways:
+            continue
+        seen_ways.add((draft.method, draft.model))
         # K is 1 if no source says it
         tree = {"target": {"model": target}, "speculation": {"num_speculative_tokens": 1, **_asked(draft)}}
         block = _profile_of(tree, file=draft.model or target).speculation
@@ -126,13 +125,9 @@ def find_drafts(
         if machine is not None and facts is not None:
             found = _weighed(found, known, target=facts, machine=machine)
         judged.append(found)
-
-    def place(each: JudgedDraft) -> tuple[bool, bool, bool, float]:
-        needs_none = each.draft.method in WITHOUT_DRAFT
-        return each.is_refused, each.memory == "does_not_fit", needs_none, -each.draft.length
-
+    judged.sort(key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length))
     named = f"{machine.count * machine.nodes}x {machine.accelerator.name}" if machine else None
-    return FoundDrafts(target, str(as_of()), named, tuple(sorted(judged, key=place)), tuple(notes))
+    return FoundDrafts(target, str(as_of()), named, tuple(judged), tuple(notes))
 
 
 def _known_drafts(base: Profile, facts: ModelFacts | None) -> Iterator[Draft]:
