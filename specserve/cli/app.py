@@ -9,8 +9,6 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from specserve.errors import SpecserveError, quoted
-
 _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
@@ -45,6 +43,9 @@ def _open_streams() -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    # here, so that Ctrl-C in what these import shows no traceback
+    from specserve.errors import SpecserveError, quoted
+
     for stream in (sys.stdout, sys.stderr):
         # a file name that is not UTF-8, or a terminal that is not, must not end the program
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
