@@ -99,11 +99,16 @@ Without `--quick`, bench goes on until the verdict is clear or its `--budget` en
 `tune` finds the best number of draft tokens (K) for the loads that you name: `-c 1,2` means one request at a time, and
 two. A higher load needs a smaller K. Trying each K would take a launch of the server for each; `tune` launches it
 without speculation and with the largest K, and then with the K that these two predict to be the best. `--budget`
-includes the launches:""",
-         "specserve tune configs/demo.yaml -w code -c 1,2 --budget 15m", """\
-K = 0 in the table is a server without speculation; `m` is measured, `p` predicted. `--write` puts the choice into the
-profile; its comments stay. If the budget ends before all is measured, `tune` says what is missing, and the same
-command with a larger `--budget` goes on.
+includes the launches:
+
+```
+specserve tune configs/demo.yaml -w code -c 1,2 --budget 15m
+```
+
+The first line is the answer, such as `PAYS: K = 4`, with the measured speedup and its interval; below it stands what
+each K brings at each load. K = 0 in the table is a server without speculation; `m` is measured, `p` predicted.
+`--write` puts the choice into the profile; its comments stay. If the budget ends before all is measured, `tune` says
+what is missing, and the same command with a larger `--budget` goes on.
 [How tune chooses](tune.md) explains the rules, and when `tune` proposes a schedule of K by batch size."""),
     Step("""\
 ## 7. Deploy it
