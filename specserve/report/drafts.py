@@ -145,7 +145,7 @@ def distilled_document(found: Distilled) -> Document:
         by = gain.difference
         points = f"{100 * by.value:+.1f} points, {100 * by.low:+.1f} to {100 * by.high:+.1f}"
         answer += f": acceptance {decimals(gain.old, 3)} to {decimals(gain.new, 3)} ({points}) "
-        answer += f"on {count(gain.prompts, 'held-out prompt')} at K = {found.k}"
+        answer += f"on {count(by.n, 'held-out prompt')} at K = {found.k}"
     training = f"{count(found.steps, 'step')} on {found.answers:,} answers in {duration(found.trained_s)}"
     lines = [("training", training)]
     for each in found.speedups:

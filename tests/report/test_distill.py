@@ -23,7 +23,7 @@ FOUND = Distilled(
     answers=1012,
     steps=779,
     trained_s=300.0,
-    gain=Gain(0.671, 0.712, Estimate(0.046, 0.031, 0.061), 180),
+    gain=Gain(0.671, 0.712, Estimate(0.046, 0.031, 0.061, 180)),
     speedups=(
         Comparison("profile", "baseline", AT, Estimate(1.52, 1.44, 1.60), Verdict(PAYS, "good")),
         Comparison("distilled", "baseline", AT, Estimate(1.63, 1.55, 1.71), Verdict(PAYS, "good")),

@@ -23,13 +23,19 @@ from specserve.measure.bench.plan import (
     plan_bench,
     with_places,
 )
-from specserve.measure.bench.result import ArmInfo, Point, Result, from_json, read_result
+from specserve.measure.bench.result import (
+    ArmInfo,
+    Point,
+    Result,
+    WorkloadInfo,
+    from_json,
+    read_result,
+)
 from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
 from specserve.measure.bench.traffic import REST_S
 from specserve.measure.bench.variants import Session, Variant, host, versions
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.statistics import needed, verdict
-from specserve.measure.workloads.load import info
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 
@@ -194,7 +200,10 @@ class Bench(Measurement):
                 )
                 for each in infos
             ),
-            workloads=tuple(map(info, self.workloads.values())),
+            workloads=tuple(
+                WorkloadInfo(each.name, len(each.prompts), each.source, each.sha256)
+                for each in self.workloads.values()
+            ),
             cells=(),
             comparisons=(),
             notes=(*self.notes, *self._remarks()),

@@ -51,7 +51,6 @@ class Gain:
     new: float
     difference: Estimate
     """New minus old, with its 95 % interval over prompts."""
-    prompts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +258,4 @@ def _gain(passes: list[Pass]) -> Gain:
     rates = [
         sum(row.accepted for row in each) / sum(row.drafted for row in each) for each in (old, new)
     ]
-    return Gain(rates[0], rates[1], difference, len({row.prompt for row in new}))
+    return Gain(rates[0], rates[1], difference)

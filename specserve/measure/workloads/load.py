@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError, did_you_mean, quoted
-from specserve.measure.bench.result import WorkloadInfo
 from specserve.measure.workloads.shipped import SHIPPED, WARM_UP, shipped_prompts
 from specserve.measure.workloads.workload import CountPrompt, Prompt, Workload, room
 from specserve.serve.lines import Entry, entries
@@ -41,10 +40,9 @@ def load(
     caps every answer. Raises UsageError for an unknown name and if no prompt fits, FactError (with
     file and line) for a bad file.
     """
-    remarks: list[str] = []
     if name_or_path in SHIPPED:
-        name, source, cap = name_or_path, "specserve", max_tokens or _longest_answer(max_model_len)
-        prompts, remarks = shipped_prompts(name, chat=chat, cap=cap, max_model_len=max_model_len)
+        name, source = name_or_path, "specserve"
+        prompts, remarks = shipped_prompts(name, chat, max_tokens, max_model_len)
         prompts = prompts[:limit]
     else:
         path, prompts, shorter = _file(name_or_path), [], 0
@@ -78,19 +76,8 @@ def load(
 
 def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
     """Eight prompts that no workload has, of its kind; its own if none of them fits."""
-    chat, cap = workload.is_chat, _longest_answer(max_model_len)
-    found, _ = shipped_prompts(WARM_UP, chat=chat, cap=cap, max_model_len=max_model_len)
+    found, _ = shipped_prompts(WARM_UP, workload.is_chat, None, max_model_len)
     return Workload("warm-up", tuple(found) or workload.prompts[:8], "specserve")
-
-
-def info(workload: Workload) -> WorkloadInfo:
-    """What the result says about it."""
-    return WorkloadInfo(workload.name, len(workload.prompts), workload.source, workload.sha256)
-
-
-def _longest_answer(max_model_len: int | None) -> int | None:
-    """A quarter of the context, for shipped prompts."""
-    return None if max_model_len is None else max(16, max_model_len // 4)
 
 
 def _file(name_or_path: str) -> Path:

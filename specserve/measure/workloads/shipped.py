@@ -21,11 +21,12 @@ WARM_UP = "warm-up"
 
 
 def shipped_prompts(
-    name: str, *, chat: bool, cap: int | None, max_model_len: int | None
+    name: str, is_chat: bool, max_tokens: int | None, max_model_len: int | None
 ) -> tuple[list[Prompt], list[str]]:
     """The prompts, each with as many of its blocks of text as fit (estimated), and what was cut.
 
-    `cap`: the longest answer, if the file allows it."""
+    Without `max_tokens`, an answer gets a quarter of the context at most."""
+    cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else None)
     prompts: list[Prompt] = []
     shortened = left_out = 0
     for file in SHIPPED.get(name, [name]):
@@ -33,7 +34,7 @@ def shipped_prompts(
         limit = min(cap or form["max_tokens"], form["max_tokens"])
         for row in rows:
             for kept in range(len(row["blocks"]), 0, -1):
-                prompt = _prompt(row, kept, form=form, chat=chat, limit=limit)
+                prompt = _prompt(row, kept, form=form, is_chat=is_chat, limit=limit)
                 if room(prompt, max_model_len) >= limit:
                     prompts.append(prompt)
                     shortened += kept < len(row["blocks"])
@@ -48,13 +49,15 @@ def shipped_prompts(
 
 
 def _prompt(
-    row: dict[str, Any], kept: int, *, form: dict[str, Any], chat: bool, limit: int
+    row: dict[str, Any], kept: int, *, form: dict[str, Any], is_chat: bool, limit: int
 ) -> Prompt:
     text = "\n\n".join(row["blocks"][:kept])
     lines = text.splitlines(keepends=True)
     begun = "".join(lines[: max(1, len(lines) // 3)])
-    content = form["chat" if chat else "completion"].format(**{**row, "text": text, "begun": begun})
-    if not chat:
+    content = form["chat" if is_chat else "completion"].format(
+        **{**row, "text": text, "begun": begun}
+    )
+    if not is_chat:
         return Prompt(row["id"], limit, text=content)
     turns, roles = row.get("turns", [content]), ("user", "assistant")
     messages = tuple({"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns))
