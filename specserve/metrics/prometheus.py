@@ -21,8 +21,6 @@ class EngineMetrics:
     counters: Counters = field(default_factory=Counters)
     running_requests: int = 0
     waiting_requests: int = 0
-    kv_cache_usage: float | None = None
-    """Share of the KV cache in use, 0 to 1; None if the server does not say."""
     speculates: bool = False
     """Whether it has speculation counters; vLLM writes them from its start, before any draft."""
     created_s: float | None = None
@@ -81,9 +79,9 @@ _HISTOGRAMS = {
     "vllm:request_queue_time_seconds": "queue_s",
 }
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-_USAGE, _CREATED = "vllm:kv_cache_usage_perc", "vllm:generation_tokens_created"
+_CREATED = "vllm:generation_tokens_created"
 NAMES = frozenset(
-    [_DRAFTS, _DRAFTED, _ACCEPTED, _POSITIONS, _RUNNING, _WAITING, _USAGE, _CREATED, *_NUMBERS]
+    [_DRAFTS, _DRAFTED, _ACCEPTED, _POSITIONS, _RUNNING, _WAITING, _CREATED, *_NUMBERS]
     + [f"{name}_{end}" for name in _HISTOGRAMS for end in ("bucket", "sum")]
 )
 """Every name that is read."""
@@ -144,7 +142,6 @@ def _engine(values: _Values) -> EngineMetrics:
         counters=Counters(Acceptance(drafts, drafted, accepted, every), **counted),
         running_requests=int(number(_RUNNING)),
         waiting_requests=int(number(_WAITING)),
-        kv_cache_usage=min(number(_USAGE), 1.0) if _USAGE in values else None,
         speculates=_DRAFTS in values,
         created_s=created_s if 0 < created_s < math.inf else None,
     )

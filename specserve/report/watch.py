@@ -56,7 +56,6 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     means = (("TTFT", counted.ttft_s), ("TPOT", counted.tpot_s), ("E2E", counted.e2e_s))
     times = [f"{name} {1000 * each.mean:.0f} ms" for name, each in means if each.mean is not None]
     load = f"{seen.running_requests:.1f} running on average, {report.waiting_requests} waiting now"
-    usage = f"{seen.most_kv_cache_usage or 0:.0%} full at most"
     found = [
         ("server", url),
         ("measured", measured),
@@ -67,7 +66,7 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
         ("times", ", ".join(times) or "-"),
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
         ("load", load),
-        ("KV cache", f"{usage}, {count(counted.preemptions, 'preemption')}"),
+        ("KV cache", count(counted.preemptions, "preemption")),
     ]
     for promise in report.promises:
         why = f": {promise.why}" if promise.why else ""

@@ -30,7 +30,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script() -> Script:
-    return Script([Traffic(running=3, kv_cache_usage=0.25)])
+    return Script([Traffic(running=3)])
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ class Traffic:
     """Output tokens that came without a draft."""
     running: int = 0
     waiting: int = 0
-    kv_cache_usage: float = 0.0
     preemptions: int = 0
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
@@ -59,7 +58,6 @@ class Traffic:
             },
             "num_requests_running": {labels: self.running},
             "num_requests_waiting": {labels: self.waiting},
-            "kv_cache_usage_perc": {labels: self.kv_cache_usage},
             "num_preemptions_total": {labels: self.preemptions},
             "prompt_tokens_total": {labels: 100 * self.finished},
             "generation_tokens_total": {labels: self.drafts + sum(self.accepted) + self.plain_tokens},

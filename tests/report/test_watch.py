@@ -26,7 +26,7 @@ URL = "http://127.0.0.1:8000"
 
 def report(*, model: str = "demo", sentence: str = "it is well", advice: str | None = None) -> WatchReport:
     """Sixty seconds of traffic."""
-    engine = Traffic(model=model, running=3, waiting=1, kv_cache_usage=0.25)
+    engine = Traffic(model=model, running=3, waiting=1)
     readings = [Reading(0.0, read(engine.text))]
     for number in range(1, 13):
         engine.step(100, (0.8, 0.6, 0.5, 0.3), finished=20)

@@ -17,8 +17,8 @@ from specserve.serve.requests import NoChatTemplate
 
 TOP = 20
 """How many of the likeliest tokens are requested: what vLLM allows by default (`max_logprobs`)."""
-_BASE_BYTES, _LOGPROB_BYTES = 4 << 20, 256
-"""The most that an answer may have, and for each log-probability in it; vLLM writes about 75."""
+_MAX_BYTES = 64 << 20
+"""Of an answer: vLLM writes about 75 for each log-probability, so 40,000 tokens fit."""
 _TICK_S = 0.2
 _SETTINGS: Mapping[str, Any] = {
     **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
@@ -126,18 +126,16 @@ class VerifySession:
             prompt = replace(prompt, messages=({"role": "user", "content": prompt.content},))
         return self._post("chat/completions", **prompt.body, **body)
 
-    def _post(self, path: str, *, most_bytes: int = _BASE_BYTES, **body: Any) -> dict[str, Any]:
+    def _post(self, path: str, **body: Any) -> dict[str, Any]:
         whole = {"model": self.model, **body}
-        return self.client.post(path, whole, model=self.model, most_bytes=most_bytes)
+        return self.client.post(path, whole, model=self.model, most_bytes=_MAX_BYTES)
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[Position, ...]:
         """What the target thinks of these tokens after that prompt, by a plain prefill."""
         if not ids:
             return ()
         body = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": TOP}
-        whole = [*prompt_ids, *ids]
-        most_bytes = _BASE_BYTES + len(whole) * (TOP + 1) * _LOGPROB_BYTES
-        raw = self._post("completions", most_bytes=most_bytes, prompt=whole, **body)
+        raw = self._post("completions", prompt=[*prompt_ids, *ids], **body)
         with suppress(LookupError, TypeError):
             if (steps := raw["choices"][0]["prompt_logprobs"]) is not None:
                 return positions(steps, ids, count=TOP)

@@ -16,7 +16,6 @@ DEAD_DRAFT_LENGTH = 1.05
 """Mean acceptance length of a dead draft: of 20 steps, one accepts one draft token."""
 _DEAD_FOR_S = 15.0
 _UNDRAFTED_SHARE = 0.1
-_FULL_SHARE = 0.9
 _WORTH_SHARE = 0.05
 """Of a step's tokens, what a position must add: drafting one costs 2 to 10 % of a step."""
 _POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
@@ -137,7 +136,7 @@ def advise(seen: WindowFigures, word: str) -> Advice | None:
             "`max_model_len` or the batch-size schedule; `ngram` and `suffix` found no copy there"
         )
         return Advice("nothing_drafted", text)
-    if seen.counted.preemptions and (seen.most_kv_cache_usage or 1.0) >= _FULL_SHARE:
+    if seen.counted.preemptions:
         text = "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: "
         text += f"the KV cache is full, and {seen.counted.preemptions:,} preemptions lost work"
         return Advice("overload", text)

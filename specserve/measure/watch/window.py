@@ -78,7 +78,6 @@ class WindowFigures:
     """By all engines."""
     running_requests: float
     """The mean over the readings."""
-    most_kv_cache_usage: float | None
     mean_acceptance_length: Estimate | None
     acceptance_rate: Estimate | None
     ttft_p99_ms: Estimate | None
@@ -94,8 +93,6 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
     seconds, counted = last.at_s - first.at_s, gained(first, last) or Counters()
     drafts, later = counted.acceptance, counted.generation_tokens - counted.ttft_s.count
     running = fmean(reading.metrics.running_requests for reading in readings)
-    engines = [each for reading in readings for each in reading.metrics.engines.values()]
-    usage = [each.kv_cache_usage for each in engines if each.kv_cache_usage is not None]
     # drafts of one request are correlated: in parts that are shorter than one, neighbours would be
     # alike, and the interval too narrow; by Little's law also of requests that still run
     request_s = running * seconds / max(counted.finished_requests, 1)
@@ -113,7 +110,6 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
         speculates=last.metrics.speculates,
         counted=counted,
         running_requests=running,
-        most_kv_cache_usage=max(usage, default=None),
         mean_acceptance_length=length,
         acceptance_rate=rate,
         ttft_p99_ms=p99_ms(counted.ttft_s),

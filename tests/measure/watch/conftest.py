@@ -39,12 +39,11 @@ def readings(
     *gains: Counters | dict[EngineName, Counters],
     every_s: float = 5.0,
     running: int = 2,
-    kv_cache_usage: float = 0.2,
     speculates: bool = True,
 ) -> list[Reading]:
     """The readings between which the engines count that."""
     each = [one if isinstance(one, dict) else {DEMO: one} for one in gains]
-    engine = EngineMetrics(Counters(), running, 0, kv_cache_usage, speculates)
+    engine = EngineMetrics(Counters(), running, 0, speculates)
     state = dict.fromkeys(each[0], engine)
     found = [Reading(0.0, Metrics(dict(state)))]
     for number, one in enumerate(each, start=1):
