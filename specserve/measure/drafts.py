@@ -78,8 +78,8 @@ def find_drafts(
 ) -> FoundDrafts:
     """Return the published drafts, the layers of the target itself, and what needs no draft.
 
-    The largest reported acceptance length comes first. `online`: the Hub is asked for drafts and their files; `tell`
-    is told what is read. Raises ProfileError for a bad file, FactError if the Hub does not answer.
+    The largest reported acceptance length comes first. `online`: the Hub is asked for drafts and
+    their files; `tell` is told what is read. Raises ProfileError for a bad file, FactError if the Hub does not answer.
     """
 
     @cache
@@ -112,7 +112,10 @@ def find_drafts(
             continue
         seen_ways.add((draft.method, draft.model))
         # K is 1 if no source says it
-        tree = {"target": {"model": target}, "speculation": {"num_speculative_tokens": 1, **_asked(draft)}}
+        tree = {
+            "target": {"model": target},
+            "speculation": {"num_speculative_tokens": 1, **_asked(draft)},
+        }
         block = _profile_of(tree, file=draft.model or target).speculation
         profile = replace(base, speculation=block, alternatives={})
         options = CheckOptions(offline=not online, machine=machine, here=False, locked=False)
@@ -125,7 +128,9 @@ def find_drafts(
         if machine is not None and facts is not None:
             found = _weighed(found, known, target=facts, machine=machine)
         judged.append(found)
-    judged.sort(key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length))
+    judged.sort(
+        key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length)
+    )
     named = f"{machine.count * machine.nodes}x {machine.accelerator.name}" if machine else None
     return FoundDrafts(target, str(as_of()), named, tuple(judged), tuple(notes))
 
@@ -170,9 +175,13 @@ def _profile(target_or_profile: str, machine: Machine | None) -> Profile:
         return load_profile(target_or_profile)
     ranks = machine.count * machine.nodes if machine is not None and not machine.is_cpu else 1
     model = target_or_profile
-    if model.startswith((".", "~")):  # a path in a profile starts from its folder, and there is no file
+    if model.startswith(
+        (".", "~")
+    ):  # a path in a profile starts from its folder, and there is no file
         model = str(Path(model).expanduser().absolute())
-    return _profile_of({"target": {"model": model, "tensor_parallel_size": ranks}}, file=target_or_profile)
+    return _profile_of(
+        {"target": {"model": model, "tensor_parallel_size": ranks}}, file=target_or_profile
+    )
 
 
 def _profile_of(tree: Mapping[str, object], *, file: str) -> Profile:
@@ -195,7 +204,9 @@ def _asked(draft: Draft) -> dict[str, object]:
     return {key: value for key, value in block.items() if value is not None}
 
 
-def _weighed(judged: JudgedDraft, known: Gathered, *, target: ModelFacts, machine: Machine) -> JudgedDraft:
+def _weighed(
+    judged: JudgedDraft, known: Gathered, *, target: ModelFacts, machine: Machine
+) -> JudgedDraft:
     """The same with its memory if the facts suffice for it."""
     model = judged.draft.model
     head = known.context.arms[0].draft or (published(model) if model else None)
@@ -221,8 +232,9 @@ def _weighed(judged: JudgedDraft, known: Gathered, *, target: ModelFacts, machin
 def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> list[str]:
     """Write drafts into a profile file as `alternatives`; return their places.
 
-    `names`: Hub ids of drafts, or a method for what needs none; one that the profile has is not written again.
-    Raises UsageError for what is not among `found`, ProfileError and FactError for a file that cannot be changed.
+    `names`: Hub ids of drafts, or a method for what needs none; one that the profile has is not
+    written again. Raises UsageError for what is not among `found`, ProfileError and FactError for a
+    file that cannot be changed.
     """
     if not path.endswith(_YAML):
         raise UsageError(f"`--write` can only change a profile file, and `{path}` is not one")
@@ -241,7 +253,9 @@ def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> 
         key = draft.method, draft.model
         if key not in places:
             taken = {one.rpartition(".")[2] for one in places.values()}
-            short, whole = (re.sub(r"[^\w-]", "-", text) for text in (name.rpartition("/")[2], name))
+            short, whole = (
+                re.sub(r"[^\w-]", "-", text) for text in (name.rpartition("/")[2], name)
+            )
             alternative = whole if short in taken else short
             places[key], new[alternative] = f"alternatives.{alternative}", _asked(draft)
         keys.append(key)
@@ -250,10 +264,17 @@ def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> 
     return [places[key] for key in keys]
 
 
-def write_alternatives(path: str, added: Mapping[str, Mapping[str, object]], *, remark: str) -> None:
-    """Write blocks into a profile file as alternatives, over those of the same name. Raises FactError."""
+def write_alternatives(
+    path: str, added: Mapping[str, Mapping[str, object]], *, remark: str
+) -> None:
+    """Write blocks into a profile file as alternatives, over those of the same name.
+
+    Raises FactError.
+    """
 
     def said(profile: Profile) -> dict[str, dict[str, object]]:
         return {name: dict(block.keys) for name, block in profile.alternatives.items()}
 
-    rewrite_section(path, "alternatives", {**said(load_profile(path)), **added}, said=said, remark=remark)
+    rewrite_section(
+        path, "alternatives", {**said(load_profile(path)), **added}, said=said, remark=remark
+    )

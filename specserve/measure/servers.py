@@ -183,7 +183,7 @@ class Measurement:
         return done
 
     def _left_s(self) -> float:
-        """Estimate what is to come by this session's passes and starts, at the same points first."""
+        """Estimate what is to come by this session's passes and starts, by point if it can."""
         every = fmean(took_s for each in self._took_s.values() for took_s in each)
         left_s = max(0, self.launches_left) * (fmean(self._starts_s) if self._starts_s else 0.0)
         for key, count in (+self.expected).items():
@@ -206,7 +206,9 @@ class Measurement:
             self.note(f"`{arm.name}` does not take `cache_salt`: {why}")
         if server.abilities.is_sglang:
             why = "because its metrics hold averages, not counts of draft tokens"
-            self.note(f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, {why}")
+            self.note(
+                f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, {why}"
+            )
         return server
 
     def _prepare(self, servers: Mapping[str, Running]) -> None:
@@ -222,7 +224,9 @@ class Measurement:
         room = {"chat": chat, "max_model_len": most}
         self.directory.update(room=room, tokens=self._counted)
 
-    def _load(self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None) -> None:
+    def _load(
+        self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None
+    ) -> None:
         def count(prompt: Prompt) -> int | None:
             """By the server that makes most of it; kept, so that a resumed run sends the same."""
             assert self._counted is not None
@@ -255,7 +259,8 @@ class Measurement:
         for workload in {each.is_chat: each for each in self.workloads.values()}.values():
             warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
             prompts = [
-                replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS)) for each in warm.prompts
+                replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS))
+                for each in warm.prompts
             ]
             for temperature in dict.fromkeys(point.temperature for point in self.points):
                 server.warm_up(driver, prompts, concurrency=load, temperature=temperature)

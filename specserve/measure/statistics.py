@@ -208,7 +208,9 @@ def _estimate(*sides: tuple[Sequence[RateSample], float], launched: int) -> LogE
     return LogEstimate(log, math.sqrt(total), freedom, *counts, *shares)
 
 
-def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> tuple[float, float]:
+def _spread(
+    parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int
+) -> tuple[float, float]:
     """Return the variance of a sum over clusters and its degrees of freedom, by the jackknife.
 
     Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike;
@@ -234,7 +236,9 @@ class PromptAcceptance(NamedTuple):
     drafted: int
 
 
-def acceptance_gain(new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]) -> Estimate | None:
+def acceptance_gain(
+    new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]
+) -> Estimate | None:
     """Return the acceptance rate of one draft minus that of another, with its interval.
 
     Both answered the same prompts; None for fewer than two of them. Linearised.
