@@ -79,7 +79,8 @@ def find_drafts(
     """Return the published drafts, the layers of the target itself, and what needs no draft.
 
     The largest reported acceptance length comes first. `online`: the Hub is asked for drafts and
-    their files; `tell` is told what is read. Raises ProfileError for a bad file, FactError if the Hub does not answer.
+    their files; `tell` is told what is read. Raises ProfileError for a bad file, FactError if the
+    Hub does not answer.
     """
 
     @cache
