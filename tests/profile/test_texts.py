@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,5 +25,10 @@ def test_stdin_is_read_once_and_can_be_recalled(monkeypatch: pytest.MonkeyPatch)
     assert source.recall("-") == source.recall("-") == b"a: 1"
 
 
-def test_of_a_file_without_end_only_so_much_is_read() -> None:
-    assert len(source.read("/dev/zero")) == len(source.recall("/dev/zero")) == MAX_BYTES + 1
+def test_of_a_large_file_only_so_much_is_read_and_nothing_of_a_device(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    with file.open("wb") as stream:
+        stream.truncate(1 << 30)
+    assert len(source.read(str(file))) == len(source.recall(str(file))) == MAX_BYTES + 1
+    with pytest.raises(OSError, match="not a regular file"):
+        source.read("/dev/zero")
