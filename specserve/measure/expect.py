@@ -8,10 +8,9 @@ its `concurrency`; what a promise does not name matches everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from specserve.measure.statistics import Estimate
 from specserve.profile.schema import Expectation, Profile
@@ -80,18 +79,6 @@ def limits(
             if (promised := getattr(promise, key)) is not None:
                 place = str(profile.span(f"expect[{index}].{key}"))
                 yield Limit(key, float(promised), place, reason)
-
-
-def strictest(
-    expect: Iterable[Expectation], workload: str, temperature: float, load: float | None
-) -> Expectation | None:
-    """Return one promise with the strictest limit of each kind that holds at a point, if any."""
-    here = [each for each in expect if why_not(each, workload, temperature, load) is None]
-    found: dict[str, Any] = {}
-    for key in KEYS:
-        values = [value for each in here if (value := getattr(each, key)) is not None]
-        found[key] = (max if key.startswith("min_") else min)(values, default=None)
-    return Expectation(**found) if here else None
 
 
 def keeps(key: str, promised: float, measured: Estimate | None) -> bool | None:

@@ -130,7 +130,6 @@ def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool
         point=point,
         speedup=None if spoilt else bounds,
         verdict=verdict,
-        tpot_p50_ratio=1 / ratio,
         e2e_p99_ratio=1.36 / ratio,
         break_even_mean_acceptance_length=LENGTHS[workload, arm] / ratio,
         mean_acceptance_length=LENGTHS[workload, arm],

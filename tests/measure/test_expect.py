@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.expect import Limit, judge, limits, strictest
+from specserve.measure.expect import Limit, judge, limits
 from specserve.measure.statistics import Estimate
 from specserve.profile.schema import Profile
 
@@ -61,15 +61,6 @@ def test_what_does_not_hold_says_why_and_where(profile: MakeProfile) -> None:
     places = [limit.place.rpartition("/")[2] for limit in found]
     assert places == ["p.yaml:4:23", "p.yaml:5:55", "p.yaml:6:23"]
     assert found[1].why_not == "9 requests run in parallel, and the promise is for 4"
-
-
-def test_of_several_limits_of_a_kind_the_strictest_is_that_of_a_request(profile: MakeProfile) -> None:
-    expect = profile(THREE).expect
-    both = strictest(expect, "chat", 0.0, 4)
-    assert both is not None and (both.max_tpot_p99_ms, both.max_ttft_p99_ms) == (30, 800)
-    alone = strictest(expect[1:2], "chat", 0.0, 4)
-    assert alone is not None and alone.max_tpot_p99_ms is None
-    assert strictest(expect[1:2], "code", 0.0, 4) is None
 
 
 @pytest.mark.parametrize(

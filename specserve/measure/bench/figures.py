@@ -217,16 +217,11 @@ def compared(
         point=at,
         speedup=found.estimate,
         verdict=judged,
-        tpot_p50_ratio=_over(own.tpot_ms.p50, other.tpot_ms.p50),
-        e2e_p99_ratio=_over(own.e2e_ms.p99, other.e2e_ms.p99),
+        e2e_p99_ratio=own.e2e_ms.p99 / other.e2e_ms.p99 if other.e2e_ms.p99 > 0 else None,
         break_even_mean_acceptance_length=even,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
         by_length=tuple(_by_length(passes, arm=arm, against=against, at=at, launched=launched)),
     )
-
-
-def _over(value: float, other: float) -> float | None:
-    return value / other if other > 0 and value > 0 else None
 
 
 def _advice(estimate: LogEstimate, *, quick: bool, block_s: float, budget_s: float | None) -> str:

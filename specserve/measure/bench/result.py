@@ -116,7 +116,6 @@ class Comparison:
     speedup: Estimate | None
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
-    tpot_p50_ratio: float | None = None
     e2e_p99_ratio: float | None = None
     """P99 is reported even if P50 is better."""
     break_even_mean_acceptance_length: float | None = None
