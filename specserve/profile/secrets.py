@@ -19,7 +19,7 @@ _NAME = re.compile(
 )
 _OTHER_NAME = re.compile(
     r"(^|_)((bos|eos|pad|unk|mask|sep|cls|image|video|audio|start|end|stop|special)_tokens?"
-    r"|(num|max|min)_(\w+_)?tokens|(pre|post|custom)_pass)$",
+    r"|(num|max|min)_(\w{1,40}_)?tokens|(pre|post|custom)_pass)$",
     re.I,
 )
 """Of a tokenizer and of a compiler."""
@@ -29,7 +29,7 @@ _HARMLESS = re.compile(
     r"|(bearer|basic)(\s+[$<{*].*)?"
 )
 """Values that are no secret under any name: paths, references, switches, counts, placeholders."""
-_COUNT = re.compile(r"(?i)[-+]?[\d._,]+[kmg]?")
+_COUNT = re.compile(r"(?i)[-+]?[\d._,]{1,30}[kmg]?")
 _SHAPE = re.compile(
     r"(?m)(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,200}\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
@@ -39,7 +39,7 @@ _SHAPE = re.compile(
 )
 """Tokens by the marks that their makers gave them, headers of HTTP, and passwords within addresses."""
 _PAIR_NAME = re.compile(
-    r"""(?<![\w.-])(?:(?P<option>--[\w.-]++)\s+|(?P<name>[\w.-]++)\\*["']?\s*[:=]\s*\\*)(?=[^\s])"""
+    r"""(?:(?P<option>--[\w.-]{1,80})\s{1,9}|(?P<name>[\w.-]{1,80})\\{0,4}["']?\s{0,9}[:=]\s{0,9}\\{0,4})(?=[^\s])"""
 )
 _PAIR_VALUE = re.compile(
     r"""(?x) "(?P<a>[^"]{0,2000}) | '(?P<b>[^']{0,2000}) | \[(?P<c>[^\]]{0,2000})

@@ -25,7 +25,7 @@ Mark = tuple[Span, str, str]
 """A span, its label, and the character that marks it."""
 _HIDDEN = "********"
 _LINES_BACK = 100
-_LAST_KEY = re.compile(r"""([\w.-]+)["']?\s*:\s*(\[[^\]]*|[^,\[\]{}]*)$""")
+_LAST_KEY = re.compile(r"""([\w.-]{1,80})["']?\s?:(\s{0,9}\[[^\]]{0,99}|[^,\[\]{}:]{0,99})$""")
 
 
 class Sources:
