@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.soak,
 ]  # minutes; test_bench_traffic.py interrupts the same code in CI
-QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--budget", "20m"]
-LIMIT_S = 600.0
+QUICK = ["-w", "code", "-c", "1", "--k-max", "3", "--budget", "8m"]
+LIMIT_S = 900.0
 
 
 _started: list[subprocess.Popen[bytes]] = []
@@ -94,7 +94,7 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
     keys = [(each["launch"], each["block"], str(each["point"]), each["arm"]) for each in after]
     assert len(set(keys)) == len(keys)
     assert {each["num_speculative_tokens"] for each in content["rows"]} == {1, 2, 3}
-    assert {each["point"]["concurrency"] for each in content["rows"]} == {1, 2}
+    assert {each["point"]["concurrency"] for each in content["rows"]} == {1}
     choice, written = content["choice"], load_profile(str(profile)).speculation
     assert profile.read_text().startswith("# mine\n")
     if choice["verdict"]["word"] == "PAYS":
@@ -108,7 +108,7 @@ def test_a_draft_as_large_as_the_target_is_told_to_gain_nothing(profile: Path) -
     target = str(ROOT / "demo" / "target")
     text = re.sub(r"(speculation:(?:.|\n)*?model: )\S+", rf"\g<1>{target}", profile.read_text())
     profile.write_text(text)
-    content = json.loads(finished(tune(profile, "-c", "1", "--format", "json")))
+    content = json.loads(finished(tune(profile, "--format", "json")))
     lengths = [
         each["mean_acceptance_length"] for each in content["rows"] if each["num_speculative_tokens"] == 3
     ]
