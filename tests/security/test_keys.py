@@ -305,7 +305,8 @@ PASS_IT_ON = {
     "plan/uses.py": "to look for the Hub's cache",
 }
 _WHOLE = re.compile(
-    r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|for \w+ in os\.environ\b|os\.environ\.(?:copy|items)\("
+    r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|for \w+ in os\.environ\b"
+    r"|os\.environ\.(?:copy|items)\("
 )
 
 
