@@ -23,8 +23,8 @@ The demo runs on the CPU. For your own models on the NVIDIA GPU of this machine:
 
 def ask_command(port: int) -> str:
     """What to type in a second terminal; the demo's model only continues Python."""
-    words = "--completion 'def __len__(self):' --max-tokens 48 --temperature 0"
-    return f".venv/bin/specserve ask --url http://127.0.0.1:{port} {words}"
+    words = "'def __len__(self):' --max-tokens 48 --temperature 0"
+    return f".venv/bin/specserve ask {words} --server http://127.0.0.1:{port}"
 
 
 def served_models(port: int) -> list[str]:

@@ -84,9 +84,9 @@ def session(folder: Path) -> list[tuple[str, str]]:
     try:
         wait_ready(up, log)
         (url,) = re.findall(r"^url +(http://\S+)/v1$", log.read_text(), flags=re.MULTILINE)
-        words = ["--completion", PROMPT, "--max-tokens", "48", "--temperature", "0"]
-        ask = printed(["ask", *words, "--url", url], cwd=ROOT, env=env)
-        words = ["--temperature", "0", "--no-smoke"]
+        words = [PROMPT, "--max-tokens", "48", "--temperature", "0"]
+        ask = printed(["ask", *words, "--server", url], cwd=ROOT, env=env)
+        words = ["--temperature", "0"]
         verify = printed(["verify", url, *words], cwd=ROOT, env=env)
         served = log.read_text()
         up.send_signal(signal.SIGINT)
@@ -96,12 +96,12 @@ def session(folder: Path) -> list[tuple[str, str]]:
             up.terminate()
             up.wait(timeout=60)
     stopped = log.read_text().removeprefix(served)
-    ask_line = f"specserve ask --completion '{PROMPT}' --max-tokens 48 --temperature 0"
+    ask_line = f"specserve ask '{PROMPT}' --max-tokens 48 --temperature 0"
     return [
         ("specserve lint llama.yaml", lint),
         ("specserve up configs/demo.yaml", served),
         (f"{ask_line}    # in a second terminal", ask),
-        ("specserve verify --temperature 0 --no-smoke", verify),
+        ("specserve verify --temperature 0", verify),
         ("^C", stopped),
     ]
 

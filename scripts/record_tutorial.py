@@ -71,7 +71,7 @@ running (if port 8000 is taken, add `--port 0`, which finds a free one):""", "sp
     Step("""\
 Ask something. The text goes to stdout; what the request cost goes to stderr, with the share of draft tokens that
 the target accepted:""",
-         "specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0"),
+         "specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
 `ps` lists detached servers, with their acceptance of the last minute (`-` until vLLM logs it, every 10 s; the
 request that `up` sends at the start does not count). A narrow terminal leaves out the models:""",

@@ -162,12 +162,6 @@ class Interrupted(SpecserveError):
         self.exit_code = 128 + signal_number
 
 
-class VerifyFailed(SpecserveError):
-    """A server was verified, and something is wrong with it: exit code 1."""
-
-    exit_code = 1
-
-
 class CheckFailed(ProfileError):
     """The profile was read, and a rule found an error: exit code 1."""
 

@@ -13,7 +13,6 @@ import typer
 
 from specserve.cli.options import (
     Alternative,
-    ApiKeyEnv,
     Format,
     Locked,
     Settings,
@@ -24,7 +23,6 @@ from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
-    from specserve.serve.client import Mode
 
 
 def ask(
@@ -35,58 +33,42 @@ def ask(
         ),
     ] = None,
     *,
-    url: Annotated[
+    server: Annotated[
         str | None,
         text_option(
-            "URL",
-            "Address of the server (default: the only detached server, else port 8000 on this host).",
-            "--url",
+            "URL|NAME",
+            "Ask this server (default: the only detached one, else port 8000 on this host).",
+            "--server",
         ),
-    ] = None,
-    name: Annotated[str | None, text_option("NAME", "Name of a detached server.", "--name")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--completion",
-            show_default=False,
-            help=(
-                "Send a chat message, or let the model continue the text (default: chat if the model has a "
-                "chat template)."
-            ),
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", show_default=False, help="Ask this served model (default: the first one)."),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Stop after this many tokens.")
+        int,
+        typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens."),
     ] = 256,
     temperature: Annotated[
         float | None,
         typer.Option(
             "--temperature",
+            metavar="X",
             min=0.0,
             show_default=False,
             help="Sample at this temperature; 0 is greedy (default: the model's own).",
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", show_default=False, help="Seed for a repeatable answer.")
-    ] = None,
-    api_key_env: ApiKeyEnv = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """Send one prompt to a running server, and show what the answer cost.
 
-    The text goes to stdout as it arrives. The time to first token, tokens/s and the acceptance rate of this request go
-    to stderr.
+    The text goes to stdout as it arrives. The time to first token, tokens/s and the acceptance rate
+    of this request go to stderr. If the model has no chat template, it continues the text. The key
+    of a server that needs one comes from VLLM_API_KEY; for a detached server, from the variable
+    that its profile names.
 
     \b
-    specserve ask --completion "def __len__(self):" --max-tokens 48
-    specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
-    specserve ask "Why is the sky blue?" --name llama70b-8b
-    cat prompt.txt | specserve ask - --format json
+    specserve ask "Why is the sky blue?"
+    specserve ask "def __len__(self):" --max-tokens 48 --temperature 0
+    specserve ask "Why is the sky blue?" --server http://127.0.0.1:8001
+    cat prompt.txt | specserve ask - --server llama70b-8b --format json
     """
     from specserve.errors import Interrupted, TrafficError
     from specserve.report.answer import AnswerScreen, answer_json, figures
@@ -95,25 +77,23 @@ def ask(
     from specserve.serve.detached.observe import find_server
     from specserve.serve.requests import endpoint
 
-    mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     text = _prompt(prompt)
-    if url is not None and name is not None:
-        hint = "give one of them"
-        raise UsageError("`--url` and `--name` cannot be combined: both say which server to use", hint=hint)
-    place, key = (url, api_key_env) if url is not None else find_server(name, api_key_env)
-    if url is None and name is None:
+    place, key = find_server(server)
+    if server is None:
         say(f"asking the server at {in_one_line(place)}")
     try:
         with Client(endpoint(place, api_key_env=key)) as client:
-            model = model or client.first_model()
+            model = client.first_model()
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
-            question = Question(text, mode, model, max_tokens, temperature, seed)
+            question = Question(text, model, max_tokens, temperature)
             with AnswerScreen() as screen:
-                answer = client.ask(question, on_text=screen.show if format is TextOrJson.TEXT else _ignore)
+                show = screen.show if format is TextOrJson.TEXT else _ignore
+                answer = client.ask(question, on_text=show)
     except TrafficError as error:
         if error.hint is None and error.message.startswith("cannot reach"):
-            error.hint = "`--url` takes a server's address, such as http://127.0.0.1:8000"
+            example = "such as http://127.0.0.1:8000"
+            error.hint = f"`--server` takes a server's address, {example}, or its name"
         raise
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
@@ -121,9 +101,9 @@ def ask(
     if format is TextOrJson.JSON:
         out(json.dumps(answer_json(answer, url=place), indent=2))
         return
-    if mode is None and answer.mode == "completion":
+    if answer.mode == "completion":
         served = in_one_line(answer.model)
-        say(f"`{served}` has no chat template, so the text was continued instead (`--completion`)")
+        say(f"`{served}` has no chat template, so it continued the text")
     for line in figures(answer):
         say(line)
 

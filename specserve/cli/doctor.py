@@ -16,72 +16,57 @@ if TYPE_CHECKING:
 
 def doctor(
     *,
-    format: Format = TextOrJson.TEXT,
     accelerators: Annotated[
         bool, flag("--accelerators", "Show only the accelerators here, and the names for --assume.")
     ] = False,
-    leftovers: Annotated[
-        bool,
-        flag("--leftovers", "Print only files that killed servers left and no process uses, one per line."),
-    ] = False,
+    format: Format = TextOrJson.TEXT,
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
 
-    doctor also lists what killed servers left behind. `bad` means that a launch would fail or serve wrong output; the
-    exit code is then 1. `note` means that something is worth fixing. doctor uses no network and removes no file. It
-    says where a Hub token is, but never shows it.
+    `bad` means that a launch would fail or serve wrong output; the exit code is then 1. `note`
+    means that something is worth fixing. doctor uses no network. It says where a Hub token is, but
+    never shows it.
 
     \b
     specserve doctor
     specserve doctor --accelerators
-    specserve doctor --leftovers | xargs -d '\\n' rm
     """
-    from specserve.report.console import out
-
-    if accelerators:
-        from specserve.hardware.accelerators import gpus, this_cpu
-        from specserve.report.doctor import accelerators_json, accelerators_text
-
-        show = accelerators_json if format is TextOrJson.JSON else accelerators_text
-        out(show(gpus(), cpu=this_cpu()))
-        return
     from specserve.checks.doctor.host import host_lines
-    from specserve.checks.doctor.leftovers import find_leftovers, remains
-    from specserve.report.doctor import doctor_json, doctor_text
+    from specserve.report.console import out
+    from specserve.report.doctor import accelerators_json, accelerators_text, doctor_json, doctor_text
     from specserve.serve.files import state_folder
 
-    if leftovers:
-        files = [str(path) for path in find_leftovers().files]
-        if files := [path for path in files if "\n" not in path]:  # each is to be one line
-            out("\n".join(files))
+    as_json = format is TextOrJson.JSON
+    if accelerators:
+        from specserve.hardware.accelerators import gpus, this_cpu
+
+        out((accelerators_json if as_json else accelerators_text)(gpus(), cpu=this_cpu()))
         return
     ours, about_servers = _servers_here()
-    left, last = remains(ours=ours)
-    lines = [*host_lines(state=state_folder(), ours=ours or frozenset()), *about_servers, *last]
-    out(doctor_json(lines, remains=left) if format is TextOrJson.JSON else doctor_text(lines))
+    lines = [*host_lines(state=state_folder(), ours=ours), *about_servers]
+    out((doctor_json if as_json else doctor_text)(lines))
     if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
 
 
-def _servers_here() -> tuple[frozenset[int] | None, list[Line]]:
-    """The processes of all detached servers, None if they cannot be read, and the lines about them."""
+def _servers_here() -> tuple[frozenset[int], list[Line]]:
+    """The processes of all detached servers, as far as they can be read, and the lines about them."""
     from specserve.checks.doctor.limits import examined
     from specserve.serve.detached.observe import observe_all
     from specserve.serve.detached.processes import Detached
 
-    pids: set[int] | None = None
+    pids: set[int] = set()
 
     def read() -> Iterator[Line]:
-        nonlocal pids
         servers = list(observe_all())
-        pids = {pid for seen in servers for pid in seen.pids}
         for seen in servers:
+            pids.update(seen.pids)
             if seen.record is not None:
-                pids |= {process.pid for process in Detached(seen.record).members()}
+                pids.update(process.pid for process in Detached(seen.record).members())
         yield from _server_lines(servers)
 
     lines = examined("servers", read)
-    return None if pids is None else frozenset(pids), lines
+    return frozenset(pids), lines
 
 
 def _server_lines(servers: Sequence[Seen]) -> Iterator[Line]:

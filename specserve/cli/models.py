@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Settings, flag
-from specserve.errors import HubUnreachable, NotCached, UsageError
+from specserve.cli.options import Alternative, flag
+from specserve.errors import HubUnreachable, NotCached
 from specserve.profile.schema import Profile
 from specserve.report.console import escaped, out, say
 from specserve.report.text import count
@@ -15,81 +15,73 @@ from specserve.report.text import count
 
 def lock(
     profiles: Annotated[
-        list[str], typer.Argument(metavar="PROFILE…", help="Profile files, or folders of them.")
+        list[str], typer.Argument(metavar="PROFILE", help="Profile files, or folders of them.")
     ],
     *,
     check: Annotated[
         bool, flag("--check", "Write nothing; exit with 1 if a lock is missing or stale.")
     ] = False,
-    offline: Annotated[
-        bool, flag("--offline", "Read no network: only directories and the Hub cache.")
-    ] = False,
 ) -> None:
     """Record the exact commits of a profile's models.
 
-    The lock is the file NAME.lock.json beside NAME.yaml. It holds the commits, configurations, tensor shapes and hashes
-    of the models, and how their tokenizers compare. `up`, `plan` and `generate` then use exactly these files, and
-    `check --locked` needs nothing else. For weights in a directory, the lock records size and header. A lock that is up
-    to date is not rewritten.
+    The lock is the file NAME.lock.json beside NAME.yaml. It holds the commits, configurations,
+    tensor shapes and hashes of the models, and how their tokenizers compare. `up`, `plan` and
+    `generate` then use exactly these files, and `check --locked` needs nothing else. For weights in
+    a directory, the lock records size and header. A lock that is up to date is not rewritten. With
+    HF_HUB_OFFLINE=1, lock reads only directories and the Hub cache.
 
     \b
     specserve lock configs/llama70b-8b.yaml
     specserve lock --check configs/         in CI: is every lock up to date?
     """
     from specserve.cli.judge import named_profiles
+    from specserve.models.hub import is_offline
     from specserve.plan.locking import LockState, lock_problems, lock_profile
     from specserve.profile.load import load_profile
     from specserve.report.findings import readable
     from specserve.report.launch import locks_text, say_locked
 
     states: list[LockState] = []
-    files = named_profiles(profiles)
-    for file in files:
+    for file in named_profiles(profiles):
         profile = load_profile(file)
         try:
             if check:
-                state, problems = lock_problems(profile, ask_hub=not offline)
+                state, problems = lock_problems(profile, ask_hub=not is_offline())
                 states.append(state)
                 for problem in problems:
                     out(readable(problem))
             else:
-                say_locked(lock_profile(profile, offline=offline), profile)
+                say_locked(lock_profile(profile, offline=is_offline()), profile)
         except NotCached as error:
-            otherwise = "leave `--offline` out to ask the Hub" if offline else "unset HF_HUB_OFFLINE"
-            error.hint = f"`specserve pull {file}` downloads it; {otherwise}"
+            error.hint = f"`specserve pull {file}` downloads it; unset HF_HUB_OFFLINE"
             raise
     if check:
         say(locks_text(states))
-        raise typer.Exit(1 if set(states) - {"holds"} else 0)
+        if set(states) - {"holds"}:
+            raise typer.Exit(1)
 
 
 def pull(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")],
     *,
     alternative: Alternative = None,
-    everything: Annotated[bool, flag("--all", "Also download the models of every alternative.")] = False,
-    no_lock: Annotated[
-        bool, flag("--no-lock", "Download the newest commits instead of the locked ones.")
-    ] = False,
-    settings: Settings = None,
 ) -> None:
     """Download the models of a profile into the Hub cache.
 
-    pull downloads the commits that the lock names, if there is a lock, and only the files that vLLM reads: safetensors
-    rather than other weights, no originals, no GGUF. It checks the free disk space first, and continues a download that
-    was interrupted. The paths of the snapshots go to stdout, the progress to stderr.
+    pull downloads the commits that the lock names, if there is a lock, and only the files that vLLM
+    reads: safetensors rather than other weights, no originals, no GGUF. It checks the free disk
+    space first, and continues a download that was interrupted. The paths of the snapshots go to
+    stdout, the progress to stderr.
 
     \b
     specserve pull configs/llama70b-8b.yaml
     specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
-    from specserve.profile.load import load_profile, with_alternative
+    from specserve.profile.load import load_profile
 
-    if everything and alternative:
-        raise UsageError("`--all` and `--alternative` cannot be combined")
-    loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative)
+    loaded = load_profile(profile, alternative=alternative)
     try:
-        fetch(loaded if no_lock else at_lock(loaded), everything=everything)
+        fetch(at_lock(loaded))
     except NotCached as error:
         error.hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
         raise
@@ -110,13 +102,13 @@ def at_lock(profile: Profile) -> Profile:
     return locked(profile, lock)
 
 
-def fetch(profile: Profile, *, everything: bool = False) -> None:
+def fetch(profile: Profile) -> None:
     """Download what a profile needs and the cache does not have. Raises FactError."""
     from specserve.models.hub import fetch_files, refuse_full_disk
     from specserve.plan.uses import cache_of, downloads
 
     cache = cache_of(profile)
-    wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))
+    wanted = downloads(profile, tell=lambda text: say(f"{text} …"))
     if not wanted:
         say(f"nothing to download: every model of `{escaped(profile.name)}` is a local directory")
     refuse_full_disk(wanted, cache=cache)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specserve.checks.prepare import cleared, refuse_exposed
 from specserve.cli.options import (
     Alternative,
-    Devices,
     Locked,
-    MasterAddr,
     NoCheck,
-    NodeRank,
-    PlanFormat,
-    Port,
     ProfileOrCommand,
     Settings,
     TextOrJson,
@@ -25,71 +18,87 @@ from specserve.cli.options import (
     text_option,
 )
 from specserve.errors import SpecserveError, UsageError
-from specserve.plan.launch import LaunchOptions
-from specserve.plan.launchplan import LaunchPlan, as_json, shell
-from specserve.plan.nodes import LaunchNode, node_at
-from specserve.report.console import out, say
-from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
 
 
 def up(
     profile: ProfileOrCommand,
     *,
-    dry_run: Annotated[bool, flag("--dry-run", "Print the launch and exit, without any check.")] = False,
-    format: Annotated[
-        PlanFormat | None,
-        typer.Option("--format", show_default=False, help="Output format of --dry-run (default: shell)."),
+    alternative: Alternative = None,
+    settings: Settings = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            show_default=False,
+            help="Listen on this port instead of `server.port`; 0 takes a free one.",
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--node-rank",
+            min=0,
+            metavar="N",
+            show_default=False,
+            help="Rank of this node, less than `hardware.nodes`.",
+        ),
+    ] = None,
+    master_addr: Annotated[
+        str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].", "--master-addr")
     ] = None,
     exec_: Annotated[
         bool,
         flag(
             "--exec",
-            (
-                "Replace this process with vLLM, for containers; nothing then watches the server or explains a "
-                "failure."
-            ),
+            "Replace this process with vLLM, for containers; nothing then watches the server or"
+            " explains a failure.",
         ),
     ] = False,
     detach: Annotated[
         bool,
         flag(
-            "--detach", "Return when the server is ready and leave it running; see `ps`, `logs` and `down`."
+            "--detach",
+            "Return when the server is ready and leave it running; see `ps`, `logs` and `down`.",
         ),
     ] = False,
     name: Annotated[
-        str | None, text_option("NAME", "Name the detached server (default: the profile's name).", "--name")
+        str | None,
+        text_option("NAME", "Name the detached server (default: the profile's name).", "--name"),
     ] = None,
-    alternative: Alternative = None,
-    verify: Annotated[
-        bool,
-        flag("--verify", "Verify the server before reporting it ready (about one minute); see `verify`."),
-    ] = False,
     no_warm_up: Annotated[
-        bool, flag("--no-warm-up", "Report the server ready before it has answered a first request.")
+        bool,
+        flag("--no-warm-up", "Report the server ready before it has answered a first request."),
     ] = False,
     no_check: NoCheck = False,
     insecure: Annotated[
         bool, flag("--insecure", "Allow a server without API key to listen beyond this host.")
     ] = False,
     locked: Locked = None,
-    settings: Settings = None,
-    port: Port = None,
-    devices: Devices = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddr = None,
-    log_format: Annotated[
+    format: Annotated[
         TextOrJson,
-        typer.Option("--log-format", help="Format of messages; json is one object per line on both streams."),
+        typer.Option(
+            "--format",
+            "--log-format",
+            help="Format of messages; json is one object per line on both streams.",
+        ),
     ] = TextOrJson.TEXT,
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
-    The first request to a new server is slow, so `up` sends a short one itself. When it is answered, `up` says that the
-    server is ready, and notifies systemd. The address and a request to try go to stdout, the progress goes to stderr,
-    and vLLM's own log to a file.
+    The first request to a new server is slow, so `up` sends a short one itself. When it is
+    answered, `up` says that the server is ready, and notifies systemd. The address and a request to
+    try go to stdout, the progress goes to stderr, and vLLM's own log to a file. CUDA_VISIBLE_DEVICES
+    chooses GPUs where the profile names none.
 
-    Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors or --verify failed; 2 if the
-    server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops it.
+    Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors; 2 if the
+    server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops
+    it.
 
     \b
     specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
@@ -97,113 +106,78 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
-    shown = None if dry_run else format
-    _refuse_contradictions(name=name, detach=detach, exec_=exec_, verify=verify, format=shown)
-    node = _node(node_rank, master_addr, is_left=detach, is_verified=verify)
+    from specserve.checks.prepare import cleared, refuse_exposed
+    from specserve.plan.launch import LaunchOptions
+    from specserve.plan.nodes import node_at
+    from specserve.report.console import say
+    from specserve.report.findings import StderrNotices
+    from specserve.serve.detached.launch import room_beside
+    from specserve.serve.detached.registry import arm_of, default_name, folder_of
+    from specserve.serve.server import become
+
+    if name is not None and not detach:
+        raise UsageError("`--name` needs `--detach`: it names a detached server")
+    if detach and exec_:
+        raise UsageError("`--detach` and `--exec` cannot be combined")
+    if master_addr is not None and node_rank is None:
+        raise UsageError("`--master-addr` needs `--node-rank N`")
+    if node_rank is not None and detach:
+        hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
+        raise UsageError("`--node-rank` and `--detach` cannot be combined", hint=hint)
     options = LaunchOptions(
         settings=tuple(settings or ()),
         port=port,
-        devices=devices,
         alternative=alternative,
         check=not no_check,
-        starts=not dry_run,
         locked=locked,
         passed=("SD108",) if insecure else (),
-        node=node,
+        node=None if node_rank is None else node_at(node_rank, master_addr),
     )
-    source, plan = cleared(profile, options, notices=(notices := StderrNotices()))
-    if dry_run:
-        out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
-        return
-    from specserve.serve.detached.launch import room_beside
-    from specserve.serve.detached.registry import arm_of, default_name, folder_of
-
+    notices = StderrNotices()
+    source, plan = cleared(profile, options, notices=notices)
     refuse_exposed(source, insecure=insecure, notices=notices)
-    called = (default_name(plan.name, arm=alternative) if name is None else name) if detach else None
-    if called is not None:
-        folder_of(called)  # refuses what cannot be a name before anything is written under it
-    room = None if no_check else room_beside(source, plan, name=called, notices=notices)
-    if exec_:
-        _become_vllm(plan)
-    serving: dict[str, Any] = {"warms_up": not no_warm_up}
-    if verify:
-        from specserve.cli.verify import verification_gate
-
-        serving["gate"] = verification_gate(plan, as_json=log_format is TextOrJson.JSON)
     if detach:
-        serving |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
-    start(plan, name=called, log_format=log_format, **serving)
-
-
-def _become_vllm(plan: LaunchPlan) -> NoReturn:
-    """Put vLLM in the place of this process."""
-    from specserve.serve.server import become
-
-    if "NOTIFY_SOCKET" in os.environ:
-        say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
-    become(plan)
-
-
-def _refuse_contradictions(
-    *, name: str | None, detach: bool, exec_: bool, verify: bool, format: PlanFormat | None
-) -> None:
-    """Raises UsageError for options that do not go together: none is passed over in silence."""
-    refused = (
-        (name is not None and not detach, "`--name` needs `--detach`: it names a detached server", None),
-        (detach and exec_, "`--detach` and `--exec` cannot be combined", None),
-        (
-            verify and exec_,
-            "`--exec` and `--verify` cannot be combined: with `--exec`, vLLM replaces specserve",
-            "`specserve verify URL` verifies the server from another terminal",
-        ),
-        (
-            format is not None,
-            "`--format` needs `--dry-run`: it formats the printed plan",
-            "`--log-format json` reports the start as JSON",
-        ),
-    )
-    for is_refused, message, hint in refused:
-        if is_refused:
-            raise UsageError(message, hint=hint)
-
-
-def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: bool) -> LaunchNode | None:
-    """The node that is to be started; None if there is one. Raises UsageError."""
-    if rank is None:
-        if address is not None:
-            raise UsageError("`--master-addr` needs `--node-rank N`")
-        return None
-    if is_left:
-        hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
-        raise UsageError("`--node-rank` and `--detach` cannot be combined", hint=hint)
-    if is_verified and rank:
-        raise UsageError("`--verify` works only on node 0: the other nodes answer no requests")
-    return node_at(rank, address)
+        name = default_name(plan.name, arm=alternative) if name is None else name
+        folder_of(name)  # refuses what cannot be a name before anything is written under it
+    room = None if no_check else room_beside(source, plan, name=name, notices=notices)
+    if exec_:
+        if "NOTIFY_SOCKET" in os.environ:
+            say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
+        become(plan)
+    serving: dict[str, Any] = {"warms_up": not no_warm_up}
+    if detach:
+        arm = arm_of(alternative, settings or ())
+        serving |= {"profile": source.file, "arm": arm, "room": room}
+    start(plan, name=name, format=format, **serving)
 
 
 def start(
-    plan: LaunchPlan, *, name: str | None = None, log_format: TextOrJson = TextOrJson.TEXT, **options: Any
+    plan: LaunchPlan,
+    *,
+    name: str | None = None,
+    format: TextOrJson = TextOrJson.TEXT,
+    **options: Any,
 ) -> None:
-    """Run the server until a signal, or start it under a name, and show how. Raises as `running` and `launch` do."""
+    """Run the server until a signal, or leave it under a name. Raises as `running` and `launch`."""
     from specserve.report.servers import JsonView, TextView
     from specserve.serve.detached.launch import launch
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
-    is_json = log_format is TextOrJson.JSON
+    is_json = format is TextOrJson.JSON
     view = JsonView(plan) if is_json else TextView(plan, stays_as=name)
     try:
-        if name is None:
-            refuse_taken_port(plan)
-            log_path = default_log(plan.name)
-            with (
-                stop_on_signals() as stop,
-                running(plan, log_path=log_path, on_event=view, stop=stop, **options) as server,
-            ):
-                server.wait()
-        else:
+        if name is not None:
             launch(plan, name=name, on_event=view, **options)
+            return
+        refuse_taken_port(plan)
+        log = default_log(plan.name)
+        with (
+            stop_on_signals() as stop,
+            running(plan, log_path=log, on_event=view, stop=stop, **options) as server,
+        ):
+            server.wait()
     except SpecserveError as error:
         view.failed(error)
         if is_json:

@@ -7,8 +7,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from specserve.cli.options import ApiKeyEnv, Format, TextOrJson, flag, text_option
-from specserve.errors import Interrupted, UsageError
+from specserve.cli.options import Format, TextOrJson, flag, text_option
+from specserve.errors import Interrupted
+
+_READ_EVERY_S = 5.0
 
 
 def watch(
@@ -34,10 +36,6 @@ def watch(
     window: Annotated[
         str, typer.Option("--window", metavar="TIME", help="Length of the window that is measured.")
     ] = "60s",
-    interval: Annotated[
-        str, typer.Option("--interval", metavar="TIME", help="Read the server's metrics this often.")
-    ] = "5s",
-    api_key_env: ApiKeyEnv = None,
     strict: Annotated[
         bool, flag("--strict", "Exit with 1 also if anything is undecided, or no request came.")
     ] = False,
@@ -45,7 +43,7 @@ def watch(
         bool, typer.Option("-v", "--verbose", help="With --once, show all figures, too.")
     ] = False,
     format: Format = TextOrJson.TEXT,
-) -> int:
+) -> None:
     """Watch a running server: verdict, its interval, and what to do.
 
     watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a
@@ -68,13 +66,7 @@ def watch(
     from specserve.report.watch import show_watch
 
     window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)
-    interval_s = seconds(interval, option="--interval", least_s=0.2, most_s=3600.0)
-    if interval_s > window_s:
-        raise UsageError(
-            f"`--interval` is {interval_s:g} s, which is longer than the window",
-            hint="a measurement needs two readings: use `--interval 1s`, or a longer window",
-        )
-    watched = WatchedServer(server, profile=profile, api_key_env=api_key_env)
+    watched = WatchedServer(server, profile=profile)
     if strict and watched.profile_error is not None:
         raise watched.profile_error
 
@@ -85,7 +77,9 @@ def watch(
     try:
         last = show_watch(
             watched,
-            reports(watched, window_s=window_s, interval_s=interval_s, once=once),
+            reports(
+                watched, window_s=window_s, interval_s=min(_READ_EVERY_S, max(0.2, window_s / 12)), once=once
+            ),
             is_json=format is TextOrJson.JSON,
             only_last=once,
             verbose=verbose,
@@ -94,4 +88,5 @@ def watch(
         signal.signal(signal.SIGTERM, before)
     if last.trouble is not None and last.window is None:
         raise last.trouble
-    return 1 if last.verdict.level == "bad" or (strict and last.is_undecided) else 0
+    if last.verdict.level == "bad" or (strict and last.is_undecided):
+        raise typer.Exit(1)

@@ -11,10 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.deploy.deployment import (
-    HEADER,
     HOME_NOTE,
     MODELS,
-    PLAIN,
     USER_NOTE,
     Artifact,
     Deployment,
@@ -59,14 +57,14 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
         )
     staged = {"stage": made, **({"stage-canary": made.canary.made} if made.canary else {})}
     services = {name: _stage(one) for name, one in staged.items() if one.downloads}
-    services |= _behind_proxy(made, folder) if made.has_pools else {"vllm": _server(made, folder)}
+    services |= _behind_proxy(made, folder) if made.canary else {"vllm": _server(made, folder)}
     content = {
         "name": made.name,
         "services": {**services, **_monitoring()},
         "volumes": {"home": {}, "prometheus": {}, "grafana": {}},
     }
     observing = monitoring_files(made, _pools(made), prometheus_url=PROMETHEUS_URL)
-    proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.has_pools else []
+    proxy = [Artifact("proxy/Caddyfile", _caddyfile(made), alone=False)] if made.canary else []
     start = _START + (_GATED if any(one.downloads for one in staged.values()) else "")
     text = yaml_text(_literal(content), head=f"{made.head}\n\n{start}\n{_START_ALL}")
     return (Artifact("compose.yaml", text), *proxy, *observing)
@@ -77,8 +75,6 @@ def _pools(made: Deployment) -> dict[str, tuple[str, Deployment]]:
     found = {"main": ("vllm", made)}
     if made.canary:
         found["canary"] = ("vllm-canary", made.canary.made)
-    if made.has_plain_pool and made.plain:
-        found["plain"] = ("vllm-plain", replace(made, plan=made.plain))
     return found
 
 
@@ -126,18 +122,12 @@ def _ports(made: Deployment) -> Commented:
 
 
 def _caddyfile(made: Deployment) -> str:
-    """The proxy's configuration: a header picks the pool without speculation, all else is shared by weight."""
-    port = made.plan.port
+    """The proxy's configuration: requests are shared by weight."""
+    port, (main, canary) = made.plan.port, made.shares
     lines = ["{", "\tadmin off", "\tauto_https off", "}", "", f":{port} {{"]
-    if made.has_plain_pool:
-        lines += [f"\t@plain header {HEADER} {PLAIN}", "\thandle @plain {"]
-        lines += [f"\t\treverse_proxy vllm-plain:{port} {{", "\t\t\tflush_interval -1", "\t\t}", "\t}"]
-    upstreams = f"vllm:{port} vllm-canary:{port}" if made.canary else f"vllm:{port}"
-    lines += ["\thandle {", f"\t\treverse_proxy {upstreams} {{"]
-    if made.canary:
-        main, canary = made.shares
-        lines += [f"\t\t\tlb_policy weighted_round_robin {main} {canary}", "\t\t\tlb_try_duration 5s"]
-    lines += ["\t\t\tflush_interval -1", "\t\t}", "\t}", "}"]
+    lines += [f"\treverse_proxy vllm:{port} vllm-canary:{port} {{"]
+    lines += [f"\t\tlb_policy weighted_round_robin {main} {canary}", "\t\tlb_try_duration 5s"]
+    lines += ["\t\tflush_interval -1", "\t}", "}"]
     return comment(made.head) + "\n".join(lines) + "\n"
 
 

@@ -22,7 +22,6 @@ from specserve.vllm.versions import table
 MODELS = "/models"
 """Where a container finds the folders and files that the profile names by a path: its working folder."""
 _LEADER = "{leader}"  # stands for node 0's address, which a target knows
-HEADER, PLAIN = "x-specserve-pool", "plain"
 """A client that sends this header is answered without speculation."""
 HOME_NOTE = "vLLM, torch and Triton compile into it"
 USER_NOTE = "must be a user in the image's /etc/passwd: torch fails for any other uid"
@@ -138,8 +137,6 @@ class Deployment:
     profile: Profile
     plan: LaunchPlan
     """One process, or one node's share without the flags of nodes; listens on all interfaces of its container."""
-    plain: LaunchPlan | None
-    """The same server without speculation; None if the profile does not speculate."""
     ranks: tuple[LaunchPlan, ...]
     """One plan per node, if there are several."""
     image: Image
@@ -155,13 +152,6 @@ class Deployment:
     target: str = ""
     """What it is being written for."""
     canary: Canary | None = None
-    has_plain_pool: bool = False
-    """Whether servers without speculation run beside it."""
-
-    @property
-    def has_pools(self) -> bool:
-        """Whether several servers stand behind one address."""
-        return self.canary is not None or self.has_plain_pool
 
     @property
     def reached_host(self) -> str:
@@ -315,7 +305,6 @@ def deployment(
     inside = replace(inside, server=server, hardware=hardware, spans=spans)
     known = table(version)
     plan = launch(inside, table=known, platform=platform, version=version)
-    plain = replace(inside, speculation=None) if inside.speculation else None
     nodes = node_count(inside)
     leader = None if inside.engine.get("master_addr") else _LEADER
     ranks = [
@@ -334,7 +323,6 @@ def deployment(
         name=dns_label(profile.name),
         profile=inside,
         plan=plan,
-        plain=launch(plain, table=known, platform=platform, version=version) if plain else None,
         ranks=tuple(ranks),
         image=official(version, platform=platform, reference=image),
         host=profile.server.host,

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from specserve.deploy.deployment import HEADER, PLAIN, Artifact, Deployment
-from specserve.deploy.monitoring import AS_PLAIN, POOL_LABEL, alert_groups, canary_alerts, canary_analysis
+from specserve.deploy.deployment import Artifact, Deployment
+from specserve.deploy.monitoring import POOL_LABEL, alert_groups, canary_alerts, canary_analysis
 from specserve.deploy.pods import FINGERPRINT, pod, server
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.schema import Profile
 from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
 _POOL = "specserve/pool"
-_ADDS_PODS = ("autoscaling", "plain-pool", "canary")
-_ASSUMED_CROSSOVER = 32
+_ADDS_PODS = ("autoscaling", "canary")
 _ADAPTER = """\
-must be custom metrics of the cluster, such as by this rule of prometheus-adapter for both numbers of requests:
-- seriesQuery: '{__name__=~"^vllm:num_requests_(waiting|running)$",namespace!="",pod!=""}'
+must be a custom metric of the cluster, such as by this rule of prometheus-adapter:
+- seriesQuery: '{__name__=~"^vllm:num_requests_waiting$",namespace!="",pod!=""}'
   resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
   name: {matches: "^vllm:(.*)$", as: "vllm_${1}"}
   metricsQuery: sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"""
 _TEXTS = {
-    "plain-pool": (
-        "The same server without speculation, for clients that send parameters that speculation refuses "
-        "(min_p, logit_bias), and for load at which speculation no longer pays."
-    ),
     "canary": (
         "The alternative `{alternative}` beside the server, on accelerators of its own. The alerts of "
         "`canary-monitoring` say when it may replace the server."
     ),
-    "routes": (
-        "One address for all pools, by the Gateway API. Requests with the header "
-        f"`{HEADER}: {PLAIN}` are answered without speculation."
-    ),
+    "routes": "One address for the server and its canary, by the Gateway API.",
     "canary-analysis": "For Argo Rollouts: the canary's figures over those of the main pool.",
 }
 _SHARED = (
@@ -103,42 +94,38 @@ def _component(made: Deployment, name: str, files: list[str]) -> str:
 
 def _more_pools(main: _Pool) -> dict[str, dict[str, Object]]:
     """What runs beside the server if it was asked for, and the routes to it."""
-    made, found, claims = main.made, {}, _claims(main)
-    pools = {}
-    if made.has_plain_pool and made.plain:
-        loaded = tuple(one for one in made.downloads if one.step != "draft")
-        plain = replace(made, plan=made.plain, downloads=loaded)
-        pools["plain-pool"] = _Pool(plain, plain.plan, "plain")
-    if made.canary:
-        pools["canary"] = _Pool(made.canary.made, made.canary.made.plan, "canary")
-    for name, pool in pools.items():
-        found[name] = {
+    made, claims = main.made, _claims(main)
+    if made.canary is None:
+        return {}
+    pool = _Pool(made.canary.made, made.canary.made.plan, "canary")
+    canary = made.canary.made.profile
+    alerts = {"groups": canary_alerts(made.profile, canary)}
+    analysis = canary_analysis(made.profile, canary)
+    route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
+
+    def about_canary(api: str, kind: str, spec: Object) -> dict[str, Object]:
+        one = main.object(api, kind, spec, name=f"{made.name}-canary")
+        return {f"{kind.lower()}.yaml": one}
+
+    return {
+        "canary": {
             "deployment.yaml": pool.workload(),
             "service.yaml": pool.service(),
             "poddisruptionbudget.yaml": pool.disruption_budget(),
             **{f"claim-{of}.yaml": claim for of, claim in _claims(pool).items() if of not in claims},
-        }
-        found[f"{name}-monitoring"] = {"podmonitor.yaml": pool.monitor()}
-    if pools:
-        route = main.object("gateway.networking.k8s.io/v1", "HTTPRoute", _route(made))
-        found["routes"] = {"httproute.yaml": route}
-    if made.canary:
-        canary = made.canary.made.profile
-        alerts = {"groups": canary_alerts(made.profile, canary)}
-        analysis = canary_analysis(made.profile, canary)
-        kinds = {
-            "canary-monitoring": ("monitoring.coreos.com/v1", "PrometheusRule", alerts),
-            "canary-analysis": ("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),
-        }
-        for name, (api, kind, spec) in kinds.items():
-            one = main.object(api, kind, spec, name=f"{made.name}-canary")
-            found.setdefault(name, {})[f"{kind.lower()}.yaml"] = one
-    return found
+        },
+        "canary-monitoring": {
+            "podmonitor.yaml": pool.monitor(),
+            **about_canary("monitoring.coreos.com/v1", "PrometheusRule", alerts),
+        },
+        "routes": {"httproute.yaml": route},
+        "canary-analysis": about_canary("argoproj.io/v1alpha1", "AnalysisTemplate", analysis),
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Pods of one launch: the profile's (`main`), an alternative's (`canary`), or without speculation (`plain`)."""
+    """Pods of one launch: the profile's (`main`), or an alternative's (`canary`)."""
 
     made: Deployment
     plan: LaunchPlan
@@ -231,16 +218,12 @@ class _Pool:
             endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
         if self.kind == "canary" or self.made.canary:
             endpoint["relabelings"] = [{"targetLabel": POOL_LABEL, "replacement": self.kind}]
-        if self.kind == "plain":
-            renamed = {"sourceLabels": ["model_name"], "targetLabel": "model_name", **AS_PLAIN}
-            text = "the alerts on speculation are for the other pools"
-            endpoint["metricRelabelings"] = Commented(text, [renamed])
         spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
         return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)
 
 
 def _autoscaler(pool: _Pool) -> Object:
-    """More replicas while requests wait; with a pool without speculation also before speculation stops paying."""
+    """More replicas while requests wait."""
 
     def metric(name: str, average: str) -> Object:
         target = {"type": "AverageValue", "averageValue": average}
@@ -254,15 +237,6 @@ def _autoscaler(pool: _Pool) -> Object:
     metrics: list[Any] = [
         Commented("assumed: another replica from 4 waiting requests per replica on", waiting)
     ]
-    if pool.made.has_plain_pool:
-        known = crossover(pool.made.profile)
-        text = (
-            "from this load on the profile drafts nothing: more replicas keep each below it"
-            if known
-            else "assumed: `specserve bench` and `tune` say at which concurrency speculation stops paying"
-        )
-        running = metric("vllm_num_requests_running", str(known or _ASSUMED_CROSSOVER))
-        metrics.append(Commented(text, running))
     up = one_per(min(1800, pool.made.start_limit_s), settled_s=60)
     spec = {
         "scaleTargetRef": {**pool.owner, "name": pool.name},
@@ -275,14 +249,6 @@ def _autoscaler(pool: _Pool) -> Object:
         },
     }
     return pool.object("autoscaling/v2", "HorizontalPodAutoscaler", spec)
-
-
-def crossover(profile: Profile) -> int | None:
-    """Return the load from which on the profile drafts nothing, by its own schedule of draft tokens."""
-    block = profile.speculation
-    schedule = block.keys.get("num_speculative_tokens_per_batch_size") if block else None
-    last = schedule[-1] if isinstance(schedule, list | tuple) and schedule else None
-    return int(last[0]) if last and last[-1] == 0 else None
 
 
 def _policy(pool: _Pool) -> Object:
@@ -325,20 +291,14 @@ def _claims(pool: _Pool) -> dict[str, Object]:
 
 
 def _route(made: Deployment) -> Object:
-    """The `spec` of an HTTPRoute (Gateway API v1): the header picks a pool, all else is shared by weight."""
-    port, name, rules = made.plan.port, made.name, []
-    if made.has_plain_pool:
-        match = {"headers": [{"type": "Exact", "name": HEADER, "value": PLAIN}]}
-        plain = {"matches": [match], "backendRefs": [{"name": f"{name}-plain", "port": port}]}
-        text = "for requests that speculation refuses, such as with `min_p` or `logit_bias`"
-        rules.append(Commented(text, plain))
-    main, canary = made.shares
-    shared: list[Object] = [{"name": name, "port": port}]
-    if made.canary:
-        shared[0]["weight"] = main
-        shared.append({"name": f"{name}-canary", "port": port, "weight": canary})
+    """The `spec` of an HTTPRoute (Gateway API v1): requests are shared by weight."""
+    names = (made.name, f"{made.name}-canary")
+    shared = [
+        {"name": name, "port": made.plan.port, "weight": share}
+        for name, share in zip(names, made.shares, strict=True)
+    ]
     gateway = "assumed: name the Gateway that such requests come through in your own kustomization"
     return {
         "parentRefs": Commented(gateway, [{"name": "inference"}]),
-        "rules": [*rules, {"backendRefs": shared}],
+        "rules": [{"backendRefs": shared}],
     }

@@ -17,7 +17,6 @@ from specserve.profile.writer import Commented, yaml_text
 SERVER = "job, instance, model_name"
 POOL_LABEL = "specserve_pool"
 """Tells the series of a server (`main`) and of its canary (`canary`) apart."""
-AS_PLAIN = {"regex": "(.+)", "replacement": "$1 (plain)"}
 """How the model of servers without speculation is renamed, since the alerts on speculation are not for them."""
 
 
@@ -272,7 +271,7 @@ def monitoring(made: Deployment, _folder: str) -> tuple[Artifact, ...]:
 def monitoring_files(
     made: Deployment, pools: Mapping[str, tuple[str, Deployment]], *, prometheus_url: str
 ) -> tuple[Artifact, ...]:
-    """Returns what Prometheus and Grafana read. `pools`: by `main`, `canary`, `plain` a server and its host."""
+    """Returns what Prometheus and Grafana read. `pools`: by `main`, `canary` a server and its host."""
     prometheus = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["specserve.rules.yml"],
@@ -311,9 +310,4 @@ def _job(main: Deployment, pool: str, host: str, made: Deployment) -> dict[str, 
         job["tls_config"] = {"insecure_skip_verify": True}
     servers = [{"targets": [f"{host}:{made.plan.port}"], "labels": labels}]
     job["static_configs"] = Commented("the server; /metrics asks for no key", servers)
-    if pool == "plain":
-        renamed = {"source_labels": ["model_name"], "target_label": "model_name", **AS_PLAIN}
-        job["metric_relabel_configs"] = Commented(
-            "the alerts on speculation are for the other servers", [renamed]
-        )
     return job

@@ -41,26 +41,23 @@ def with_canary(made: Deployment, text: str, made_of: Callable[[str], Deployment
 
 def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...]:
     """Return the files of one of TARGETS. `folder`: absolute, where they are to lie. Raises UsageError."""
-    if made.has_pools:
+    if made.canary:
         _require_pools(made, target)
     canary = made.canary and replace(made.canary, made=replace(made.canary.made, target=target))
     return TARGETS[target](replace(made, target=target, canary=canary), folder)
 
 
 def _require_pools(made: Deployment, target: str) -> None:
-    """Raises UsageError if the pools that were asked for cannot be written for a target."""
-    asked = "--canary" if made.canary else "--plain-pool"
-    if target == "monitoring" and not made.has_plain_pool:
+    """Raises UsageError if a canary cannot be written for a target."""
+    if target == "monitoring":
         return
     if target not in ("compose", "kubernetes"):
-        raise UsageError(f"`{asked}` is for `--to kubernetes` and `--to compose`, not for `--to {target}`")
+        raise UsageError(f"`--canary` is for `--to kubernetes` and `--to compose`, not for `--to {target}`")
     if made.nodes > 1:
-        raise UsageError(f"`{asked}` is for servers on one node, but this profile needs {made.nodes}")
-    if made.has_plain_pool and made.plain is None:
-        raise UsageError("`--plain-pool` adds nothing: the profile does not speculate")
+        raise UsageError(f"`--canary` is for servers on one node, but this profile needs {made.nodes}")
     if target == "compose" and made.scheme == "https":
         raise UsageError(
-            f"`{asked}` puts a proxy in front of the servers, which must then speak plain HTTP",
+            "`--canary` puts a proxy in front of the servers, which must then speak plain HTTP",
             hint="leave `ssl_certfile` and `ssl_keyfile` to the proxy",
         )
 

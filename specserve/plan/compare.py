@@ -37,38 +37,28 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: a profile and the launch that it makes."""
+    """One of the two: what it is called, its profile, and the launch that it makes."""
 
+    label: str
     profile: Profile
     plan: LaunchPlan
+    ignored: tuple[str, ...] = ()
+    """What is not compared of a command, because vLLM does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchComparison:
-    """What differs, by kind. `models` and `memory` are None where nothing is known of either side."""
+    """What differs, by kind."""
 
     argv: tuple[Difference, ...] = ()
     env: tuple[Difference, ...] = ()
-    engine_kwargs: tuple[Difference, ...] = ()
     profile: tuple[Difference, ...] = ()
     """What a launch does not show: version range, hardware, promises, alternatives, time limits."""
-    models: tuple[Difference, ...] | None = None
-    memory: tuple[Difference, ...] | None = None
-    effective: tuple[Difference, ...] | None = None
-    """What vLLM itself makes of both; None if it was not asked."""
 
     @property
     def count(self) -> int:
-        """How many differences a person counts: engine arguments stand in the argv too, and count once."""
-        parts = (
-            self.argv,
-            self.env,
-            self.profile,
-            self.models or (),
-            self.memory or (),
-            self.effective or (),
-        )
-        return sum(map(len, parts))
+        """How many differences there are."""
+        return len(self.argv) + len(self.env) + len(self.profile)
 
 
 def compare(a: Side, b: Side) -> LaunchComparison:
@@ -76,7 +66,6 @@ def compare(a: Side, b: Side) -> LaunchComparison:
     return LaunchComparison(
         argv=differences(_argv(a), _argv(b)),
         env=differences(_env(a), _env(b)),
-        engine_kwargs=differences(_engine_kwargs(a), _engine_kwargs(b)),
         profile=differences(_besides(a), _besides(b)),
     )
 
@@ -138,16 +127,6 @@ def _env(side: Side) -> dict[str, Written]:
         name: Written(f"${value.name}" if isinstance(value, FromEnv) else value, spans.get(name))
         for name, value in side.plan.env.items()
     }
-
-
-def _engine_kwargs(side: Side) -> dict[str, Written]:
-    found: dict[str, Written] = {}
-    spans = side.profile.spans
-    for name, value in side.plan.engine_kwargs.items():
-        path = "speculation" if name == "speculative_config" else f"engine.{name}"
-        path = f"target.{name}" if f"target.{name}" in spans else path
-        found |= dict(flat(name, value, spans=spans, path=path))
-    return found
 
 
 def _besides(side: Side) -> dict[str, Written]:

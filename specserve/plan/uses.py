@@ -64,9 +64,7 @@ def draft_use(profile: Profile, block: Speculation, *, path: str) -> ModelUse | 
     return None
 
 
-def downloads(
-    profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> tuple[ModelDownload, ...]:
+def downloads(profile: Profile, *, tell: Callable[[str], None] = lambda _: None) -> tuple[ModelDownload, ...]:
     """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
 
     Raises FactError: a directory that is not there, a model that the Hub does not show.
@@ -76,7 +74,7 @@ def downloads(
     # (vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32)
     key = "use_heterogeneous_vocab"
     by_branch = {f"{path}.model" for path, block in profile.blocks.items() if block.keys.get(key)}
-    for use in model_uses(profile, alternatives=alternatives):
+    for use in model_uses(profile, alternatives=False):
         place = local_path(use.model)
         if place is not None:
             if not place.is_dir():

@@ -11,7 +11,6 @@ from specserve.report.console import in_one_line, styled, wrapped
 from specserve.report.text import GIB, Column, Table, count, json_document, json_values
 
 if TYPE_CHECKING:
-    from specserve.checks.doctor.leftovers import Remains
     from specserve.checks.doctor.limits import Line
 
 _COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -35,18 +34,11 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
     return "\n".join(rows)
 
 
-def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
-    """Returns the same for programs, with every leftover by name; of a command what stands before its options."""
-    files, processes = remains.files, remains.processes
-    leftovers = {
-        "files": files.files,
-        "shared_memory_bytes": files.shared_bytes,
-        "orphans": [{"pid": each.pid, "command": each.command} for each in processes.orphans],
-        "other_servers": [{"pid": each.pid, "command": each.command} for each in processes.others],
-    }
+def doctor_json(lines: Sequence[Line]) -> str:
+    """Returns the same for programs."""
     states = [str(line.state) for line in lines]
     summary = {state: states.count(state) for state in ("ok", "note", "bad")}
-    return json_document({"lines": lines, "leftovers": leftovers, "summary": summary})
+    return json_document({"lines": lines, "summary": summary})
 
 
 def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:

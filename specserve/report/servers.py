@@ -266,12 +266,9 @@ def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, st
         found is None or os.path.realpath(found) != os.path.realpath(called)
     ):
         program = shlex.quote(called)
-    variable = f" --api-key-env {key}" if key else ""
-    # `--url` also on port 8000: without it, `ask` takes a detached server first
-    yield (
-        "ask",
-        f"{program} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0 --url {url}{variable}",
-    )
+    variable = f"VLLM_API_KEY=${key} " if key and key != "VLLM_API_KEY" else ""
+    # `--server` also on port 8000: without it, `ask` takes a detached server first
+    yield "ask", f"{variable}{program} ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}"
 
 
 def print_last(path: Path, *, lines: int) -> LogTail:

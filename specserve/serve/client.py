@@ -30,11 +30,9 @@ class Question:
     """One request; None leaves the choice to the server."""
 
     prompt: str
-    mode: Mode | None = None
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    seed: int | None = None
 
 
 @dataclass(slots=True)
@@ -172,14 +170,12 @@ class Client:
             return None
 
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
-        """Send one request and hand on its text as it comes. Without a mode: chat, if the model has a template."""
+        """Send one request and hand on its text as it comes: a chat, if the model has a template for it."""
         model = question.model or self.first_model()
         before = self.metrics()
         try:
-            answer, summary = self._stream(question, model, question.mode or "chat", on_text=on_text)
+            answer, summary = self._stream(question, model, "chat", on_text=on_text)
         except requests.NoChatTemplate:
-            if question.mode is not None:
-                raise
             answer, summary = self._stream(question, model, "completion", on_text=on_text)
         answer.speculation = self._speculation(summary, before)
         return answer
@@ -217,7 +213,7 @@ class Client:
     def _events(self, question: Question, model: str, mode: Mode) -> Generator[dict[str, Any], None, None]:
         body: dict[str, Any] = {
             name: value
-            for name in ("max_tokens", "temperature", "seed")
+            for name in ("max_tokens", "temperature")
             if (value := getattr(question, name)) is not None
         }
         body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}

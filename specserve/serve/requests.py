@@ -35,8 +35,8 @@ class Endpoint:
 def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
     """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError if it is none.
 
-    The key comes from the variable that the user named, and from nowhere else: a key for another service must
-    not be sent to whatever answers here.
+    The key comes from the variable that the server's profile names, else from vLLM's own, and from nowhere else: a
+    key for another service must not be sent to whatever answers here.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -50,7 +50,7 @@ def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
     if parts.username is not None or parts.password is not None:
         raise UsageError(
             "the URL contains a user name or a password",
-            hint="use `--api-key-env NAME` to read a key from a variable",
+            hint=KEY_HINT,
         )
     if parts.query or parts.fragment:
         raise UsageError(f"`{url}` is not a server's URL: it has a query or a fragment")
@@ -72,20 +72,23 @@ def _is_loopback(host: str) -> bool:
 
 
 def _key(name: str | None) -> str | None:
-    if name is None:
+    value = os.environ.get(name or _VLLM_KEY, "").strip()
+    if not value and name is None:
         return None
-    value = os.environ.get(name, "").strip()
     if not value:
         raise UsageError(f"the environment variable `{name}` is not set")
     if not (value.isascii() and value.isprintable()):
         raise UsageError(
-            f"the environment variable `{name}` contains no valid key: it has characters that a key cannot "
-            "have"
+            f"the environment variable `{name or _VLLM_KEY}` contains no valid key: it has characters that a key "
+            "cannot have"
         )
     return value
 
 
-KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
+_VLLM_KEY = "VLLM_API_KEY"
+KEY_HINT = (
+    "set `VLLM_API_KEY` to the server's key; for a detached server, the variable that its profile names"
+)
 _LIMIT, _MOST_QUOTED = 300, 4096
 
 
@@ -122,8 +125,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
         what = "refused the key" if endpoint.api_key else "wants an API key"
         return TrafficError(f"the server at {root} {what} ({status})", hint=KEY_HINT)
     if status == 404 and model is not None and "does not exist" in message:
-        hint = "leave `--model` out to use the first model that it serves"
-        return TrafficError(f"the server at {root} has no model `{shown(model)}`", hint=hint)
+        return TrafficError(f"the server at {root} has no model `{shown(model)}`")
     if status in {404, 405}:
         return no_api(endpoint)
     if status in {400, 422}:

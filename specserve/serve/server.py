@@ -30,9 +30,6 @@ _DYING_S = 10.0
 _DYING_LOOK_S = 0.1
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
-Gate = Callable[["RunningServer"], None]
-"""Called with a server that answers, before the service manager hears that it is ready; what it raises ends it."""
-
 
 class RunningServer:
     """A server that runs: the same states whether this command stays with it (`running`) or leaves it (`launch`)."""
@@ -64,8 +61,8 @@ class RunningServer:
         """vLLM's first process."""
         return self.child.pid
 
-    def start(self, gate: Gate | None = None) -> None:
-        """Wait until it answers and has passed the gate. Raises LaunchError, Interrupted, and what the gate raises."""
+    def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Wait until it answers. Raises LaunchError, Interrupted, and what `on_ready` raises, which ends it."""
         self._emit(events.Started(self.pid, str(self.log_path)))
         self._emit(events.PhaseStarted(self.phase, self.child.elapsed_s))
         if self._until(self._is_up):
@@ -80,9 +77,7 @@ class RunningServer:
         self.phase = Phase.SERVING
         self.child.note_traces()
         self._emit(self._up())
-        if gate is not None:
-            with self.explaining_failures():
-                gate(self)
+        on_ready()
         where = f"at {self.url}" if self.plan.answers else f"as node {self.plan.node_rank}"
         notify("READY=1", f"STATUS=serving {self.plan.model} {where}")
 
@@ -225,13 +220,12 @@ def running(
     log_path: Path,
     on_event: OnEvent = events.ignore,
     stop: StopRequest | None = None,
-    gate: Gate | None = None,
     warms_up: bool = False,
 ) -> Iterator[RunningServer]:
     """Start the plan's server, hand it over when it is ready, stop it at the end whatever happens.
 
     Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted (`stop` was
-    requested before it was ready), and what the gate raises.
+    requested before it was ready).
     """
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
@@ -239,7 +233,7 @@ def running(
         child = Child(plan.argv, env=env, log_path=log_path)
         server = RunningServer(plan, child, stop=stop, emit=on_event, warms_up=warms_up)
         stack.callback(server.end)
-        server.start(gate)
+        server.start()
         with server.explaining_failures():
             yield server
         if not stop.count:
@@ -284,7 +278,7 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
         raise LaunchError(
             f"`{plan.model}` is already served at {plan.url} by {found}",
             hint=(
-                f"`specserve ask --url {plan.url}` sends it a prompt; use `--port 0` to start another server"
+                f"`specserve ask --server {plan.url}` sends it a prompt; use `--port 0` to start another server"
             ),
         )
     raise LaunchError(f"port {plan.port} is taken by {found}", hint="use `--port 0` for a free one")

@@ -32,7 +32,7 @@ def ask(
 
 def test_the_text_goes_to_stdout_and_the_figures_to_stderr() -> None:
     with serving(Script(summary=SUMMARY)) as url:
-        done = ask("--completion", "def f", "--url", url)
+        done = ask("def f", "--server", url)
     assert done.returncode == 0
     assert done.stdout == b"def f():\n    pass\n"
     talk = done.stderr.decode().splitlines()
@@ -45,20 +45,20 @@ def test_the_text_goes_to_stdout_and_the_figures_to_stderr() -> None:
 
 def test_requests_of_others_are_said() -> None:
     with serving(Script(other_requests=2)) as url:
-        done = ask("hi", "--url", url)
+        done = ask("hi", "--server", url)
     assert b"(2 other requests ran: acceptance is the server's)" in done.stderr
 
 
 def test_no_speculation_is_said() -> None:
     with serving(Script(speculates=False)) as url:
-        assert ask("hi", "--url", url).stderr.decode().splitlines()[1] == "no speculation"
+        assert ask("hi", "--server", url).stderr.decode().splitlines()[1] == "no speculation"
 
 
 def test_a_completion_instead_of_a_chat_is_said() -> None:
     with serving(Script(has_template=False)) as url:
-        done = ask("hi", "--url", url)
+        done = ask("hi", "--server", url)
     assert done.returncode == 0
-    assert b"`demo` has no chat template, so the text was continued instead (`--completion`)" in done.stderr
+    assert b"`demo` has no chat template, so it continued the text" in done.stderr
 
 
 def test_without_an_address_the_server_that_is_asked_is_named(tmp_path: Path) -> None:
@@ -67,16 +67,16 @@ def test_without_an_address_the_server_that_is_asked_is_named(tmp_path: Path) ->
 
 
 def test_the_prompt_may_come_from_stdin_byte_for_byte() -> None:
-    script = Script()
+    script = Script(has_template=False)
     with serving(script) as url:
-        assert ask("-", "--completion", "--url", url, stdin="def ü():\n".encode()).returncode == 0
-        assert ask("--completion", "--url", url, stdin=b"two").returncode == 0
-    assert [request["prompt"] for request in script.requests] == ["def ü():\n", "two"]
+        assert ask("-", "--server", url, stdin="def ü():\n".encode()).returncode == 0
+        assert ask("--server", url, stdin=b"two").returncode == 0
+    assert [request["prompt"] for request in script.requests if "prompt" in request] == ["def ü():\n", "two"]
 
 
 def test_json_is_one_object_for_scripts() -> None:
     with serving(Script(summary=SUMMARY, pieces=("\x1b[2J", "ü"), reasoning=("hm",))) as url:
-        done = ask("hi", "--url", url, "--format", "json")
+        done = ask("hi", "--server", url, "--format", "json")
     assert b"\x1b" not in done.stdout
     body = json.loads(done.stdout)
     assert body.pop("ttft_ms") > 0
@@ -112,7 +112,7 @@ ATTACK = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\r"
 @pytest.mark.parametrize("pieces", [(ATTACK,), tuple(ATTACK)], ids=["whole", "split across chunks"])
 def test_a_server_cannot_order_the_terminal_about(pieces: tuple[str, ...]) -> None:
     with serving(Script(pieces=pieces, reasoning=pieces)) as url:
-        done = ask("hi", "--url", url)
+        done = ask("hi", "--server", url)
     assert done.returncode == 0
     for stream in (done.stdout.decode(), done.stderr.decode()):
         assert "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\\x202eabc\\x0d\n" in stream
@@ -121,13 +121,13 @@ def test_a_server_cannot_order_the_terminal_about(pieces: tuple[str, ...]) -> No
 
 def test_text_that_the_terminal_cannot_show_is_replaced() -> None:
     with serving(Script(pieces=("\ud83d", "ü→"))) as url:
-        done = ask("hi", "--url", url, env={"PYTHONIOENCODING": "latin-1"})
+        done = ask("hi", "--server", url, env={"PYTHONIOENCODING": "latin-1"})
     assert done.returncode == 0
     assert done.stdout == b"?\xfc?\n"
 
 
 def test_nothing_listens() -> None:
-    done = ask("hi", "--url", "http://127.0.0.1:9")
+    done = ask("hi", "--server", "http://127.0.0.1:9")
     assert done.returncode == 2
     assert done.stdout == b""
     assert b"nothing listens at http://127.0.0.1:9" in done.stderr
@@ -138,12 +138,14 @@ def test_nothing_listens() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("hi", "--url", "ftp://x"), b"not an http URL"),
-        (("hi", "--api-key-env", "NOT_SET_ANYWHERE"), b"`NOT_SET_ANYWHERE` is not set"),
+        (("hi", "--server", "ftp://x"), b"not an http URL"),
         (("hi", "--max-tokens", "0"), b"--max-tokens"),
-        (("--completion", ""), b"the prompt is empty"),
-        (("--completion", "-"), b"the prompt is empty"),
-        (("hi", "--url", "http://no-such-host.invalid"), b"hint: `--url` takes a server's address, such as"),
+        ((""), b"the prompt is empty"),
+        (("-"), b"the prompt is empty"),
+        (
+            ("hi", "--server", "http://no-such-host.invalid"),
+            b"hint: `--server` takes a server's address, such as",
+        ),
         (("hi", "--temperature", "-1"), b"--temperature"),
     ],
 )
@@ -162,7 +164,7 @@ def test_a_prompt_that_is_no_text() -> None:
 
 def test_a_server_that_breaks_off_leaves_the_text_and_an_error() -> None:
     with serving(Script(breaks="cut")) as url:
-        done = ask("hi", "--url", url)
+        done = ask("hi", "--server", url)
     assert done.returncode == 2
     assert done.stdout == b"def f():\n    pass\n"
     assert b"the connection to" in done.stderr
@@ -178,7 +180,7 @@ def test_ctrl_c_keeps_the_text_and_ends_with_130() -> None:
 
     with serving(Script(during=during)) as url:
         process = subprocess.Popen(
-            [sys.executable, "-m", "specserve", "ask", "hi", "--url", url],
+            [sys.executable, "-m", "specserve", "ask", "hi", "--server", url],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -201,10 +203,10 @@ def test_the_key_comes_from_the_named_variable_alone() -> None:
     leak = {"OPENAI_API_KEY": "leak", "OPENAI_ORG_ID": "leak", "OPENAI_BASE_URL": "http://127.0.0.1:9/leak"}
     script = Script(key="s3cret")
     with serving(script) as url:
-        refused = ask("hi", "--url", url, env=leak)
-        done = ask("hi", "--url", url, "--api-key-env", "MY_KEY", env={**leak, "MY_KEY": "s3cret"})
+        refused = ask("hi", "--server", url, env=leak)
+        done = ask("hi", "--server", url, env={**leak, "VLLM_API_KEY": "s3cret"})
     assert (refused.returncode, done.returncode) == (2, 0)
-    assert b"--api-key-env" in refused.stderr
+    assert b"VLLM_API_KEY" in refused.stderr
     assert b"s3cret" not in done.stdout + done.stderr
     assert not [header for header in script.headers if "leak" in str(header)]
 
@@ -212,18 +214,18 @@ def test_the_key_comes_from_the_named_variable_alone() -> None:
 def test_an_answer_stops_at_256_tokens_unless_more_is_asked_for() -> None:
     script = Script()
     with serving(script) as url:
-        ask("hi", "--url", url)
-        ask("hi", "--max-tokens", "2", "--url", url)
+        ask("hi", "--server", url)
+        ask("hi", "--max-tokens", "2", "--server", url)
     assert [body["max_tokens"] for body in script.requests] == [256, 2]
 
 
 def test_the_note_in_the_folder_of_a_served_model_is_shown(tmp_path: Path) -> None:
     (tmp_path / "NOTE.txt").write_text("a test model;\nit cannot answer\x1b[31m questions\n")
     with serving(Script(root=str(tmp_path))) as url:
-        done = ask("hi", "--url", url)
+        done = ask("hi", "--server", url)
     assert (
         done.stderr.decode().splitlines()[0]
         == "note: `demo` is a test model; it cannot answer\\x1b[31m questions"
     )
     with serving(Script(root=str(tmp_path / "elsewhere"))) as url:
-        assert b"note" not in ask("hi", "--url", url).stderr
+        assert b"note" not in ask("hi", "--server", url).stderr

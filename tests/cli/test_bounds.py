@@ -94,7 +94,7 @@ def test_a_layer_of_5000_digits_is_no_layer(
     (folder / "model.safetensors").write_bytes(content)
     for more in ("", "speculation: {method: mtp, num_speculative_tokens: 1}\n"):
         profile = write(f"target: {{model: {folder}, max_model_len: 512}}\n{more}")
-        assert _run(["check", str(profile), "--offline", "--assume", "1xH100-80GB"]) in (0, 1)
+        assert _run(["check", str(profile), "--offline", "--assume", "1xH100-80GB", "-v"]) in (0, 1)
         assert more or "GiB" in "".join(capsys.readouterr())
 
 
@@ -107,7 +107,7 @@ LONG = "a" * 300
         (["up", "configs/demo.yaml", "--detach", "--name", LONG], "use at most 63 lower-case letters"),
         (["up", "configs/demo.yaml", "--detach", "--name", ""], "`` is not a valid server name"),
         (["up", "configs/demo.yaml", "--detach", "--name", "../x"], "`../x` is not a valid server name"),
-        (["ask", "hi", "--name", LONG], "is too long for the name of a file"),
+        (["ask", "hi", "--server", LONG], "is too long for the name of a file"),
         (["watch", LONG, "--once"], "is too long for the name of a file"),
         (["verify", LONG], "is too long for the name of a file"),
         (["bench", LONG, "--dry-run"], "is too long for the name of a file"),

@@ -374,7 +374,7 @@ def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
 ) -> None:
     file = Path(pair(PAIR))
     (file.parent / "other.yaml").write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-    assert _run(["lock", str(file), "--offline"]) == 0
+    assert _run(["lock", str(file)]) == 0
     capsys.readouterr()
     code, content = answer(capsys, str(file.parent), "--locked")
     errors = [item for item in content["findings"] if item["severity"] == "error"]

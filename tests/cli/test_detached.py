@@ -139,7 +139,7 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
         assert time.monotonic() < deadline
     assert found[0]["ended"]["exit_code"] == -9
     for words in (
-        ["ask", "hi", "--name", "demo"],
+        ["ask", "hi", "--server", "demo"],
         ["ask", "hi"],
         ["watch", "demo", "--once"],
         ["verify", "demo"],
@@ -159,9 +159,9 @@ def test_a_client_is_told_of_a_restart_of_the_host_and_still_asks_a_server_that_
     left()
     record = registry.read("demo")
     assert record is not None
-    assert find_server("demo", None) == (record.url, None)
+    assert find_server("demo") == (record.url, None)
     registry.write(dataclasses.replace(record, boot_id="another"))
-    assert run(["ask", "hi", "--name", "demo"]) == 2
+    assert run(["ask", "hi", "--server", "demo"]) == 2
     assert "the server `demo` is gone: the host was restarted since" in capsys.readouterr().err
     registry.write(record)
 
@@ -306,20 +306,18 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
 
 
 def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_server(None, None) == ("http://127.0.0.1:8000", None)
-    assert find_server("http://h:1", "K") == ("http://h:1", "K")
-    assert run(["ask", "hi", "--url", "http://h:1", "--name", "demo"]) == 2
+    assert find_server(None) == ("http://127.0.0.1:8000", None)
+    assert find_server("http://h:1") == ("http://h:1", None)
     with pytest.raises(UsageError, match="there is no server 'demo'"):
-        find_server("demo", None)
+        find_server("demo")
     monkeypatch.setenv("MY_KEY", "k" * 20)
     first = plan()
     keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
     start(keyed, name="demo", profile="p")
-    assert find_server(None, None) == (first.url, "MY_KEY")
-    assert find_server(None, "OTHER") == (first.url, "OTHER")
+    assert find_server(None) == (first.url, "MY_KEY")
     second = left(name="other")
-    assert find_server(None, None) == ("http://127.0.0.1:8000", None)
-    assert find_server("other", None) == (second.url, None)
+    assert find_server(None) == ("http://127.0.0.1:8000", None)
+    assert find_server("other") == (second.url, None)
 
 
 def test_arms_of_a_profile_have_names_of_their_own() -> None:

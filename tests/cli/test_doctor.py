@@ -1,18 +1,14 @@
-"""`specserve doctor` as a program: exit codes, both forms, no secret, leftovers one a line."""
+"""`specserve doctor` as a program: exit codes, both forms, no secret."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specserve.cli.app import _run
 from specserve.cli.doctor import _server_lines as server_lines
 from specserve.cli.doctor import _servers_here as servers_here
 from specserve.serve.detached.observe import Seen
@@ -29,7 +25,7 @@ def test_both_forms_tell_the_same_and_the_exit_code_says_whether_something_is_ba
     text = specserve("doctor")
     assert text.returncode == done.returncode
     names = [line["name"] for line in data["lines"]]
-    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "servers", "leftovers"} <= set(names)
+    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "servers"} <= set(names)
     assert {"Hub", "Hub token"} & set(names)
     rows = [row for row in text.stdout.decode().splitlines() if row.startswith(("ok ", "note ", "bad "))]
     assert {row[6:18].strip() for row in rows} == set(names)
@@ -60,62 +56,14 @@ def test_a_token_is_nowhere_in_what_is_told(format: str, specserve: Program, tmp
         assert [SECRET[at : at + 6] for at in range(len(SECRET) - 5) if SECRET[at : at + 6] in told] == []
 
 
-@pytest.fixture
-def engine() -> Iterator[int]:
-    """A process that calls itself an engine of vLLM."""
-    sleep = shutil.which("sleep")
-    assert sleep
-    with subprocess.Popen(["VLLM::EngineCore", "60"], executable=sleep) as running:
-        while b"VLLM" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
-            time.sleep(0.01)
-        yield running.pid
-        running.kill()
-
-
-def test_an_engine_of_no_server_of_ours_is_named(specserve: Program, engine: int) -> None:
-    data = json.loads(specserve("doctor", "--format", "json").stdout)
-    assert {"pid": engine, "command": "VLLM::EngineCore 60"} in data["leftovers"]["other_servers"]
-    assert f"`kill {engine}` if it is not needed" in [line["fix"] for line in data["lines"]]
-
-
-def test_where_our_servers_cannot_be_read_no_process_is_taken_for_a_strangers(
-    engine: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_that_cannot_be_read_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable() -> None:
         raise OSError(13, "Permission denied")
 
     monkeypatch.setattr("specserve.serve.detached.observe.observe_all", unreadable)
-    _run(["doctor", "--format", "json"])
-    data = json.loads(capsys.readouterr().out)
-    assert data["leftovers"]["other_servers"] == data["leftovers"]["orphans"] == []
-    (line,) = [line for line in data["lines"] if line["name"] == "servers"]
-    assert (line["state"], line["text"]) == (
-        "note",
-        "could not be examined: PermissionError: [Errno 13] Permission denied",
-    )
-
-
-def test_leftovers_are_listed_one_a_line_for_rm(specserve: Program) -> None:
-    path = Path("/dev/shm") / f"psm_{uuid.uuid4().hex[:8]}"
-    path.touch()
-    try:
-        done = specserve("doctor", "--leftovers")
-        assert done.returncode == 0
-        assert str(path) in done.stdout.decode().splitlines()
-        data = json.loads(specserve("doctor", "--format", "json").stdout)
-        assert str(path) in data["leftovers"]["files"]
-        note = next(line for line in data["lines"] if line["name"] == "leftovers" and "holds" in line["text"])
-        assert note["state"] == "note"
-    finally:
-        path.unlink()
-
-
-def test_a_folder_whose_name_breaks_a_line_yields_no_line_for_rm(specserve: Program, tmp_path: Path) -> None:
-    folder = tmp_path / "a\nb"
-    folder.mkdir()
-    (folder / f"vllm_dist_{'0' * 32}").touch()
-    done = specserve("doctor", "--leftovers", env={"TMPDIR": str(folder)})
-    assert b"vllm_dist_" + b"0" * 32 not in done.stdout
+    ours, (line,) = servers_here()
+    assert (ours, line.state) == (frozenset(), "note")
+    assert line.text == "could not be examined: PermissionError: [Errno 13] Permission denied"
 
 
 def test_the_processes_of_a_server_whose_record_is_lost_are_ours_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,32 +120,3 @@ def test_a_refusal_for_a_path_of_another_machine_is_skipped(
     assert reason.startswith(f"`{elsewhere}` (`engine.hf_config_path`) is not on this machine")
     assert check(elsewhere) == (1, ["SD501"], [])
     assert check("./nowhere", *assumed) == (1, ["SD501"], [])
-
-
-def test_an_upgrade_shows_in_the_effective_configuration(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(["diff", profile, "--vllm-source", str(vllm_that_answers)]) == 0
-    captured = capsys.readouterr()
-    assert "--- p.yaml  vLLM 0.32.0" in captured.out and "+++ p.yaml  vLLM 0.34.0" in captured.out
-    assert "effective configuration, by vLLM\n  model_runner\n    - V1\n    + V2\n" in captured.out
-    assert captured.err == "Found 2 differences\n"
-    both = ["--vllm-source", str(vllm_that_answers)] * 2
-    assert _run(["diff", profile, *both]) == 0
-    assert capsys.readouterr().err == "No difference\n"
-
-
-def test_an_upgrade_that_is_refused_is_one_error(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    newer = str(vllm_that_answers)
-    assert _run(["diff", profile, "--vllm-source", newer, "--set", "target.max_model_len=9999"]) == 2
-    assert "refuses this launch: max_model_len (9999)" in capsys.readouterr().err
-    assert _run(["diff", profile, *(["--vllm-source", newer] * 3)]) == 2
-    assert "`--vllm-source` can be given at most twice; found" in capsys.readouterr().err
-    assert _run(["diff", profile, "--vllm", "0.31", "--vllm-source", newer]) == 2
-    assert "`--vllm 0.31` does not match the vLLM of A, which is 0.32.0" in capsys.readouterr().err
-    wrong = vllm_that_answers / "a.whl"
-    wrong.write_text("no wheel")
-    assert _run(["diff", profile, "--vllm-source", str(wrong)]) == 2
-    assert "as a wheel:" in capsys.readouterr().err

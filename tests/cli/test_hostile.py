@@ -18,10 +18,10 @@ MOST_RSS_KB = 300 * 1024
 
 def arguments(command: str, url: str) -> list[str]:
     return {
-        "ask": ["ask", "hi", "--url", url],
+        "ask": ["ask", "hi", "--server", url],
         "verify": ["verify", url],
         "bench": ["bench", url, "--with", f"again={url}"],
-        "watch": ["watch", url, "--once", "--window", "1s", "--interval", "0.2s"],
+        "watch": ["watch", url, "--once", "--window", "1s"],
     }[command]
 
 
@@ -123,7 +123,7 @@ def test_no_stream_of_an_answer_is_without_end(
     if attack not in ("stream drip", "continue"):  # the bytes decide, however slow the machine is
         monkeypatch.setattr("specserve.serve.client._ANSWER_S", 600.0)
     with hostile(attack, only_posts=True) as url:
-        said = said_of(["ask", "hi", "--url", url, "--format", "json"], capsys)
+        said = said_of(["ask", "hi", "--server", url, "--format", "json"], capsys)
         assert f"the answer of {url}/v1/chat/completions {about}" in said
 
 

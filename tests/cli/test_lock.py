@@ -47,8 +47,10 @@ def clone(tmp_path: Path, hub: HubServer) -> Path:
     return file
 
 
-def lock(*arguments: object) -> int:
-    return _run(["lock", *map(str, arguments)])
+def lock(*arguments: object, offline: bool = False) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1" if offline else "")
+        return _run(["lock", *map(str, arguments)])
 
 
 def test_a_lock_has_commits_hashes_shapes_and_comparisons(clone: Path) -> None:
@@ -135,13 +137,13 @@ def test_a_lock_follows_the_branch_whatever_the_cache_holds(
 def test_offline_a_lock_is_made_of_what_is_here(
     clone: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lock(clone, "--offline") == 2
+    assert lock(clone, offline=True) == 2
     assert "not in the Hub cache" in capsys.readouterr().err
     assert lock(clone) == 0
     text = clone.with_suffix(".lock.json").read_text()
     clone.with_suffix(".lock.json").unlink()
     hub.requests.clear()
-    assert lock(clone, "--offline") == 0
+    assert lock(clone, offline=True) == 0
     assert clone.with_suffix(".lock.json").read_text() == text and hub.requests == []
 
 
@@ -242,7 +244,7 @@ def test_a_branch_that_moved_is_told_and_the_lock_holds(
     capsys.readouterr()
     assert lock(clone, "--check") == 0
     assert f"p.yaml:2:17: note: `org/target` has moved on the Hub: {'d' * 40}" in capsys.readouterr().out
-    assert lock(clone, "--check", "--offline") == 0
+    assert lock(clone, "--check", offline=True) == 0
     assert capsys.readouterr().out == ""
 
 
@@ -250,7 +252,7 @@ def test_check_without_the_hub_is_exit_code_2_and_never_green(clone: Path, hub: 
     assert lock(clone) == 0
     hub.close()
     assert lock(clone, "--check") == 2
-    assert lock(clone, "--check", "--offline") == 0
+    assert lock(clone, "--check", offline=True) == 0
 
 
 def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
@@ -275,10 +277,10 @@ def test_a_check_by_the_lock_alone_reads_no_model_and_says_so(clone: Path) -> No
 def test_what_is_not_cached_is_told_with_a_way_out_that_is_not_the_way_in(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lock(clone, "--offline") == 2
+    assert lock(clone, offline=True) == 2
     error = capsys.readouterr().err
     assert "is not in the Hub cache, and the Hub is not asked\n" in error
-    assert f"hint: `specserve pull {clone}` downloads it; leave `--offline` out to ask the Hub\n" in error
+    assert f"hint: `specserve pull {clone}` downloads it; unset HF_HUB_OFFLINE\n" in error
 
 
 def test_folders_are_locked_profile_by_profile(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,12 +89,9 @@ def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path)
     assert read_model("org/draft", offline=True).tensors
 
 
-def test_an_alternative_and_all_of_them(hub: HubServer, file: Path) -> None:
+def test_an_alternative(hub: HubServer, file: Path) -> None:
     assert pull(file, "--alternative", "head") == 0
     assert snapshot("head", "c").exists() and not snapshot("draft", "b").exists()
-    assert pull(file, "--all") == 0
-    assert snapshot("draft", "b").exists()
-    assert pull(file, "--all", "--alternative", "head") == 2
 
 
 def test_a_second_pull_downloads_nothing(
@@ -127,8 +124,6 @@ def test_the_lock_says_which_commit(hub: HubServer, file: Path, tmp_path: Path) 
     hub.add("org/target", new, commit="d" * 40, commits={"a" * 40: old})
     assert pull(file) == 0
     assert snapshot("target", "a").exists() and not snapshot("target", "d").exists()
-    assert pull(file, "--no-lock") == 0
-    assert snapshot("target", "d").exists()
 
 
 def test_with_lock_and_pull_a_launch_needs_no_hub(hub: HubServer, file: Path) -> None:

@@ -60,13 +60,13 @@ def test_plan_refuses_a_command_with_an_error(capsys: pytest.CaptureFixture[str]
 
 
 def test_up_shows_the_launch_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["up", "--dry-run", "--", *SERVE]) == 0
+    assert _run(["plan", "--", *SERVE]) == 0
     assert "serve org/target \\\n  --tensor-parallel-size 2" in capsys.readouterr().out
 
 
 def test_options_of_both_programs_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--strict", "--set", "target.max_model_len=512", "--", *SERVE, "--seed", "1"]) == 0
-    assert _run(["plan", "--vllm", "0.33", "--port", "9000", "--", *SERVE, "--port", "8001"]) == 0
+    assert _run(["plan", "--vllm", "0.33", "--set", "server.port=9000", "--", *SERVE, "--port", "8001"]) == 0
     assert "--port 9000" in capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_the_spelling_of_a_switch_is_judged_by_the_version(
     assert ("SD102" in capsys.readouterr().out) == bool(code)
 
 
-@pytest.mark.parametrize("asked", [["up", "--dry-run"], ["plan"], ["verify"], ["render", "--to", "compose"]])
+@pytest.mark.parametrize("asked", [["up"], ["plan"], ["verify"], ["render", "--to", "compose"]])
 def test_a_worker_is_not_launched_as_a_server(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert _run([*asked, "--", "vllm", "serve", "org/m", "--headless"]) == 2
     assert "this command starts a worker that answers no requests" in capsys.readouterr().err

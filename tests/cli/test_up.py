@@ -106,7 +106,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 ) -> None:
     server = plan()
     ServiceManager(tmp_path, monkeypatch)
-    start(server, log_format=TextOrJson.JSON)
+    start(server, format=TextOrJson.JSON)
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, f"{server.url}/v1", "tiny")
     assert Path(told["log"]).is_file()
@@ -114,7 +114,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
-        start(plan("--fault", "crash-loading"), log_format=TextOrJson.JSON)
+        start(plan("--fault", "crash-loading"), format=TextOrJson.JSON)
     assert caught.value.exit_code == 2
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert records[0]["event"] == "started"
@@ -138,7 +138,7 @@ def test_a_model_that_is_served_there_already_is_said_to_be(tmp_path: Path) -> N
         with pytest.raises(LaunchError, match=f"`tiny` is already served at {first.url}") as caught:
             refuse_taken_port(first)
         assert caught.value.hint is not None
-        assert f"specserve ask --url {first.url}" in caught.value.hint
+        assert f"specserve ask --server {first.url}" in caught.value.hint
 
 
 def test_an_address_of_another_host_is_a_usage_error() -> None:
@@ -189,31 +189,14 @@ def specserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_dry_run_prints_the_command_or_json_and_starts_nothing(tmp_path: Path) -> None:
-    profile = tmp_path / "pair.yaml"
-    profile.write_text(PROFILE % 2)
-    as_shell = specserve(str(profile), "--dry-run")
-    assert as_shell.returncode == 0, as_shell.stderr
-    assert "--port 18123" in as_shell.stdout
-    as_json = json.loads(specserve(str(profile), "--dry-run", "--format", "json", "--port", "18124").stdout)
-    assert as_json["version"] == 1
-    assert as_json["argv"][as_json["argv"].index("--port") + 1] == "18124"
-    assert "--speculative-config" in as_json["argv"]
-    baseline = json.loads(
-        specserve(str(profile), "--dry-run", "--format", "json", "--alternative", "baseline").stdout
-    )
-    assert "--speculative-config" not in baseline["argv"]
-    assert not (tmp_path / "logs").exists()
-
-
-def test_an_error_finding_stops_it_with_exit_code_1_unless_the_check_is_left_out(tmp_path: Path) -> None:
+def test_an_error_finding_stops_it_with_exit_code_1(tmp_path: Path) -> None:
     profile = tmp_path / "pair.yaml"
     profile.write_text(PROFILE % 3)
-    checked = specserve(str(profile), "--dry-run")
+    checked = specserve(str(profile))
     assert checked.returncode == 1
     assert "SD1" in checked.stderr
     assert checked.stdout == ""
-    assert specserve(str(profile), "--dry-run", "--no-check").returncode == 0
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:

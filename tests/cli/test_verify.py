@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from loopback import Loopback
 from model_server import CLOCK, Model, serving
 
-QUICK = ("--no-smoke", "--temperature", "0")
+QUICK = ("--temperature", "0")
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
 
 def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() -> None:
     with serving(Model(heat=1.25, wrong_every=50)) as url:
-        code, text = verify(url, "--no-smoke")
+        code, text = verify(url)
     assert code == 1
     answer, _, rest = " ".join(text.split()).partition(f" measured `small` at {url}: ")
     assert answer.startswith("LOSSY: ") and "tokens are wrong at T = 0" in answer
@@ -112,7 +112,7 @@ def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not() -> None:
 
 @pytest.mark.usefixtures("short_answers")
 def test_a_few_tokens_from_anywhere_are_lossy() -> None:
-    found = verified(Model(stray_every=40), "--no-smoke", "-t", "0.4", code=1)
+    found = verified(Model(stray_every=40), "-t", "0.4", code=1)
     (fault,) = found["faults"]
     assert "of the least likely 0.01 %" in fault and fault.endswith("at T = 0.4")
 
@@ -134,9 +134,9 @@ def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
 
 @pytest.mark.usefixtures("short_answers")
 def test_suspects_are_cleared_by_a_second_score_the_furthest_behind_first(tmp_path: Path) -> None:
-    found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1))
+    found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 1), code=1)
     assert found["greedy"]["cleared_on_rescore"] == 24 and found["verdict"]["word"] == "NO FAULT FOUND"
-    found = verified(Model(shaky=True), *QUICK)
+    found = verified(Model(shaky=True), *QUICK, code=1)
     assert found["greedy"]["cleared_on_rescore"] == 32 and found["verdict"]["word"] == "LOSSLESS"
 
 
@@ -153,17 +153,16 @@ def test_what_cannot_be_tried_is_skipped_with_why() -> None:
 @pytest.mark.usefixtures("short_answers")
 def test_another_server_scores_the_text() -> None:
     with serving(model := Model()) as other:
-        found = verified(writer := Model(), *QUICK, "--against", other)
+        found = verified(Model(), *QUICK, "--against", other)
     assert (found["against"], found["verdict"]["word"]) == (other, "LOSSLESS")
     assert {"prompt_logprobs" in request for request in model.requests} == {True}
-    assert {"prompt_logprobs" in request for request in writer.requests} == {False}
     with serving(Model(weights=1)) as other:
-        found = verified(Model(), "--no-smoke", "--against", other, code=1)
+        found = verified(Model(), "--against", other, code=1)
     assert [found["greedy"]["verdict"]["word"], found["sampled"][0]["verdict"]["word"]] == ["LOSSY", "LOSSY"]
 
 
 def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> None:
-    options = ("--no-smoke", "--seconds", "1")
+    options = ("--seconds", "1")
     found = verified(Model(cost_s=0.02), *options)
     assert found["verdict"]["word"] == "NO FAULT FOUND" and not found["has_failed"]
     (sampled,) = found["sampled"]
@@ -248,10 +247,10 @@ def test_a_server_that_cannot_be_verified_is_an_error_with_its_cause(
     assert says in raised.value.message
 
 
-def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "secret")
+def test_the_key_of_a_url_is_vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
     with serving(Model(key="secret")) as url:
-        code, text = verify(url, *QUICK, "--api-key-env", "MY_KEY")
+        code, text = verify(url, *QUICK)
     assert code == 0
     assert "secret" not in text
 
@@ -260,11 +259,10 @@ def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.Monkey
     ("arguments", "says"),
     [
         (("nobody",), "there is no server 'nobody'"),
-        (("http://127.0.0.1:9", "--set", "a=b"), "`--set` is for a profile"),
+        (("http://127.0.0.1:9", "--no-check"), "`--no-check` is for a profile"),
         (("http://127.0.0.1:9", "--temperature", "3"), "--temperature"),
         (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),
         (("none.yaml",), "none.yaml"),
-        (("http://127.0.0.1:9", "--alternative", "b"), "`--alternative` is for a profile"),
     ],
 )
 def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...], says: str) -> None:

@@ -20,7 +20,7 @@ from metrics_server import Script, Traffic, free_port, serving
 from watch_clock import traffic, use_clock
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
-QUICK = ("--once", "--window", "4s", "--interval", "0.2s")
+QUICK = ("--once", "--window", "4s")
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_a_line_for_each_reading_in_a_pipe(
     reports = watch.reports
     monkeypatch.setattr(watch, "reports", five)
     with traffic(script):
-        assert run(["watch", url, "--window", "1s", "--interval", "0.2s", "--format", form]) == 0
+        assert run(["watch", url, "--window", "1s", "--format", form]) == 0
     lines = capsys.readouterr().out.splitlines()
     if form == "json":
         assert [json.loads(line)["verdict"]["word"] for line in lines][-1] == "STEADY"
@@ -194,8 +194,6 @@ def test_a_server_of_another_kind_ends_it(
     [
         (["--window", "soon"], "`--window` is not a time: 'soon'"),
         (["--window", "0s"], "`--window` is 0s, but it must be 1 s to"),
-        (["--interval", "5m"], "`--interval` is 300 s, which is longer than the window"),
-        (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
         (["--profile", "no/such.yaml"], "no/such.yaml"),
     ],
 )
@@ -220,7 +218,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -> None:
-    with started(url, "--interval", "0.2s") as process:
+    with started(url) as process:
         assert process.stdout is not None
         assert "one reading" in process.stdout.readline()
         process.send_signal(number)
@@ -231,7 +229,7 @@ def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -
 
 def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script) -> None:
     port = free_port()
-    with started(f"127.0.0.1:{port}", "--interval", "0.2s") as process:
+    with started(f"127.0.0.1:{port}") as process:
         assert process.stderr is not None
         assert "watching" in process.stderr.readline()
         assert "nothing listens" in process.stderr.readline()
@@ -249,7 +247,7 @@ def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script
 
 
 def test_nobody_reads_any_more(url: str) -> None:
-    with started(url, "--interval", "0.2s") as process:
+    with started(url) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

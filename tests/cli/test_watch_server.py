@@ -78,7 +78,7 @@ def detached(
     )
 
 
-QUICK = ("--once", "--window", "4s", "--interval", "0.2s", "--format", "json")
+QUICK = ("--once", "--window", "4s", "--format", "json")
 
 
 def test_the_only_detached_server_is_the_default_and_its_profile_too(

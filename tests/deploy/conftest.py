@@ -77,12 +77,12 @@ def two_nodes() -> Deployment:
 
 @pytest.fixture
 def pools(tmp_path: Path) -> Deployment:
-    """The same pair with a head as canary for 10 %, and servers without speculation."""
+    """The same pair with a head as canary for 10 %."""
     settings = (
         "name=pools",
-        "hardware.count=12",
+        "hardware.count=8",
         'alternatives.eagle={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}',
     )
     file = ROOT / "configs" / "llama70b-8b.yaml"
     canary = Canary("eagle", 10, made_of(file, *settings, alternative="eagle"))
-    return replace(made_of(file, *settings), canary=canary, has_plain_pool=True)
+    return replace(made_of(file, *settings), canary=canary)

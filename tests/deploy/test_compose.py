@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from specserve.deploy.compose import seen_from
-from specserve.deploy.deployment import Deployment
+from specserve.deploy.deployment import Canary, Deployment
 from specserve.errors import UsageError
 from tests.deploy.conftest import ROOT, files_of, made_of
 from tests.deploy.schema import compose_problems
@@ -57,7 +57,7 @@ def test_it_listens_inside_and_is_published_on_loopback(llama: Deployment) -> No
 )
 def test_it_is_published_at_the_address_that_the_profile_names(host: str, address: str) -> None:
     made = made_of(LLAMA, f"server.host={host}", "server.api_key_env=KEY")
-    for one in (made, replace(made, has_plain_pool=True)):
+    for one in (made, replace(made, canary=Canary("eagle", 10, made))):
         services = compose_of(one)["services"]
         ports = [port for service in services.values() for port in service.get("ports", [])]
         assert f"{address}:8000:8000" in ports

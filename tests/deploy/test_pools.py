@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import yaml
 
 from specserve.cli.commands import run
 from specserve.deploy.deployment import Canary, Deployment
-from specserve.deploy.kubernetes import crossover
 from specserve.deploy.targets import caveats, with_canary
 from specserve.errors import SpecserveError, UsageError
 from specserve.hardware.host import free_port
@@ -50,7 +48,7 @@ def test_every_object_is_one_that_an_api_server_takes(pools: Deployment) -> None
 def test_each_pool_has_pods_a_service_and_series_of_its_own(pools: Deployment) -> None:
     found = components(pools)
     pods = {}
-    for kind, folder in (("main", ""), ("canary", "components/canary/"), ("plain", "components/plain-pool/")):
+    for kind, folder in (("main", ""), ("canary", "components/canary/")):
         name = "pools" if kind == "main" else f"pools-{kind}"
         deployment = found[f"{folder}Deployment/{name}"]["spec"]
         service = found[f"{folder}Service/{name}"]["spec"]
@@ -59,19 +57,6 @@ def test_each_pool_has_pods_a_service_and_series_of_its_own(pools: Deployment) -
         pods[kind] = deployment["template"]["spec"]["containers"][0]["args"]
     assert '"method": "draft_model"' in " ".join(pods["main"])
     assert '"method": "eagle3"' in " ".join(pods["canary"])
-    assert "--speculative-config" not in pods["plain"] and "--tensor-parallel-size" in pods["plain"]
-
-
-def test_servers_without_speculation_download_no_draft_and_have_their_own_fingerprint(
-    pools: Deployment,
-) -> None:
-    plain = components(pools)["components/plain-pool/Deployment/pools-plain"]
-    staged = plain["spec"]["template"]["spec"]["initContainers"]
-    assert [one["name"] for one in staged] == ["stage-target"]
-    assert pools.plain is not None
-    assert plain["metadata"]["annotations"]["specserve/fingerprint"] == pools.plain.fingerprint
-    local = made_of(LLAMA, "target.model=/models/70b")  # the draft alone is downloaded
-    assert [one.step for one in local.downloads] == ["draft"]
 
 
 def test_every_model_that_is_downloaded_is_counted_as_not_pinned(pools: Deployment) -> None:
@@ -84,7 +69,7 @@ def test_the_rule_for_the_adapter_makes_every_metric_of_the_autoscaler(pools: De
     (rule,) = yaml.safe_load("\n".join(lines))
     series = re.search(r'__name__=~"([^"]+)"', rule["seriesQuery"])
     assert series is not None
-    names = [f"vllm:num_requests_{state}" for state in ("waiting", "running")]
+    names = ["vllm:num_requests_waiting"]
     assert all(re.search(series[1], name) for name in names)
     made = [
         re.sub(rule["name"]["matches"], rule["name"]["as"].replace("${1}", r"\1"), name) for name in names
@@ -104,8 +89,6 @@ def test_the_series_of_a_pool_can_be_told_from_others(pools: Deployment) -> None
         ("canary-monitoring/PodMonitor/pools-canary", "canary"),
     ):
         assert endpoint(path)["relabelings"] == [{"targetLabel": "specserve_pool", "replacement": pool}]
-    renamed = endpoint("plain-pool-monitoring/PodMonitor/pools-plain")["metricRelabelings"][0]
-    assert (renamed["targetLabel"], renamed["replacement"]) == ("model_name", "$1 (plain)")
     rules = found["components/canary-monitoring/PrometheusRule/pools-canary"]["spec"]["groups"][0]["rules"]
     analysis = found["components/canary-analysis/AnalysisTemplate/pools-canary"]["spec"]["metrics"]
     for text in (
@@ -125,28 +108,24 @@ def test_prometheus_reads_every_server_of_compose_and_has_the_alerts_of_the_cana
     assert hosts == {
         "pools": ["vllm:8000"],
         "pools-canary": ["vllm-canary:8000"],
-        "pools-plain": ["vllm-plain:8000"],
     }
     assert hosts.keys() == {name.replace("vllm", "pools") for name in yaml.safe_load(files["compose.yaml"])["services"]
                             if name.startswith("vllm")}  # fmt: skip
-    assert {one["labels"]["specserve_pool"] for one in found.values()} == {"main", "canary", "plain"}
-    assert len({one["labels"]["fingerprint"] for one in found.values()}) == 3
-    assert jobs[2]["metric_relabel_configs"][0]["replacement"] == "$1 (plain)"
+    assert {one["labels"]["specserve_pool"] for one in found.values()} == {"main", "canary"}
+    assert len({one["labels"]["fingerprint"] for one in found.values()}) == 2
     groups = yaml.safe_load(files["prometheus/specserve.rules.yml"])["groups"]
     (canary,) = [group for group in groups if group["name"].startswith("specserve-canary-")]
     assert canary["rules"][-1]["alert"] == "SpecserveCanaryPromote"
 
 
 def test_prometheus_alone_compares_two_servers_of_this_host(pools: Deployment) -> None:
-    files = files_of("monitoring", dataclasses.replace(pools, has_plain_pool=False))
+    files = files_of("monitoring", pools)
     jobs = yaml.safe_load(files["prometheus/prometheus.yml"])["scrape_configs"]
     found = [job["static_configs"][0] for job in jobs]
     assert [one["targets"] for one in found] == [["127.0.0.1:8000"], ["127.0.0.1:8001"]]
     assert [one["labels"]["specserve_pool"] for one in found] == ["main", "canary"]
     groups = yaml.safe_load(files["prometheus/specserve.rules.yml"])["groups"]
     assert [rule["alert"] for rule in groups[-1]["rules"]][-1] == "SpecserveCanaryPromote"
-    with pytest.raises(UsageError, match="not for `--to monitoring`"):
-        files_of("monitoring", pools)
 
 
 def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
@@ -156,7 +135,7 @@ def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
         'alternatives.eagle={"method": "eagle3", "model": "org/head", "num_speculative_tokens": 3}',
     )
     canary = Canary("eagle", 10, made_of(LLAMA, *settings, alternative="eagle"))
-    found = components(replace(made_of(LLAMA, *settings), canary=canary, has_plain_pool=True))
+    found = components(replace(made_of(LLAMA, *settings), canary=canary))
 
     def claims(pool: str) -> tuple[set[str], set[str]]:
         """Those that the pods of a pool mount, and those that are rendered with it."""
@@ -172,13 +151,12 @@ def test_every_claim_that_a_pod_mounts_is_rendered() -> None:
     assert mounted == rendered == {"llama70b-8b-models"}
     added, own = claims("components/canary")
     assert added == {"llama70b-8b-models", "llama70b-8b-cache"} and own == {"llama70b-8b-cache"}
-    assert claims("components/plain-pool") == ({"llama70b-8b-models"}, set())
 
 
 def test_pods_on_other_nodes_share_the_claims(pools: Deployment) -> None:
     files = files_of("kubernetes", pools)
     patched = {path.split("/")[1] for path, text in files.items() if "accessModes" in text and "/" in path}
-    assert patched == {"autoscaling", "plain-pool", "canary"}
+    assert patched == {"autoscaling", "canary"}
 
 
 def test_without_the_options_there_is_one_pool(llama: Deployment) -> None:
@@ -187,27 +165,16 @@ def test_without_the_options_there_is_one_pool(llama: Deployment) -> None:
     assert "proxy" not in yaml.safe_load(files_of("compose", llama)["compose.yaml"])["services"]
 
 
-def test_the_load_at_which_speculation_ends_comes_from_the_schedule(pools: Deployment) -> None:
-    assert crossover(pools.profile) is None
-    schedule = "speculation.num_speculative_tokens_per_batch_size=[[1,16,5],[17,64,0]]"
-    made = replace(made_of(LLAMA, schedule), has_plain_pool=True)
-    assert crossover(made.profile) == 17
-    scaler = components(made)["components/autoscaling/HorizontalPodAutoscaler/llama70b-8b"]
-    waiting, running = scaler["spec"]["metrics"]
-    assert waiting["pods"]["metric"]["name"] == "vllm_num_requests_waiting"
-    assert running["pods"]["target"]["averageValue"] == "17"
-
-
 def test_pools_of_one_host_have_accelerators_and_ports_of_their_own(pools: Deployment) -> None:
     services = yaml.safe_load(files_of("compose", pools)["compose.yaml"])["services"]
-    servers = [services[name] for name in ("vllm", "vllm-canary", "vllm-plain")]
+    servers = [services[name] for name in ("vllm", "vllm-canary")]
     ids = [one["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for one in servers]
-    assert ids == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9", "10", "11"]]
-    assert [one["ports"] for one in servers] == [[f"127.0.0.1:{8001 + at}:8000"] for at in range(3)]
+    assert ids == [["0", "1", "2", "3"], ["4", "5", "6", "7"]]
+    assert [one["ports"] for one in servers] == [[f"127.0.0.1:{8001 + at}:8000"] for at in range(2)]
     assert services["proxy"]["ports"] == ["127.0.0.1:8000:8000"]
-    named = made_of(LLAMA, "hardware.devices=[0,1,2,3]")
+    named = replace(made_of(LLAMA, "hardware.devices=[0,1,2,3]"), canary=pools.canary)
     with pytest.raises(UsageError, match=r"`hardware\.devices` names the GPUs of one server"):
-        files_of("compose", replace(named, has_plain_pool=True))
+        files_of("compose", named)
 
 
 @pytest.mark.parametrize("text", ["x=0%", "x=100%", "x", "=10%", "x=10", "x=-5%", "x=ten%", ""])
@@ -222,10 +189,9 @@ def test_a_share_that_is_none_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--to", "systemd", "--plain-pool"), "`--plain-pool` is for `--to kubernetes` and `--to compose`"),
+        (("--to", "systemd", "--canary", "baseline=5%"), "`--canary` is for `--to kubernetes` and `--to compose`"),
         (("--to", "kubernetes", "--canary", "none=10%"), "none"),
-        (("--to", "kubernetes", "--plain-pool", "--alternative", "baseline"), "does not speculate"),
-        (("--to", "kubernetes", "--plain-pool", "--set", "hardware.nodes=2",
+        (("--to", "kubernetes", "--canary", "baseline=5%", "--set", "hardware.nodes=2",
           "--set", "target.pipeline_parallel_size=2"), "on one node"),
     ],
 )  # fmt: skip
@@ -262,11 +228,11 @@ def answering(name: str, seen: Counter[str]) -> Iterator[int]:
 
 @pytest.fixture
 def proxied(pools: Deployment, tmp_path: Path) -> Iterator[tuple[str, Counter[str]]]:
-    """The rendered proxy before three servers: its address, and who was asked how often."""
+    """The rendered proxy before both servers: its address, and who was asked how often."""
     seen: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         text = files_of("compose", pools)["proxy/Caddyfile"]
-        for name in ("vllm-canary", "vllm-plain", "vllm"):
+        for name in ("vllm-canary", "vllm"):
             text = text.replace(f"{name}:8000", f"127.0.0.1:{stack.enter_context(answering(name, seen))}")
         port = free_port()
         (tmp_path / "Caddyfile").write_text(text.replace(":8000 {", f"http://127.0.0.1:{port} {{"))
@@ -289,15 +255,12 @@ def proxied(pools: Deployment, tmp_path: Path) -> Iterator[tuple[str, Counter[st
         yield url, seen
 
 
-def test_the_proxy_shares_requests_by_weight_and_by_header(proxied: tuple[str, Counter[str]]) -> None:
+def test_the_proxy_shares_requests_by_weight(proxied: tuple[str, Counter[str]]) -> None:
     url, seen = proxied
     with httpx.Client(timeout=60) as client:
         for _ in range(40):
             client.post(f"{url}/v1/completions", content=b"{}").raise_for_status()
         assert seen == {"vllm": 36, "vllm-canary": 4}
-        for _ in range(5):
-            client.post(f"{url}/v1/completions", content=b"{}", headers={"X-Specserve-Pool": "plain"})
-        assert seen["vllm-plain"] == 5
 
 
 def test_the_proxy_passes_a_stream_on_as_it_comes(proxied: tuple[str, Counter[str]]) -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tests.engine.conftest import Up
 
 pytestmark = pytest.mark.engine
-OPTIONS = ("--completion", "--max-tokens", "48", "--temperature", "0")
+OPTIONS = ("--max-tokens", "48", "--temperature", "0")
 
 
 def ask(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specserve", "ask", "--url", up.url, *arguments]
+    command = [sys.executable, "-m", "specserve", "ask", "--server", up.url, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -58,13 +58,7 @@ def test_a_chat_is_asked_for_by_default(tiny_server: Up) -> None:
 
 
 def test_a_request_that_the_server_refuses(tiny_server: Up) -> None:
-    done = ask(tiny_server, "x", "--completion", "--max-tokens", "100000")
+    done = ask(tiny_server, "x", "--max-tokens", "100000")
     assert done.returncode == 2
     assert "does not take this request" in done.stderr
     assert done.stdout == ""
-
-
-def test_a_model_that_is_not_served(tiny_server: Up) -> None:
-    done = ask(tiny_server, "x", "--completion", "--model", "nobody")
-    assert done.returncode == 2
-    assert "has no model `nobody`" in done.stderr

@@ -54,17 +54,16 @@ def test_a_server_is_left_and_its_engines_death_is_told_though_vllm_leaves_with_
             assert server["state"] == "ready"
             asked = [
                 "ask",
-                "--completion",
                 "def f(",
                 "--max-tokens",
                 "8",
                 "--temperature",
                 "0",
-                "--url",
+                "--server",
                 up.url,
             ]
             assert command(up, *asked).returncode == 0
-            compared = command(up, "diff", str(up.profile), "tiny", "--no-models")
+            compared = command(up, "diff", str(up.profile), "tiny")
             assert compared.returncode == 0, compared.stderr
             assert "\narguments\n" not in f"\n{compared.stdout}"
             processes = members(server)

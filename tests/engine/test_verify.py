@@ -97,14 +97,14 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
 
 
 def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up) -> None:
-    code, found = verified(tiny_server.url, "--no-smoke", "--seconds", "1")
+    code, found = verified(tiny_server.url, "--seconds", "1")
     assert (code, found["verdict"]["word"]) == (0, "NO FAULT FOUND"), found
     assert 5 < found["excluded_temperature_percent"] < 50
     assert 0 < found["excluded_greedy_share"] < 0.1
 
 
 def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wrong_url: str) -> None:
-    code, found = verified(wrong_url, "--temperature", "0.7", "--no-smoke", "--seconds", "60")
+    code, found = verified(wrong_url, "--temperature", "0.7", "--seconds", "60")
     assert (code, found["verdict"]["word"]) == (1, "LOSSY")
     assert found["elapsed_s"] < 60 and found["faults"]
 
@@ -112,7 +112,7 @@ def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wro
 def test_a_changed_weight_tensor_shows_against_another_server_and_there_alone(
     wrong_url: str, tiny_server: Up
 ) -> None:
-    alone = verified(wrong_url, "--temperature", "0", "--no-smoke")
+    alone = verified(wrong_url, "--temperature", "0")
     assert (alone[0], alone[1]["greedy"]["wrong"]) == (0, [])
-    code, found = verified(wrong_url, "--temperature", "0", "--no-smoke", "--against", tiny_server.url)
+    code, found = verified(wrong_url, "--temperature", "0", "--against", tiny_server.url)
     assert (code, found["verdict"]["word"], found["against"]) == (1, "LOSSY", tiny_server.url)

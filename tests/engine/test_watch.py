@@ -52,10 +52,8 @@ def test_its_figures_are_what_the_server_counted_meanwhile(tiny_server: Up) -> N
         "specserve",
         "watch",
         tiny_server.url,
-        "--interval",
-        "0.5s",
         "--window",
-        "1h",
+        "6s",
         "--format",
         "json",
     ]

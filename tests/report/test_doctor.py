@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.doctor.leftovers import Leftovers, Process, Remains, Strays
 from specserve.checks.doctor.limits import Line, State
 from specserve.report.doctor import doctor_json, doctor_text
 
@@ -24,7 +22,6 @@ LINES = [
     ),
     Line("cache", "ok", f"66.9 GiB free for downloads in /{'x' * 90}/hub"),
 ]  # fmt: skip
-NOTHING = Remains(Leftovers(), Strays())
 STATES: list[State] = ["ok", "note", "bad"]
 
 
@@ -58,19 +55,10 @@ def test_no_text_of_the_system_can_steer_a_terminal_or_forge_a_line(lines: list[
     assert sum(row.startswith(("ok ", "note ", "bad ")) for row in text.split("\n")) == len(lines)
 
 
-def test_json_has_every_line_and_every_leftover_by_name() -> None:
-    files = Leftovers((Path("/s/psm_1"),), (Path("/t/u"),), (Path("/t/v"),), 4096)
-    engine = Process(12, 1, 10, 10, ("VLLM::EngineCore",))
-    server = Process(30, 1, 30, 30, ("vllm", "serve", "m", "--api-key", "k"))
-    data = json.loads(doctor_json(LINES, remains=Remains(files, Strays((engine,), (server,)))))
+def test_json_has_every_line() -> None:
+    data = json.loads(doctor_json(LINES))
     assert next(iter(data)) == "version" and data["version"] == 1
     assert [(line["name"], line["state"], line["text"], line["fix"]) for line in data["lines"]] == [
         (line.name, line.state, line.text, line.fix) for line in LINES
     ]
-    assert data["leftovers"] == {
-        "files": ["/s/psm_1", "/t/u", "/t/v"],
-        "shared_memory_bytes": 4096,
-        "orphans": [{"pid": 12, "command": "VLLM::EngineCore"}],
-        "other_servers": [{"pid": 30, "command": "vllm serve m"}],
-    }
     assert data["summary"] == {"ok": 2, "note": 1, "bad": 1}

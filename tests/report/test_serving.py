@@ -68,8 +68,8 @@ KV cache 29,056 tokens: room for 56.8 requests of 512 tokens
 log      /state/logs/demo.log
 curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
 '{"model": "demo", "prompt": "def __len__(self):", "max_tokens": 48, "temperature": 0}'
-ask      specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0 \
---url http://127.0.0.1:8000
+ask      specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0 --server \
+http://127.0.0.1:8000
 """
 
 
@@ -145,20 +145,20 @@ def test_the_line_to_type_names_the_program_that_runs_where_the_path_finds_anoth
     called.chmod(0o755)
     monkeypatch.setattr("sys.argv", [str(called), "up"])
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert f"\nask      '{called}' ask --completion" in ready_block(READY, PLAN, log_path="/l")
+    assert f"\nask      '{called}' ask 'def" in ready_block(READY, PLAN, log_path="/l")
     monkeypatch.setenv("PATH", str(called.parent))
-    assert "\nask      specserve ask --completion" in ready_block(READY, PLAN, log_path="/l")
+    assert "\nask      specserve ask 'def" in ready_block(READY, PLAN, log_path="/l")
     monkeypatch.setattr(
         "sys.argv", [str(called.with_name("supervisor")), "up"]
     )  # that runs it from its own code
-    assert "\nask      specserve ask --completion" in ready_block(READY, PLAN, log_path="/l")
+    assert "\nask      specserve ask 'def" in ready_block(READY, PLAN, log_path="/l")
 
 
 def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:
     plan = replace(PLAN, env={"VLLM_API_KEY": FromEnv("TEAM_KEY")})
     block = ready_block(replace(READY, url="http://127.0.0.1:8123"), plan, log_path="/l")
     assert '-H "Authorization: Bearer $TEAM_KEY"' in block
-    assert "--url http://127.0.0.1:8123 --api-key-env TEAM_KEY" in block
+    assert "VLLM_API_KEY=$TEAM_KEY specserve ask" in block and "--server http://127.0.0.1:8123\n" in block
 
 
 def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:

@@ -179,13 +179,13 @@ def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
     assert not (tmp_path / "PWNED").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["--completion"], ["--format", "json"]])
+@pytest.mark.parametrize("words", [[], ["--format", "json"]])
 def test_what_a_server_answers_gives_the_terminal_no_order(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(pieces=(ORDERS, "b"), reasoning=(ORDERS,), models=(EVIL,), has_template=False)
     with serving(script) as url:
-        assert run(["ask", "hi", "--url", url, *words]) in (0, 2)
+        assert run(["ask", "hi", "--server", url, *words]) in (0, 2)
     captured = capsys.readouterr()
     assert captured.out and not _ORDER.search(captured.out + captured.err)
     assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
@@ -196,7 +196,7 @@ def test_what_a_server_refuses_with_gives_the_terminal_no_order(
     status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(Script(status=status, body=json.dumps({"error": {"message": EVIL}}))) as url:
-        assert run(["ask", "hi", "--url", url, "--model", EVIL]) == 2
+        assert run(["ask", "hi", "--server", url]) == 2
     captured = capsys.readouterr()
     assert not _ORDER.search(captured.out + captured.err)
     assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]

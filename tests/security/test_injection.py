@@ -218,7 +218,7 @@ def test_a_host_is_a_name_or_an_address_and_nothing_else(
     is_taken = host in HOSTS
     assert run(["lint", str(file)]) == (0 if is_taken else 1)
     assert ("SD006" in capsys.readouterr().out) is not is_taken
-    assert run(["render", str(file), "--to", "systemd", "--no-check"]) == (0 if is_taken else 2)
+    assert run(["render", str(file), "--to", "systemd"]) == (0 if is_taken else 2)
     assert ("ExecStart=" in capsys.readouterr().out) is is_taken
 
 

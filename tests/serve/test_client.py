@@ -59,15 +59,14 @@ def test_without_a_time_between_tokens_there_is_no_speed(answer: Answer) -> None
 
 def test_only_what_was_asked_for_is_sent() -> None:
     script = Script()
-    ask(script, Question("p", mode="completion", max_tokens=3, temperature=0.0, seed=7))
+    ask(script, Question("p", max_tokens=3, temperature=0.0))
     assert script.requests == [
         {
-            "path": "/v1/completions",
+            "path": "/v1/chat/completions",
             "model": "demo",
-            "prompt": "p",
+            "messages": [{"role": "user", "content": "p"}],
             "max_tokens": 3,
             "temperature": 0.0,
-            "seed": 7,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -90,11 +89,6 @@ def test_a_model_without_a_chat_template_continues_the_text_instead() -> None:
     answer = ask(script)
     assert answer.mode == "completion"
     assert [request["path"] for request in script.requests] == ["/v1/chat/completions", "/v1/completions"]
-
-
-def test_a_chat_that_was_asked_for_is_not_replaced() -> None:
-    with pytest.raises(TrafficError, match="chat template"):
-        ask(Script(has_template=False), Question("hi", mode="chat"))
 
 
 def test_the_servers_own_count_of_this_request_is_preferred() -> None:
@@ -180,11 +174,23 @@ def test_the_key_goes_to_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(keys) == {"Bearer s3cret", None}
 
 
+def test_the_key_of_a_server_without_a_profile_is_vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    script = Script(key="s3cret")
+    ask(script)
+    assert "Bearer s3cret" in [header.get("authorization") for header in script.headers]
+    monkeypatch.setenv("MY_KEY", "wrong")
+    with pytest.raises(TrafficError, match="refused the key"):
+        ask(Script(key="s3cret"), api_key_env="MY_KEY")
+    monkeypatch.setenv("VLLM_API_KEY", " ")
+    assert endpoint("http://x").api_key is None
+
+
 def test_a_key_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
     with pytest.raises(TrafficError, match=r"wants an API key \(401\)") as error:
         ask(Script(key="s3cret"))
-    assert "--api-key-env" in str(error.value.hint)
+    assert "VLLM_API_KEY" in str(error.value.hint)
     monkeypatch.setenv("MY_KEY", "wrong")
     with pytest.raises(TrafficError, match=r"refused the key \(401\)") as error:
         ask(Script(key="s3cret"), api_key_env="MY_KEY")

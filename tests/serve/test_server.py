@@ -264,8 +264,9 @@ def test_an_exit_that_nobody_asked_for_is_a_failure_even_with_code_0(
     plan = fake_plan("--fault", "exit-zero")
     with (
         pytest.raises(LaunchError, match=r"exited with code 0 .* while serving"),
-        running(plan, log_path=tmp_path / "server.log", on_event=watched, gate=end) as server,
+        running(plan, log_path=tmp_path / "server.log", on_event=watched) as server,
     ):
+        end(server)
         server.wait()
     assert nothing_is_left(watched.session, plan)
 
@@ -276,8 +277,9 @@ def test_a_killed_api_server_takes_its_engine_along(
     plan = fake_plan("--fault", "kill-self")
     with (
         pytest.raises(LaunchError, match="killed by SIGKILL") as caught,
-        running(plan, log_path=tmp_path / "server.log", on_event=watched, gate=end) as server,
+        running(plan, log_path=tmp_path / "server.log", on_event=watched) as server,
     ):
+        end(server)
         server.wait()
     assert caught.value.exit_code == 2
     assert nothing_is_left(watched.session, plan)

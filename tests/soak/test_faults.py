@@ -189,7 +189,7 @@ def test_a_server_serves_on_when_its_disk_is_full(server: Server) -> None:
             while file.write(b"x" * 512):
                 pass
         for _ in range(3):
-            asked = server.run("ask", "--completion", "def f", "--max-tokens", "4", "--url", server.url)
+            asked = server.run("ask", "def f", "--max-tokens", "4", "--server", server.url)
             assert asked.returncode == 0, asked.stderr
         server.state_becomes("ready")
         other = server.run("up", DEMO, *server.small, "--detach", "--name", "other", "--port", "0")

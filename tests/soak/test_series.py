@@ -68,7 +68,7 @@ def test_no_request_fails_and_nothing_grows_under_load(server: Server) -> None:
     state = json.loads((server.state_folder / "servers" / "demo" / "state.json").read_text())
     looking = {
         "logs -f": beside(server, "logs", "demo", "-f"),
-        "watch": beside(server, "watch", "demo", "--interval", "2s", "--format", "json"),
+        "watch": beside(server, "watch", "demo", "--format", "json"),
     }
     for process in looking.values():
         newest_lines(process)

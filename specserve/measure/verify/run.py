@@ -40,10 +40,8 @@ class VerifyRequest:
     temperatures: tuple[float, ...]
     prompts: tuple[Prompt, ...]
     limit_s: float = 60.0
-    smoke: bool = True
     server: str | None = None
     against: str | None = None
-    api_key_env: str | None = None
     alternative: str | None = None
     settings: tuple[str, ...] = ()
     check: bool = True
@@ -98,13 +96,12 @@ class Verifier:
         self.phase = "scoring what looks wrong a second time"
         greedy_part = self._judge_greedy() if 0.0 in self.request.temperatures else None
         sampled_parts = tuple(judge.judge_sampled(one, t) for t, one in self.tallies.items())
-        smoke_tests = self._smoke() if self.request.smoke else []
+        smoke_tests = self._smoke()
         gained = speculates = None
         if before is not None and (after := client.metrics()) is not None:
             speculates = after.speculates
             gained = since_by_engine(before.acceptance, now=after.acceptance)
-        if self.request.smoke:
-            smoke_tests.append(smoke.drafts(speculates, gained, tokens=self.tokens))
+        smoke_tests.append(smoke.drafts(speculates, gained, tokens=self.tokens))
         parts: list[Greedy | Sampled] = [*([greedy_part] if greedy_part else []), *sampled_parts]
         order = list(LEVELS)
         return Verification(
@@ -164,7 +161,7 @@ class Verifier:
         server is, each temperature has 8 answers.
         """
         request = self.request
-        limit_s = request.limit_s * (1 - _SMOKE_SHARE if request.smoke else 1.0)
+        limit_s = request.limit_s * (1 - _SMOKE_SHARE)
         greedy_limit_s = request.limit_s * _GREEDY_SHARE if self.tallies else limit_s
         prompts = request.prompts if 0.0 in request.temperatures else ()
         yield from (partial(self._answer, 0.0, prompt) for prompt in prompts[:CONCURRENCY])

@@ -57,10 +57,9 @@ def run_verification(
     is_command = remembered(name) is not None  # a vLLM command behind `--`
     is_file = name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
     if "://" in name or not (is_command or is_file):
-        given = {"--set": request.settings, "--alternative": request.alternative}
-        refuse_given({**given, "--no-check": not request.check}, command="verify")
+        refuse_given({"--no-check": not request.check}, command="verify")
         with stop_on_signals() as stop:
-            url, key = find_server(request.server, request.api_key_env)
+            url, key = find_server(request.server)
             return verify_url(url, key, request, stop=stop, progress=progress)
     from specserve.checks.prepare import cleared, refuse_exposed
     from specserve.plan.launch import LaunchOptions
@@ -115,7 +114,7 @@ def verify_url(
 
         writer, other = session(url, key), None
         if request.against is not None:
-            place = find_server(request.against, request.api_key_env)
+            place = find_server(request.against)
             try:
                 other = session(*place)
             except TrafficError as error:

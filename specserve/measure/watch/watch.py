@@ -60,11 +60,9 @@ class WatchedServer:
     Raises UsageError, FactError, and ProfileError for a profile that was named.
     """
 
-    def __init__(
-        self, server: str | None, *, profile: str | None = None, api_key_env: str | None = None
-    ) -> None:
+    def __init__(self, server: str | None, *, profile: str | None = None) -> None:
         url, self.record = locate(server)
-        self.endpoint = endpoint(url, api_key_env=api_key_env)
+        self.endpoint = endpoint(url)
         self.profile = load_profile(profile) if profile is not None else None
         self.no_promises: str | None = None
         """Why those of a detached server's profile are not judged, in one clause."""

@@ -28,7 +28,7 @@ from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
 from specserve.serve.logs import default_log
 from specserve.serve.process import count_oom_kills, resolve_env
-from specserve.serve.server import Gate, RunningServer, refuse_taken_port
+from specserve.serve.server import RunningServer, refuse_taken_port
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 
@@ -57,7 +57,6 @@ def launch(
     log_path: Path | None = None,
     stop: StopRequest | None = None,
     on_event: OnEvent = events.ignore,
-    gate: Gate | None = None,
     warms_up: bool = False,
 ) -> Record:
     """Start the plan's server under a name; return when it is ready, and leave it. A signal until then stops it.
@@ -65,7 +64,7 @@ def launch(
     `room`: what it declares to take of each device. `arm`: which launch of the profile it is.
 
     Raises UsageError (no name, or a variable is unset), LaunchError (the name or the port is in use, it did not come
-    up), Interrupted, and what the gate raises; nothing is left then, and nothing in the registry.
+    up), Interrupted; nothing is left then, and nothing in the registry.
     """
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
@@ -89,13 +88,8 @@ def launch(
         undo.callback(server.end)
         _refuse_stopped(record, registry.change(record, **changes))
 
-        def keep_ready(server: RunningServer) -> None:
-            _refuse_stopped(record, group.keep_ready())
-            if gate is not None:
-                gate(server)
-
         try:
-            server.start(keep_ready)
+            server.start(lambda: _refuse_stopped(record, group.keep_ready()))
         except LaunchError as error:
             now = registry.read(name)
             _refuse_stopped(record, None if now and now.stopper else now, cause=error)

@@ -249,7 +249,7 @@ def locate(server: str | None) -> tuple[str, Record | None]:
     return record.url, record
 
 
-def find_server(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """The URL as `locate` has it, and the NAME of the variable with the key; without one, that of its profile."""
+def find_server(server: str | None) -> tuple[str, str | None]:
+    """The URL as `locate` has it, and for a detached server the variable with its key, if its profile names one."""
     url, record = locate(server)
-    return url, api_key_env or (record.api_key_env if record else None)
+    return url, record.api_key_env if record else None

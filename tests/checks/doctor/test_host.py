@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor import host, leftovers
+from specserve.checks.doctor import host
 from specserve.checks.doctor.host import host_lines
-from specserve.checks.doctor.leftovers import Leftovers, Remains, Strays, remains
 from specserve.checks.doctor.limits import Line, examined
 
 CPU_ENGINE = {"CPU", "plug-in", "OpenMP", "compiler"}
@@ -53,23 +52,6 @@ def test_one_broken_reader_leaves_the_others_their_lines(
     assert whole - READERS[reader] <= {line.name for line in rest} - told
 
 
-@pytest.mark.parametrize("reader", ["find_leftovers", "find_strays"])
-def test_leftovers_that_cannot_be_found_are_told(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, reader, broken)
-    found, lines = remains(ours=())
-    assert "could not be examined" in " ".join(line.text for line in lines)
-    assert found.files.files == () or found.processes.orphans == ()
-
-
-def test_where_our_servers_are_unknown_no_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "find_strays", broken)
-    monkeypatch.setattr(leftovers, "find_leftovers", Leftovers)
-    assert remains(ours=None) == (
-        Remains(Leftovers(), Strays()),
-        [Line("leftovers", "ok", "nothing left of killed servers")],
-    )
-
-
 def test_a_host_is_examined_without_importing_the_engine_or_the_hub(tmp_path: Path) -> None:
     before = set(sys.modules)
     assert list(host_lines(state=tmp_path, ours=()))
@@ -77,6 +59,6 @@ def test_a_host_is_examined_without_importing_the_engine_or_the_hub(tmp_path: Pa
 
 
 def test_every_bad_line_has_a_fix_and_every_name_fits_its_column(tmp_path: Path) -> None:
-    for line in [*host_lines(state=tmp_path, ours=()), *remains(ours=())[1]]:
+    for line in host_lines(state=tmp_path, ours=()):
         assert line.fix or line.state != "bad"
         assert len(line.name) < 12
