@@ -29,7 +29,7 @@ lines = JsonLines()  # before any library, which may print
 from specserve.checks.prepare import child
 child(lines)
 """
-_FOR_CHILD = ("settings", "alternative", "devices", "locked")
+_FOR_CHILD = ("settings", "alternative", "locked")
 
 
 def prepare(
@@ -52,8 +52,6 @@ def prepare(
     if options.check:
         here = {"plan": plan, "host": planned.host} if planned.host and options.starts else {}
         _run_rules(planned.written, options, notices, **here)
-    if options.devices is not None and plan.platform == "cpu":
-        notices.warn("`--devices` has no effect: this launch runs on the CPU")
     return planned.profile, plan
 
 
@@ -69,7 +67,7 @@ def cleared(
 
 def loaded(path: str, options: LaunchOptions) -> Profile:
     """The profile as the options choose it."""
-    chosen = {name: getattr(options, name) for name in ("settings", "alternative", "devices")}
+    chosen = {name: getattr(options, name) for name in ("settings", "alternative")}
     return load_profile(path, **chosen)
 
 

@@ -57,24 +57,12 @@ Alternative = Annotated[
         "--alternative",
     ),
 ]
-Offline = Annotated[bool, flag("--offline", "Read no network: only directories, the Hub cache and locks.")]
 Locked = Annotated[
     bool | None,
     typer.Option(
         "--locked/--no-lock",
         show_default=False,
         help="Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore the lock.",
-    ),
-]
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="N",
-        min=0,
-        max=65535,
-        show_default=False,
-        help="Listen on this port instead of `server.port`; 0 takes a free one.",
     ),
 ]
 Assume = Annotated[
@@ -84,24 +72,6 @@ Assume = Annotated[
         "Assume this machine instead of the one at hand, such as 4xH100-80GB.",
         "--assume",
     ),
-]
-Effective = Annotated[bool, flag("--effective", "Show what vLLM will really run (about 10 s, then cached).")]
-NodeRank = Annotated[
-    int | None,
-    typer.Option(
-        "--node-rank",
-        min=0,
-        metavar="N",
-        show_default=False,
-        help="Rank of this node, less than `hardware.nodes`.",
-    ),
-]
-MasterAddr = Annotated[
-    str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].", "--master-addr")
-]
-Devices = Annotated[
-    str | None,
-    text_option("LIST", "Use these GPUs instead of `hardware.devices`, such as 0,1 or UUIDs.", "--devices"),
 ]
 
 NoCheck = Annotated[bool, flag("--no-check", "Start even if the check finds errors.")]
@@ -140,12 +110,4 @@ Budget = Annotated[
 ]
 DryRun = Annotated[
     bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
-]
-ApiKeyEnv = Annotated[
-    str | None,
-    text_option(
-        "NAME",
-        "Read the server's API key from this environment variable, not from that of the profile.",
-        "--api-key-env",
-    ),
 ]

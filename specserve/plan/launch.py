@@ -34,7 +34,6 @@ class LaunchOptions:
     """`--set`, as `key.path=value`."""
     alternative: str | None = None
     """Instead of the profile's `speculation`; `baseline`: none."""
-    devices: str | None = None
     port: int | None = None
     """Instead of the profile's."""
     node: LaunchNode | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import ProfileError, UsageError, quoted, system_reason
 from specserve.profile.problems import ordered, problem
-from specserve.profile.schema import BASELINE, TOP, Hardware, Profile
+from specserve.profile.schema import BASELINE, TOP, Profile
 from specserve.profile.source import parse, read
 from specserve.profile.validate import read_profile
 from specserve.profile.values import Node, merged
@@ -210,9 +210,8 @@ def load_profile(
     *,
     settings: Iterable[str] = (),
     alternative: str | None = None,
-    devices: str | None = None,
 ) -> Profile:
-    """The profile in a file (`-`: stdin), with `--set` values, a chosen alternative and `--devices` over it.
+    """The profile in a file (`-`: stdin), with `--set` values over it, and with a chosen alternative.
 
     Raises ProfileError with every problem of the file, UsageError for a malformed setting.
     """
@@ -226,17 +225,7 @@ def load_profile(
         raise ProfileError(
             f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
         )
-    profile = with_alternative(profile, alternative)
-    return profile if devices is None else _on_devices(profile, devices)
-
-
-def _on_devices(profile: Profile, text: str) -> Profile:
-    """The profile with `--devices` over its `hardware.devices`. Raises UsageError."""
-    parts = filter(None, text.replace(" ", "").split(","))
-    devices = tuple(int(part) if part.isdigit() else part for part in parts)
-    if not devices:
-        raise UsageError("`--devices` lists no device", hint="write it like `--devices 0,1`")
-    return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
+    return with_alternative(profile, alternative)
 
 
 def examine(

@@ -15,7 +15,7 @@ from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.launch import LaunchOptions
 from specserve.plan.nodes import node_at, node_count
-from specserve.report.findings import StderrNotices, failure
+from specserve.report.findings import failure
 from specserve.vllm import versions
 from specserve.vllm.versions import Installed
 
@@ -144,24 +144,3 @@ def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: C
         prepare(file)
     assert caught.value.hint == "`specserve up --no-check` starts it anyway"
     assert prepare(file, LaunchOptions(check=False))[1].host == "0.0.0.0"
-
-
-def test_devices_that_have_no_effect_are_said(
-    write: Write, machine: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = "warning: `--devices` has no effect: this launch runs on the CPU\n"
-    file = str(write("target: {model: a/b}"))
-    for version, expected in (("0.32.0+cpu", said), ("0.32.0", "")):
-        machine(version)
-        prepare(file, LaunchOptions(devices="0", starts=False), notices=StderrNotices())
-        assert capsys.readouterr().err == expected
-
-
-def test_devices_of_the_command_line_replace_those_of_the_profile(
-    write: Write, machine: Callable[..., None]
-) -> None:
-    machine("0.33.0")
-    file = str(write("target: {model: a/b}\nhardware: {devices: [0], count: 2}"))
-    profile, plan = prepare(file, LaunchOptions(devices="1,GPU-x"))
-    assert plan.env["CUDA_VISIBLE_DEVICES"] == "1,GPU-x"
-    assert profile.hardware is not None and profile.hardware.count == 2

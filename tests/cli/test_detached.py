@@ -110,6 +110,16 @@ def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() 
     assert run(["down", "demo"]) == 0
 
 
+def test_a_detached_server_keeps_the_devices_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    start(plan(), name="demo", profile="demo.yaml")
+    record = registry.read("demo")
+    assert record is not None and record.leader is not None
+    environment = Path(f"/proc/{record.leader[0]}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=2,3" in environment
+    assert run(["down", "demo"]) == 0
+
+
 def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ps"]) == 0
     assert (

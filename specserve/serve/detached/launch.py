@@ -214,8 +214,9 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
                 f"{what} has no room for this server next to {names}: "
                 f"together they would reserve {declared:.0%} of its memory",
                 hint=(
-                    "lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), choose other devices with "
-                    f"`--devices`, or run `specserve down {beside[0].name}`; `--no-check` starts it anyway"
+                    "lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), set "
+                    f"CUDA_VISIBLE_DEVICES to other devices, or run "
+                    f"`specserve down {beside[0].name}`; `--no-check` starts it anyway"
                 ),
             )
         share = f": together they reserve {declared:.0%} of its memory" if declared else ""
