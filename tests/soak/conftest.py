@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import http.client
 import json
 import os
@@ -173,6 +174,11 @@ class Server:
             if response.status != 200:
                 raise ValueError(text)
             return json.loads(text or b"null")
+
+
+def figures(*values: object) -> None:
+    """Print what was measured, on a line of its own: pytest writes its dots in between."""
+    print(f"\n{datetime.date.today()}:", *values, flush=True)
 
 
 def held_by(process: psutil.Process) -> set[Path]:

@@ -33,7 +33,7 @@ from specserve.measure.verify.session import VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 from tests.measure.simulated import SCENARIOS, Scenario, simulated
-from tests.soak.conftest import DEMO, ROOT, Server, Traffic
+from tests.soak.conftest import DEMO, ROOT, Server, Traffic, figures
 
 RUNS = int(os.environ.get("SOAK", "5")) * 2
 LAUNCHES = 10
@@ -84,7 +84,7 @@ def test_no_request_fails_and_nothing_grows_under_load(server: Server) -> None:
         while not traffic.is_over:
             assert '"ready"' in server.run("ps", "--format", "json").stdout
         grown = {name: resident_bytes(process) - halfway[name] for name, process in lookers.items()}
-    print(f"{requests} requests in {time.monotonic() - began:.0f} s; grown bytes: {grown}")
+    figures(f"{requests} requests in {time.monotonic() - began:.0f} s; grown bytes: {grown}")
     looking["watch"].terminate()
     server.down("demo")
     assert traffic.failed == []
@@ -114,7 +114,7 @@ def test_a_draft_that_dies_is_told_within_a_minute_of_traffic(server: Server, tm
         began = time.monotonic()
         server.wait_for(lambda: state() == "COLLAPSED", "no collapse", 420)
         took_s = time.monotonic() - began
-    print(f"collapse told after {took_s:.1f} s")
+    figures(f"collapse told after {took_s:.1f} s")
     watching.send_signal(signal.SIGINT)
     assert watching.wait(30) == 130
     server.down("demo")
@@ -152,7 +152,7 @@ def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
     for factor in (1.0, 1.05, 0.95):
         tallies = answers(requested * factor)
         seen = Counter(verdict(tallies, seed) for seed in range(200 if factor == 1.0 else 100))
-        print(f"sampled at {factor:g} times the temperature: {dict(seen)}")
+        figures(f"sampled at {factor:g} times the temperature: {dict(seen)}")
         assert seen[lossy] <= 1 if factor == 1.0 else seen[lossy] >= 95
     server.down("demo")
 
@@ -165,7 +165,7 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
     assert done.returncode in (0, 1)
     comparisons: list[dict[str, Any]] = json.loads(done.stdout)["comparisons"]
     for each in comparisons:
-        print(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"]["word"], flush=True)
+        figures(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"]["word"])
     return comparisons
 
 
@@ -177,7 +177,7 @@ def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) 
     ]
     verdicts = Counter(each["verdict"]["word"] for comparisons in runs for each in comparisons)
     server.down("demo")
-    print(dict(verdicts))
+    figures(dict(verdicts))
     assert verdicts["PAYS"] + verdicts["COSTS"] <= verdicts.total() / 10
 
 
@@ -186,7 +186,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(scenario: Scenario) ->
     """The table of docs/bench.md."""
     score = simulated(scenario, trials := 500 * RUNS)
     apart = f"{score.told_apart:.2%}" if scenario.is_equal else ""
-    print(
+    figures(
         f"| {scenario.name} | {score.covered:.1%} | {apart} | {score.inconclusive:.1%} | {score.half:.1%} |"
     )
     # three standard deviations of the simulation
@@ -211,7 +211,7 @@ def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) 
         tokens_and_seconds[1] += each["duration_s"]
     for name, launches in sums.items():
         spread = statistics.stdev(math.log(tokens / seconds) for tokens, seconds in launches.values())
-        print(f"{name}: {len(launches)} launches, log tokens/s differ by {spread:.2%}")
+        figures(f"{name}: {len(launches)} launches, log tokens/s differ by {spread:.2%}")
         assert spread <= 2 * LAUNCH_SPREAD
 
 
