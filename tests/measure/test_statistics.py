@@ -16,7 +16,6 @@ from specserve.measure.statistics import (
     RateSample,
     acceptance_gain,
     needed,
-    quantile,
     rate,
     ratio,
     verdict,
@@ -66,31 +65,6 @@ def test_the_arms_exchanged_give_the_inverse_and_the_same_error(
     there, back = found(arm, against), found(against, arm)
     assert there.log == pytest.approx(-back.log, abs=1e-9)
     assert there.error == pytest.approx(back.error, rel=1e-6, abs=1e-9)
-
-
-@settings(deadline=None)
-@given(arms, st.floats(0.1, 10))
-def test_a_machine_that_is_slower_throughout_changes_the_value_and_not_the_error(
-    rows: list[tuple[str, str, float, float, float, float]], factor: float
-) -> None:
-    arm, against = both(rows)
-    slow = [RateSample(item.prompt, item.block, item.amount, item.cost * factor) for item in arm]
-    before, after = found(arm, against), found(slow, against)
-    assert after.value == pytest.approx(before.value / factor)
-    assert after.error == pytest.approx(before.error, rel=1e-6, abs=1e-9)
-
-
-@settings(deadline=None)
-@given(arms, st.randoms(use_true_random=False))
-def test_the_order_of_the_requests_does_not_matter(
-    rows: list[tuple[str, str, float, float, float, float]], rng: random.Random
-) -> None:
-    arm, against = both(rows)
-    before = found(arm, against)
-    rng.shuffle(arm)
-    after = found(arm, against)
-    assert after.log == pytest.approx(before.log, abs=1e-12)
-    assert after.error == pytest.approx(before.error, abs=1e-12)
 
 
 @settings(deadline=None)
@@ -185,13 +159,6 @@ def test_an_interval_is_never_narrower_than_launches_differ() -> None:
     assert estimate.error == pytest.approx(LAUNCH_SPREAD)
     assert estimate.launch_share == pytest.approx(1.0)
     assert estimate.half() == pytest.approx(1.96 * LAUNCH_SPREAD, rel=1e-3)
-
-
-def test_quantiles_lie_between_their_neighbours_as_in_numpy() -> None:
-    assert quantile([3, 1, 2], 0.5) == 2
-    assert quantile([1, 2, 3, 4], 0.5) == 2.5
-    assert quantile(list(range(101)), 0.99) == pytest.approx(99)
-    assert quantile([7], 0.99) == 7
 
 
 def test_intervals_cover_the_truth_and_equal_variants_are_not_told_apart() -> None:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from specserve.measure.bench.result import Result, from_json, read_result
 from specserve.measure.expect import Kept
 from specserve.measure.statistics import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Verdict
-from specserve.metrics.counters import Acceptance
-from specserve.report.bench import rendered, row
+from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -212,14 +211,6 @@ def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
     assert "Servers compared with baseline: " in shown and "without it" not in shown
 
 
-def test_the_server_that_others_are_compared_with_shows_its_acceptance_if_it_speculates() -> None:
-    cell = next(each for each in example().cells if each.arm == "baseline" and each.figures)
-    assert cell.figures is not None and cell.figures.acceptance is None
-    figures = dataclasses.replace(cell.figures, acceptance=Acceptance(10, 40, 25))
-    rows = [row(each, None) for each in (cell, dataclasses.replace(cell, figures=figures))]
-    assert [(each[5], each[10]) for each in rows] == [("", ""), ("3.50", "62 %")]
-
-
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_a_run_that_is_not_complete_says_so(form: str) -> None:
     assert "ot complete: some cells" in plain(dataclasses.replace(example(), is_complete=False), form)
@@ -253,14 +244,6 @@ def test_a_chart_says_its_values_in_words() -> None:
     page = plain(example(), "html")
     assert "profile by concurrency: 1: 2.168 (95 % interval 2.081 to 2.255); 4: 1.567" in page
     assert page.count("<svg viewBox") == page.count('role="img"') + page.count('aria-hidden="true"')
-
-
-def test_whatever_is_drawn_has_its_colour() -> None:
-    page = plain(example(), "html")
-    drawn = set(re.findall(r'<(?:rect|line|circle|polygon) class="(\w+)', page))
-    assert drawn == {"bar", "grid", "line", "mark", "range", "reference"}
-    for kind in drawn:
-        assert re.search(rf"svg \.{kind}\b[^}}]*(fill|stroke): var\(--\w+\)", page), kind
 
 
 def test_no_name_from_outside_becomes_more_than_text_on_a_page() -> None:

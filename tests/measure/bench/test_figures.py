@@ -19,14 +19,6 @@ def test_throughput_is_all_tokens_over_all_seconds() -> None:
     assert (found.output_tokens, found.output_tokens_per_s, found.blocks, found.requests) == (40, 8.0, 2, 2)
 
 
-def test_tpot_is_the_time_after_the_first_token_over_the_tokens_after_it() -> None:
-    found = figures([made("a", 0, request(tokens=11, ttft_s=0.1, latency_s=1.1))])
-    assert found is not None
-    assert found.tpot_ms.p50 == pytest.approx(100.0)
-    assert found.ttft_ms.p99 == pytest.approx(100.0)
-    assert found.e2e_ms.p90 == pytest.approx(1100.0)
-
-
 def test_a_request_that_failed_counts_in_nothing_but_its_own_figure() -> None:
     found = figures([made("a", 0, request(tokens=10), request("p2", error="boom"), duration_s=1.0)])
     assert found is not None

@@ -40,12 +40,6 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
-def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
-    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), count=2)
-    assert len({item.id for item in first}) == len(first) == 12
-    assert {request(item.id).prompt for item in first} == {"p0", "p1"}
-
-
 def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
     names = ["ticket", "ticket#17", "ticket#18", "ticket#2", "#", ""]
     every = [Item(Prompt(name, 8, text=name), copy) for name in names for copy in (1, 2)]
@@ -107,12 +101,6 @@ def test_accelerators_change_hands_between_launches() -> None:
     found = sessions(started, launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
     assert found[0].devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
     assert found[1].devices == {"base": ("GPU-1",), "a": ("GPU-0",)}
-
-
-def test_a_server_that_runs_already_takes_no_accelerator_from_the_others() -> None:
-    together = (planned("base"), planned("a"), *ARMS[2:])
-    (found,) = sessions(together, launches=1, at_once=3, slots=(("GPU-0",), ("GPU-1",)))
-    assert found.devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
 
 
 @pytest.mark.parametrize("slots", [(), (("GPU-0",),)])

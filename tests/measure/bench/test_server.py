@@ -124,10 +124,3 @@ def test_a_server_of_sglang_is_known_by_its_list_of_models(owner: str, expected:
         connect(Variant("a", url=url), url, check=lambda: None) as running,
     ):
         assert running.abilities.is_sglang is expected
-
-
-def test_a_server_that_stops_to_tell_is_not_believed() -> None:
-    script = Script(counts=True)
-    with serving(script) as url, connect(Variant("a", url=url), url, check=lambda: None) as running:
-        script.counts = False
-        assert running.abilities.can_count and running.count(CHAT) is None
