@@ -56,8 +56,14 @@ _ORDER = (PAYS, COSTS, NO_DIFFERENCE, INCONCLUSIVE)
 _HEAD = (
     *(Column("load"), Column("variant", "code"), Column("tokens/s"), Column("speedup, 95 %")),
     *(Column("verdict", "verdict"), Column("per step"), Column("needed")),
-    *(Column(name, is_detail=True) for name in ("TTFT, ms", "TPOT, ms", "E2E, s", "accepted", "failed")),
-    *(Column(name, is_detail=True) for name in ("waited, ms", "preempted", "requests", "gap P99, ms")),
+    *(
+        Column(name, is_detail=True)
+        for name in ("TTFT, ms", "TPOT, ms", "E2E, s", "accepted", "failed")
+    ),
+    *(
+        Column(name, is_detail=True)
+        for name in ("waited, ms", "preempted", "requests", "gap P99, ms")
+    ),
 )
 _METHOD = (
     f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. "
@@ -89,7 +95,9 @@ def _document(result: Result) -> Document:
     if not result.is_complete:
         blocks.append(Paragraph("Not complete: some cells are still to be measured."))
     blocks.append(Paragraph(_question(result, against), is_muted=True))
-    lines = [("target", model) for model in dict.fromkeys(arm.model for arm in result.arms) if model]
+    lines = [
+        ("target", model) for model in dict.fromkeys(arm.model for arm in result.arms) if model
+    ]
     for arm in result.arms:
         room = f"; KV cache of {arm.kv_cache_tokens:,} tokens" if arm.kv_cache_tokens else ""
         lines.append((arm.name, arm_words(arm) + room))
@@ -310,7 +318,9 @@ def _method(result: Result) -> Details:
     facts = {**result.host, **result.settings, **result.versions}
     facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
     head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
-    rows = [(item.name, str(item.prompts), item.source, item.sha256[:16]) for item in result.workloads]
+    rows = [
+        (item.name, str(item.prompts), item.source, item.sha256[:16]) for item in result.workloads
+    ]
     table = Table((*head, Column("sha256 of the prompts", "code")), rows)
     blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), table]
     for arm in result.arms:

@@ -1,4 +1,4 @@
-"""A check as text: a line for each profile that answers, the findings; on request what the answer rests on."""
+"""A check as text: a line for each profile that answers, the findings, what the answer rests on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
 _COMPUTED_BY = {
     "vllm": "computed by vLLM's own planner",
     "formula": "computed by formula",
-    "published": "computed by formula from the copy of the models' config.json that ships with specserve",
+    "published": "computed by formula from the models' config.json that ship with specserve",
 }
 _UNKNOWN = "not known whether it fits"
 _SMALL = 0.005
@@ -66,7 +66,7 @@ def _findings(verdict: ProfileVerdict, report: Report) -> list[Finding]:
 
 
 def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> Iterator[str]:
-    """A verdict's words, then what makes it: room, what speculation costs, whether the tokenizers agree."""
+    """A verdict's words, then what makes it: room, cost of speculation, tokenizers."""
     errors = sum(item.severity is Severity.ERROR for item in findings if item.code != "SD301")
     if not isinstance(verdict, Checked) or verdict.verdict == "invalid":
         yield from ("not checked", f"{count(errors, 'error')} in the profile")
@@ -80,9 +80,13 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> Iterator[str]:
             yield f"{count(errors, 'other error')} to fix"
     else:
         otherwise = f"otherwise it {fits}" if memory else fits
-        yield from ("not ready", f"{count(errors, 'error')} to fix", otherwise) if errors else (fits,)
+        yield from (
+            ("not ready", f"{count(errors, 'error')} to fix", otherwise) if errors else (fits,)
+        )
     if memory is None:
-        hardware = (item for group in verdict.groups for item in group.skipped if item.group == "hardware")
+        hardware = (
+            item for group in verdict.groups for item in group.skipped if item.group == "hardware"
+        )
         yield from (item.reason for item in hardware)
     if memory and machine and memory.verdict != "does_not_fit":
         if memory.reason and not memory.is_only_in_doubt:
@@ -170,8 +174,12 @@ def _memory(
         rows.append(("draft weights", gib(sizes.draft_weights), ""))
     for name, term in (("activations", sizes.activation), ("other", sizes.other)):
         note = "" if term.logs is None else f"estimated from {count(term.logs, 'log')}"
-        rows.append((name, _range(term), "assumed: no public log shows it" if term.logs == 0 else note))
-    tokens = f"{_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else "tokens unknown"
+        rows.append(
+            (name, _range(term), "assumed: no public log shows it" if term.logs == 0 else note)
+        )
+    tokens = (
+        f"{_tokens(estimate.kv_cache_tokens)} tokens" if estimate.is_kv_known else "tokens unknown"
+    )
     rows.append(("KV cache", _range(sizes.kv_cache), tokens))
     limit = "capacity" if is_fixed(estimate) else "vLLM's budget"  # a fixed cache takes no share
     of = "" if is_fixed(estimate) else f"of {gib(sizes.total)}"
@@ -224,7 +232,7 @@ _ROWS = (
 
 
 def effective_text(judged: Judged) -> str:
-    """Returns what vLLM runs beside what the profile asks for, and why; what speculation changes is marked."""
+    """Returns what vLLM runs beside what is asked, and why; what speculation changes is marked."""
     document = Document("configuration", judged.basis, _effective(judged), has_answer=True)
     return document.text(sys.stdout) if judged.answer.effective else ""
 
@@ -240,7 +248,9 @@ def _effective(judged: Judged) -> list[Block]:
         wanted = _shown(item.value) if item else ""
         rows.append((title, wanted, _shown(value), _mark(judged, place, item)))
     columns = (Column("", "name"), *(Column(name, "text") for name in ("asked", "effective", "")))
-    notes = [f"{item.argument}: {text}" for item in answer.changed for text in reasons(judged, item)]
+    notes = [
+        f"{item.argument}: {text}" for item in answer.changed for text in reasons(judged, item)
+    ]
     notes += [f"not judged: {step}: {reason}" for step, reason in answer.skipped.items()]
     title = f"Effective configuration by {judged.basis}"
     return [Section(title, [Table(columns, rows), Items([("", note) for note in notes])])]

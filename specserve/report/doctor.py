@@ -1,4 +1,4 @@
-"""What `specserve doctor` shows: how many faults, and one line per fact, with the fix under what needs one."""
+"""What `specserve doctor` shows: the number of faults, and a line per fact with its fix."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
     """Returns the screen; its first line says whether anything breaks a launch."""
     stream, states = stream or sys.stdout, [str(line.state) for line in lines]
     bad, notes = states.count("bad"), states.count("note")
-    answer = f"{count(bad, 'thing')} will break a launch here" if bad else "nothing here breaks a launch"
+    answer = (
+        f"{count(bad, 'thing')} will break a launch here" if bad else "nothing here breaks a launch"
+    )
     rows = [f"{answer}; {count(notes, 'note')}" if notes else answer, ""]
     for line in lines:
         tail = f"{' ' * (6 - len(line.state))}{in_one_line(line.name):<{_NAME}}"
-        lead, shown = line.state + tail, styled(line.state, _COLOURS[line.state], stream=stream) + tail
+        lead, shown = (
+            line.state + tail,
+            styled(line.state, _COLOURS[line.state], stream=stream) + tail,
+        )
         rows.append(wrapped(in_one_line(line.text), lead=lead, shown=shown, stream=stream))
         if line.fix:
             fix = f"fix: {in_one_line(line.fix)}"
@@ -57,11 +62,15 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
         )
         for gpu in found
     ]
-    here.append(("-", "cpu", gib(cpu.accelerator.total_bytes), gib((cpu.free_bytes or (0,))[0]), ""))
+    here.append(
+        ("-", "cpu", gib(cpu.accelerator.total_bytes), gib((cpu.free_bytes or (0,))[0]), "")
+    )
     rows = []
     for item in catalogue():
         capability = ".".join(map(str, item.compute_capability or ())) or "-"
-        rate = f"{item.bandwidth_bytes_per_s / 1e9:,.0f} GB/s" if item.bandwidth_bytes_per_s else "-"
+        rate = (
+            f"{item.bandwidth_bytes_per_s / 1e9:,.0f} GB/s" if item.bandwidth_bytes_per_s else "-"
+        )
         flops = f"{item.flops / 1e12:,.0f} TFLOPS" if item.flops else "-"
         rows.append((item.name, gib(item.total_bytes), capability, rate, flops))
     name, holders = Column("name", "name"), Column("held by", "text")

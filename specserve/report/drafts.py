@@ -1,4 +1,4 @@
-"""What `drafts` and `distill` show: the drafts of a target, and one that was trained on its traffic."""
+"""What `drafts` and `distill` show: a target's drafts, and one that was trained on its traffic."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ from specserve.report.text import (
 from specserve.report.verify import VerifyProgress
 
 _TELLS = (
-    "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures yours. "
-    "`ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what they bring depends "
-    "on how often your texts repeat."
+    "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures "
+    "yours. `ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what "
+    "they bring depends on how often your texts repeat."
 )
-_ASSUMED = "*: this head's configuration is unknown; assumed: one layer as wide as the target, a vocabulary of 32,000."
+_ASSUMED = (
+    "*: this head's configuration is unknown; assumed: one layer as wide as the target, a "
+    "vocabulary of 32,000."
+)
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
@@ -48,7 +51,9 @@ def drafts_document(found: FoundDrafts) -> Document:
         answer = f"{count(len(listed), 'draft')} for {found.target}{on}, as of {found.as_of}"
     best = max(listed, key=lambda each: each.draft.length, default=None)
     if best and best.draft.length:
-        answer += f"; the longest reported: {_name(best.draft)}, {best.draft.length:.2f} tokens/step"
+        answer += (
+            f"; the longest reported: {_name(best.draft)}, {best.draft.length:.2f} tokens/step"
+        )
     columns = [
         Column("draft", "name"),
         Column("method", "code", is_detail=has_machine),
@@ -57,7 +62,11 @@ def drafts_document(found: FoundDrafts) -> Document:
         Column("rules", "text"),
         Column("memory", "text"),
     ]
-    notes = [_TELLS, *([_ASSUMED] if any(each.is_assumed for each in found.drafts) else []), *found.notes]
+    notes = [
+        _TELLS,
+        *([_ASSUMED] if any(each.is_assumed for each in found.drafts) else []),
+        *found.notes,
+    ]
     sections = [Section(_name(each.draft), [_about(each.draft)]) for each in listed]
     table = Table(columns, [_row(each) for each in found.drafts], keys=1)
     blocks: list[Block] = [Paragraph(answer), table, *sections, *map(Paragraph, notes)]
@@ -72,7 +81,9 @@ def _name(draft: Draft) -> str:
 
 def _row(each: JudgedDraft) -> tuple[str, ...]:
     draft, codes = each.draft, ", ".join(each.findings)
-    weights = f", {each.draft_bytes / GIB:.1f} GiB{'*' * each.is_assumed}" if each.draft_bytes else ""
+    weights = (
+        f", {each.draft_bytes / GIB:.1f} GiB{'*' * each.is_assumed}" if each.draft_bytes else ""
+    )
     return (
         _name(draft),
         draft.method,
@@ -126,10 +137,17 @@ def distill_plan_document(plan: DistillPlan) -> Document:
             "traffic",
             f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
             f"{len(traffic.test)} held out; {count(traffic.groups, 'group')} of near-duplicates, "
-            f"{traffic.repeated or 'none'} repeated; {traffic.overlap:.0%} of a held-out prompt is in training",
+            f"{traffic.repeated or 'none'} repeated; {traffic.overlap:.0%} of a held-out prompt is "
+            "in training",
         ),
-        ("answers", f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation"),
-        ("training", f"at most {duration(plan.request.train_for_s)}, then the proof if a state is better"),
+        (
+            "answers",
+            f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation",
+        ),
+        (
+            "training",
+            f"at most {duration(plan.request.train_for_s)}, then the proof if a state is better",
+        ),
         ("kept in", str(plan.folder)),
     ]
     answer = Paragraph(f"would train {plan.block.model} for K = {plan.k}")
@@ -140,17 +158,23 @@ def distilled_document(found: Distilled) -> Document:
     """Returns the result; its first line answers."""
     gain, answer = found.gain, _OUTCOMES[found.outcome]
     if gain is None:
-        answer += "; no state of the training did better on the prompts to choose by, and nothing was served"
+        answer += "; no state of the training did better on the prompts to choose by, and nothing "
+        answer += "was served"
     else:
         by = gain.difference
         points = f"{100 * by.value:+.1f} points, {100 * by.low:+.1f} to {100 * by.high:+.1f}"
         answer += f": acceptance {decimals(gain.old, 3)} to {decimals(gain.new, 3)} ({points}) "
         answer += f"on {count(by.n, 'held-out prompt')} at K = {found.k}"
-    training = f"{count(found.steps, 'step')} on {found.answers:,} answers in {duration(found.trained_s)}"
+    training = (
+        f"{count(found.steps, 'step')} on {found.answers:,} answers in {duration(found.trained_s)}"
+    )
     lines = [("training", training)]
     for each in found.speedups:
-        name = {"profile": "the present draft", "distilled": "the new draft"}.get(each.arm, each.arm)
-        spread = f"{with_spread(each.speedup, unit='x')} against none, concurrency {each.point.concurrency}"
+        name = {"profile": "the present draft", "distilled": "the new draft"}.get(
+            each.arm, each.arm
+        )
+        spread = f"{with_spread(each.speedup, unit='x')} against none"
+        spread += f", concurrency {each.point.concurrency}"
         lines.append(("speed", f"{name} {spread}: {each.verdict.word}"))
     lines += [("verify", found.verified)] if found.verified else []
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
@@ -165,7 +189,9 @@ class TrainingLine:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """One message of the training."""
-        share = f"  training: {100 * min(1.0, event.get('share', 0.0)):.0f} %, step {event.get('step')}"
+        share = (
+            f"  training: {100 * min(1.0, event.get('share', 0.0)):.0f} %, step {event.get('step')}"
+        )
         if event["event"] == "progress":
             self._line.show(f"{share}, loss {event['loss']:.3f}")
         elif event["event"] == "evaluated":

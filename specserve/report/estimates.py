@@ -66,14 +66,17 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
         for number, each in enumerate(plan.sessions, 1)
     ]
     points = [
-        ("", f"{point}: {requests(point)} requests to each variant in a launch") for point in plan.points
+        ("", f"{point}: {requests(point)} requests to each variant in a launch")
+        for point in plan.points
     ]
     start = f"{speed.start_s:g} s a launch, " if launches else ""
     assumed = f"assumed, not measured: {start}{speed.tokens_per_s:g} tokens/s a request"
     more = f"{plan.budget_s / 60:.3g} min of measuring (`--budget`), which leaves out the launches"
     blocks: list[Block] = [
         Paragraph("This is a dry run: nothing is started."),
-        Section("variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]),
+        Section(
+            "variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]
+        ),
         Section(f"launches: {launches} ({plan.fit.why})", [Items(servers)]),
         Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
         Paragraph(
@@ -102,15 +105,22 @@ def estimate_text(found: TuneEstimate) -> str:
     ]
     names = ("requests", "K", "speedup", "tokens/s", "break-even length")
     texts = (
-        f"Estimated, not measured: {answer} at concurrency {first.concurrency} ({found.method} on {found.count}x "
-        f"{found.accelerator}, acceptance {found.acceptance:.2f} at every position, {found.context_tokens:,} tokens "
-        "of context)",
-        "The range covers what engines and cards reach; it is no confidence interval. Prefill is left out. "
+        f"Estimated, not measured: {answer} at concurrency {first.concurrency} ({found.method} on "
+        f"{found.count}x {found.accelerator}, acceptance {found.acceptance:.2f} at every position, "
+        f"{found.context_tokens:,} tokens of context)",
+        "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
+        "left out. "
         f"The KV cache may hold {found.most_requests:,} such requests. "
-        + ("An upper limit: every step is taken to find a match." if found.method in WITHOUT_MODEL else ""),
+        + (
+            "An upper limit: every step is taken to find a match."
+            if found.method in WITHOUT_MODEL
+            else ""
+        ),
     )
     head, legend = (wrapped(text, lead="", stream=sys.stdout) for text in texts)
-    return "\n".join([head, "", *Table([Column(name) for name in names], rows, keys=2).text(), "", legend])
+    return "\n".join(
+        [head, "", *Table([Column(name) for name in names], rows, keys=2).text(), "", legend]
+    )
 
 
 class BenchView(LiveLine):
@@ -129,7 +139,9 @@ class BenchView(LiveLine):
                 say(in_one_line(what.text))
             case rundir.Passed():
                 is_last = what.done == what.total
-                soon = "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
+                soon = (
+                    "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
+                )
                 left = "done" if is_last else soon
                 figures = f"{what.arm}, {what.point}: {what.tokens_per_s:.1f} tokens/s"
                 self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)

@@ -39,7 +39,9 @@ class Sources:
         """The line of a span with secrets starred out, or None where there is none to show."""
         if span.file not in self._files:
             try:
-                text = recall(span.file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+                text = (
+                    recall(span.file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+                )
             except (OSError, ValueError):
                 text = ""
             self._files[span.file] = text.split("\n")
@@ -61,7 +63,7 @@ class Sources:
 
 
 def _continues_secret(lines: Sequence[str], at: int) -> bool:
-    """Whether a line is part of a value whose key, on a line above, names a secret: an item of its list."""
+    """Whether a line is an item of a list whose key, on a line above, names a secret."""
     line = lines[at].lstrip()
     indent = len(lines[at]) - len(line)
     for above in reversed(lines[max(0, at - _LINES_BACK) : at]):
@@ -74,7 +76,7 @@ def _continues_secret(lines: Sequence[str], at: int) -> bool:
 
 
 def masked(key: str, value: str) -> str:
-    """Returns a value as it may be shown beside its key: of a secret, by key or by shape, not even the length."""
+    """Returns a value as it may be shown beside its key: of a secret not even the length."""
     if re.fullmatch(r"\$\w+", value):
         return value  # the variable that holds it
     if names_a_secret(key, value):
@@ -85,7 +87,7 @@ def masked(key: str, value: str) -> str:
 
 
 def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> list[str]:
-    """A line and a row of marks for each of its spans; a line that is too long is shown once per mark."""
+    """A line and a row of marks for each span; a line that is too long is shown once per mark."""
     text = text.replace("\t", " ")
     rows: list[str] = []
     for part in [marks] if _columns(text) <= _WIDTH else [[mark] for mark in marks]:
@@ -95,7 +97,10 @@ def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> li
             start = max(0, first - _LEAD) if first > _WIDTH - _LEAD else 0
             end = min(end, start + _WIDTH)
         before = "…" if start else ""
-        rows.append(f"{number:>{width}} | {before}{escaped(text[start:end])}{'…' if end < len(text) else ''}")
+        rows.append(
+            f"{number:>{width}} | {before}{escaped(text[start:end])}"
+            + ("…" if end < len(text) else "")
+        )
         for span, label, mark in part:
             stop = span.end_column - 1 if span.end_line == span.line else len(text)
             lead = " " * (_columns(text[start : span.column - 1]) + len(before))
@@ -117,7 +122,7 @@ COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cy
 
 
 def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
-    """Each finding with its source lines, as rustc draws them; what looks like a secret is starred out.
+    """Each finding with its source lines, as rustc draws them; secrets are starred out.
 
     What is only worth knowing comes last, without its lines, and the same help once.
     """
@@ -130,9 +135,10 @@ def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
 
 
 def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
-    """One line a finding: `file:line:column: severity[CODE] message`; and one for each group that did not run."""
+    """A line a finding, `FILE:LINE:COLUMN: severity[CODE] message`, and one a skipped group."""
     lines = [
-        f"{in_one_line(str(finding.span))}: {finding.severity}[{finding.code}] {in_one_line(finding.message)}\n"
+        f"{in_one_line(str(finding.span))}: {finding.severity}[{finding.code}] "
+        f"{in_one_line(finding.message)}\n"
         for finding in findings
     ]
     lines += [
@@ -143,7 +149,7 @@ def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> 
 
 
 def summary(report: Report) -> str:
-    """The last line: what was found in how many profiles that could be read; what was left out is never passed."""
+    """The last line: what was found in how many profiles; what was left out is never passed."""
     unread = {finding.span.file for finding in report.findings if finding.code == "SD001"}
     read = report.profiles - len(unread)
     found = [count(number, each.value) for each in Severity if (number := report.count(each))]
@@ -157,11 +163,20 @@ def summary(report: Report) -> str:
     elif skipped:
         parts = [f"No errors found in {count(read, 'profile')}; {', '.join([*found, *more])}"]
     else:
-        parts = [f"All checks passed: {count(read, 'profile')}", f"{report.rules} rules", *found, *more]
+        parts = [
+            f"All checks passed: {count(read, 'profile')}",
+            f"{report.rules} rules",
+            *found,
+            *more,
+        ]
     broken = [item for item in report.verdicts if item.not_run or item.verdict == "invalid"]
     broken = [item for item in broken if item.file not in unread]
     lost = [report.rules if item.not_run is None else len(item.not_run) for item in broken]
-    why = f"; {count(max(lost), 'rule')} were not run because the file is invalid" if any(lost) else ""
+    why = (
+        f"; {count(max(lost), 'rule')} were not run because the file is invalid"
+        if any(lost)
+        else ""
+    )
     return f"{', '.join(parts)}{why}"
 
 
@@ -180,14 +195,20 @@ def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
             lines += [_head(finding, stream), f" --> {_place(finding.span)}"]
             lines += [_after("note", note, "", stream) for note in finding.notes]
         ways_out = dict.fromkeys(finding.help for finding in of_code if finding.help)
-        blocks.append("\n".join([*lines, *(_after("help", way_out, "", stream) for way_out in ways_out)]))
+        blocks.append(
+            "\n".join([*lines, *(_after("help", way_out, "", stream) for way_out in ways_out)])
+        )
     return blocks
 
 
 def _place(span: Span) -> str:
-    """The place, with the name of the alternative in which it is: two of them may bring the same message."""
+    """The place, with the alternative's name: two of them may bring the same message."""
     block, _, rest = span.path.partition(".")
-    name = f" (alternative `{escaped(rest.partition('.')[0])}`)" if block == "alternatives" and rest else ""
+    name = (
+        f" (alternative `{escaped(rest.partition('.')[0])}`)"
+        if block == "alternatives" and rest
+        else ""
+    )
     return f"{in_one_line(str(span))}{name}"
 
 
@@ -204,7 +225,10 @@ def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
 
 
 def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
-    marked = [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)]
+    marked = [
+        (finding.span, finding.label, "^"),
+        *((item.span, item.label, "-") for item in finding.related),
+    ]
     width = max(len(str(span.line)) for span, _, _ in marked)
     pad = " " * width
     lines = [_head(finding, stream), f"{pad}--> {_place(finding.span)}"]
@@ -240,7 +264,7 @@ def _body(finding: Finding, marked: list[Mark], sources: Sources, width: int) ->
 
 
 def failure(error: SpecserveError) -> str:
-    """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
+    """`error: …`, the causes, the end of a log, and a hint after an empty line."""
     parts = [f"{styled('error', 'red')}: {_sentence(error.message)}"]
     parts += [f"  Caused by: {_sentence(cause)}" for cause in error.causes]
     if isinstance(error, LaunchError):
@@ -253,7 +277,7 @@ def failure(error: SpecserveError) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A line of CI that starts with `::` is a command to it, and a file's name may hold one behind a line break."""
+    """CI obeys lines that start with `::`, and a file's name may hold one behind a line break."""
     return in_one_line(redacted(text))
 
 
@@ -285,7 +309,11 @@ class StderrNotices:
 def _log(error: LaunchError) -> list[str]:
     lines = []
     if error.log_tail:
-        lines += ["", "  the log ends with", *(f"    | {readable(line)}" for line in error.log_tail)]
+        lines += [
+            "",
+            "  the log ends with",
+            *(f"    | {readable(line)}" for line in error.log_tail),
+        ]
     if error.log_path:
         lines += ["", f"  full log: {escaped(error.log_path)}"]
     return lines
@@ -318,7 +346,7 @@ def _write(error: Exception) -> Path:
 
 
 def trace(error: Exception) -> str:
-    """The traceback without a word of the environment's secrets; it holds no values of variables."""
+    """The traceback without the environment's secrets; it holds no values of variables."""
     import traceback
 
     return redacted("".join(traceback.format_exception(error)), shapes=True)

@@ -1,4 +1,4 @@
-"""A launch in words: its command, files and lock, its differences from another, and a profile that was converted."""
+"""A launch in words: command, files, lock, differences from another; and what was converted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _origins_text(plan: LaunchPlan) -> str:
 
 
 def _plans_json(plans: Sequence[LaunchPlan], *, with_origins: bool) -> str:
-    """The plan; if it has several nodes, the command of each; on request, where each value was written."""
+    """The plan; of several nodes the command of each; on request, where values were written."""
     from specserve.plan.launchplan import as_json, origins
 
     content: dict[str, Any] = as_json(plans[0])
@@ -43,12 +43,14 @@ def _plans_json(plans: Sequence[LaunchPlan], *, with_origins: bool) -> str:
         content["nodes"] = [{"argv": list(one.argv)} for one in plans]
     if with_origins:
         rows = origins(plans[0])
-        content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
+        content["origins"] = [
+            {"key": key, "value": value, "where": where} for key, value, where in rows
+        ]
     return json.dumps(content, indent=2)
 
 
 def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: bool) -> None:
-    """The command, or one for each node, to stdout, or where its values were written; what specserve adds to stderr."""
+    """The command of each node, or where values stand, to stdout; what is added to stderr."""
     from specserve.plan.launchplan import shell
 
     if as_json or with_origins:
@@ -64,7 +66,7 @@ def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool, with_origins: boo
 
 
 def print_sglang(profile: Profile, *, as_json: bool) -> None:
-    """The command that serves a profile with SGLang to stdout, what to mind to stderr. Raises UsageError."""
+    """SGLang's command for a profile to stdout, what to mind to stderr. Raises UsageError."""
     from specserve.plan.launchplan import shell
     from specserve.sglang.options import VERSION, launch_sglang
 
@@ -82,7 +84,11 @@ def print_sglang(profile: Profile, *, as_json: bool) -> None:
 def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) -> None:
     """Rendered files to stdout. Raises UsageError if none of them is of use alone."""
     if as_json:
-        out(json_document({"target": target, "files": [fields_of(one, "path", "text") for one in artifacts]}))
+        out(
+            json_document(
+                {"target": target, "files": [fields_of(one, "path", "text") for one in artifacts]}
+            )
+        )
         return
     alone = [one for one in artifacts if one.alone]
     if not alone:
@@ -100,7 +106,7 @@ def print_files(artifacts: Sequence[Artifact], *, target: str, as_json: bool) ->
 def say_written(
     artifacts: Sequence[Artifact], folder: Path, *, changed: int, found: Sequence[tuple[str, str]]
 ) -> None:
-    """The paths of files that were written to stdout; how many of them changed, and what is left over, to stderr.
+    """The paths of written files to stdout; how many changed, and what is left over, to stderr.
 
     `found`: files and their states, as after the writing.
     """
@@ -108,7 +114,10 @@ def say_written(
         out(escaped(str(folder / one.path)))
     say(f"{count(len(artifacts), 'file')}, {f'{changed} of them' if changed else 'none'} changed")
     if left := [path for path, state in found if state == "left over"]:
-        say(f"note: {count(len(left), 'file')} of another rendering left over, which can be deleted:")
+        say(
+            f"note: {count(len(left), 'file')} of another rendering left over, which can be "
+            "deleted:"
+        )
         for path in left:
             say(f"  {escaped(str(folder / path))}")
 
@@ -124,7 +133,10 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, aga
         say(f"up to date: {count(total, 'file')}")
         return 0
     left = sum(state == "left over" for _, state in found)
-    say(f"stale: {len(found) - left} of {count(total, 'file')}" + (f"; {left} left over" if left else ""))
+    say(
+        f"stale: {len(found) - left} of {count(total, 'file')}"
+        + (f"; {left} left over" if left else "")
+    )
     say("")
     if len(found) > left:
         say(f"{styled('hint', 'cyan')}: `{escaped(hushed(again))}` renders them again")
@@ -134,15 +146,21 @@ def say_stale(found: Sequence[tuple[str, str]], folder: Path, *, total: int, aga
 
 
 def say_converted(
-    result: Converted, findings: Sequence[Finding], *, target: str | None, others: Sequence[EngineStart]
+    result: Converted,
+    findings: Sequence[Finding],
+    *,
+    target: str | None,
+    others: Sequence[EngineStart],
 ) -> bool:
-    """The changes, what is still to be done, and what else was in the text, on stderr. Returns True for errors."""
+    """The changes, and what is still to be done, on stderr. Returns True for errors."""
     from specserve.convert.convert import OPEN_MARK
     from specserve.diagnostics import Severity
     from specserve.report.findings import render
 
     text = "starts another engine, which is left out"
-    notes = [(other.place.line, f"line {other.place.line}: {other.what} {text}") for other in others]
+    notes = [
+        (other.place.line, f"line {other.place.line}: {other.what} {text}") for other in others
+    ]
     for note in result.notes:
         place = f"line {note.line}: " if note.line > 1 else ""
         about = f"`{note.path}`: " if note.path and f"`{note.path}:" not in note.text else ""
@@ -155,8 +173,9 @@ def say_converted(
     what = f"`{escaped(target)}`" if target else "the profile"
     still = f": {count(errors, 'error')} left to fix" if errors else " passes lint"
     if result.unresolved:
-        still += f"; `{OPEN_MARK}` marks each missing value there, because `lint` does not see all of them"
-    say(f"Converted with {len(result.notes)} change{'' if len(result.notes) == 1 else 's'}; {what}{still}")
+        still += f"; `{OPEN_MARK}` marks each missing value there, because `lint` does not see all "
+        still += "of them"
+    say(f"Converted with {count(len(result.notes), 'change')}; {what}{still}")
     return bool(errors)
 
 
@@ -165,7 +184,9 @@ def locks_text(states: Sequence[LockState]) -> str:
     bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
     if not bad:
         return f"{count(len(states), 'lock')} {'is' if len(states) == 1 else 'are'} up to date"
-    counted = " and ".join(f"{many} {'is' if many == 1 else 'are'} {word}" for word, many in bad.items())
+    counted = " and ".join(
+        f"{many} {'is' if many == 1 else 'are'} {word}" for word, many in bad.items()
+    )
     first, rest = counted.split(" ", 1)
     hint = f"{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
     return f"{first} of {len(states)} locks {rest}\n\n{hint}"
@@ -175,9 +196,14 @@ def say_locked(done: Locked, profile: Profile) -> None:
     """What a lock holds now to stderr, its file to stdout."""
     from specserve.report.findings import readable
 
-    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {count(len(done.models), 'model')}")
+    say(
+        f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, "
+        f"{count(len(done.models), 'model')}"
+    )
     for facts in done.models:
-        revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
+        revision = (
+            f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
+        )
         commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
         say(f"  {escaped(facts.model)}{revision} {commit}")
         for note in facts.notes:
@@ -191,12 +217,16 @@ _TITLES = {
     "env": "environment",
     "profile": "other keys of the profile, not part of the launch",
 }
-_MEANINGS = {"vllm": "vllm: the versions that it is for; for a command, those that have its options"}
+_MEANINGS = {
+    "vllm": "vllm: the versions that it is for; for a command, those that have its options"
+}
 _WHERE_COLUMN = 44
 
 
-def difference_text(a: Side, b: Side, comparison: LaunchComparison, *, stream: TextIO | None = None) -> str:
-    """Returns one block a difference: the key, `-` with the first side's value and place, `+` with the second's."""
+def difference_text(
+    a: Side, b: Side, comparison: LaunchComparison, *, stream: TextIO | None = None
+) -> str:
+    """Returns a block a difference: the key, `-` with A's value and place, `+` with B's."""
     stream = stream or sys.stdout
     lines = [styled(f"--- {_named_head(a, b)}", "red", stream=stream)]
     lines.append(styled(f"+++ {_named_head(b, a)}", "green", stream=stream))
@@ -222,10 +252,14 @@ def _named_head(side: Side, other: Side) -> str:
 
 def _difference_block(item: Difference, stream: TextIO) -> Iterator[str]:
     yield f"  {escaped(_MEANINGS.get(item.key, item.key))}"
-    sides = [(sign, written) for sign, written in (("-", item.a), ("+", item.b)) if written is not None]
+    sides = [
+        (sign, written) for sign, written in (("-", item.a), ("+", item.b)) if written is not None
+    ]
     for sign, written in sides:
         text = (
-            written.value if isinstance(written.value, str) else json.dumps(written.value, ensure_ascii=False)
+            written.value
+            if isinstance(written.value, str)
+            else json.dumps(written.value, ensure_ascii=False)
         )
         value = f"    {sign} {escaped(masked(item.key, text))}"
         where = f"  {escaped(str(written.span))}" if written.span else ""
@@ -234,7 +268,7 @@ def _difference_block(item: Difference, stream: TextIO) -> Iterator[str]:
 
 
 def difference_json(a: Side, b: Side, comparison: LaunchComparison) -> str:
-    """Returns the stable form: a side without the key is null, `where` is null if nothing was written."""
+    """Returns the same for scripts: null for a side without the key, or a value without a place."""
     content: dict[str, Any] = {
         name: {"file": side.label, **fields_of(side.plan, "fingerprint", "vllm", "platform")}
         for name, side in (("a", a), ("b", b))

@@ -20,7 +20,16 @@ from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, escaped, in_one_line, out, say, styled
 from specserve.report.page import Items, text_lines
-from specserve.report.text import DASH, VERSION, Column, Table, decimals, duration, fields_of, json_values
+from specserve.report.text import (
+    DASH,
+    VERSION,
+    Column,
+    Table,
+    decimals,
+    duration,
+    fields_of,
+    json_values,
+)
 from specserve.serve import events
 from specserve.serve.events import GIB, MemoryFigures
 from specserve.serve.logs import LogTail
@@ -36,7 +45,7 @@ _PROMPT = "def __len__(self):"
 
 
 def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
-    """Returns one line per server, and below them what is wrong with some; their models if there is room."""
+    """Returns a line per server, and below what is wrong; their models if there is room."""
     now_s = time.time() if now_s is None else now_s
     rows, remarks = [], []
     for seen in servers:
@@ -52,22 +61,34 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
         remarks += [(seen.name, seen.detail)] if seen.detail else []
         if record is not None and record.ended is not None and record.ended.hint:
             remarks.append(("", f"hint: {record.ended.hint}"))
-    kinds = [Column(name, "text") for name in ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED", "MODEL")]
+    kinds = [
+        Column(name, "text")
+        for name in ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED", "MODEL")
+    ]
     width = shutil.get_terminal_size((WIDTH, 24)).columns
-    widest = [max(map(len, column)) for column in zip([each.name for each in kinds], *rows, strict=True)]
+    widest = [
+        max(map(len, column)) for column in zip([each.name for each in kinds], *rows, strict=True)
+    ]
     shown = len(kinds) - (sum(widest) + 2 * len(kinds) > width)
     whole = Table(kinds[:shown], [row[:shown] for row in rows], keys=1)
-    return "\n".join([*whole.text(width=width, indent=0), *text_lines(Items(remarks), sys.stdout)]) + "\n"
+    return (
+        "\n".join([*whole.text(width=width, indent=0), *text_lines(Items(remarks), sys.stdout)])
+        + "\n"
+    )
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
-    """Returns all that is known; `acceptance_rate` is that of the last minute, null if nothing was drafted."""
+    """Returns all that is known; `acceptance_rate` is the last minute's, null without drafts."""
     return {"version": VERSION, "servers": [_one(seen) for seen in servers]}
 
 
 def _one(seen: Seen) -> dict[str, Any]:
     record, ended = seen.record, seen.record.ended if seen.record else None
-    content: dict[str, Any] = {"name": seen.name, "state": seen.state, "detail": seen.detail or None}
+    content: dict[str, Any] = {
+        "name": seen.name,
+        "state": seen.state,
+        "detail": seen.detail or None,
+    }
     if record is None:
         return {**content, "pids": list(seen.pids)}
     launch = ("devices", "model", "method", "num_speculative_tokens", "started_at_s", "ready_at_s")
@@ -76,12 +97,16 @@ def _one(seen: Seen) -> dict[str, Any]:
         **fields_of(record, "profile", "fingerprint", "vllm", "url", "port"),
         "pid": record.leader[0] if record.leader else None,
         **fields_of(record, *launch),
-        "uptime_s": round(time.time() - record.started_at_s, 1) if seen.state not in _ENDED else None,
+        "uptime_s": round(time.time() - record.started_at_s, 1)
+        if seen.state not in _ENDED
+        else None,
         **fields_of(seen, "running_requests", "waiting_requests"),
         "acceptance_rate": seen.lately.acceptance_rate,
         "log": record.log_path,
         "api_key_env": record.api_key_env,
-        "ended": fields_of(ended, "at_s", "exit_code", "message", "cause", "hint") if ended else None,
+        "ended": fields_of(ended, "at_s", "exit_code", "message", "cause", "hint")
+        if ended
+        else None,
     }
 
 
@@ -131,7 +156,8 @@ class TextView:
                 self._stopping = True
                 self._line.erase()
                 say(
-                    f"stopping: sent {signal}, waiting up to {duration(grace_s)}; press Ctrl-C again to stop "
+                    f"stopping: sent {signal}, waiting up to {duration(grace_s)}; "
+                    "press Ctrl-C again to stop "
                     "immediately"
                 )
             case events.Stopped(took_s, killed):
@@ -165,7 +191,7 @@ class StartView(TextView):
 
 
 class JsonView:
-    """One JSON object per line on stderr for each event, `event` names it; where the server is, as one on stdout."""
+    """A JSON object on stderr for each `event`; where the server is, as one on stdout."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
@@ -184,7 +210,11 @@ class JsonView:
 
     def failed(self, error: SpecserveError) -> None:
         """The error as an event of its own."""
-        fields: dict[str, object] = {"message": error.message, "hint": error.hint, "causes": error.causes}
+        fields: dict[str, object] = {
+            "message": error.message,
+            "hint": error.hint,
+            "causes": error.causes,
+        }
         if isinstance(error, LaunchError):
             fields |= {"phase": error.phase, "log_path": error.log_path}
         self._write({"event": "failed", **fields, "exit_code": error.exit_code})
@@ -254,7 +284,7 @@ def _gib(gib: float | None) -> str:
 
 
 def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, str]]:
-    """Lines to type, by curl and by this program. `key`: the variable that holds the server's API key."""
+    """Lines to type, by curl and this program. `key`: the variable with the server's API key."""
     url = shlex.quote(ready.url)
     body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
     authorization = f' -H "Authorization: Bearer ${key}"' if key else ""
@@ -268,7 +298,10 @@ def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, st
         program = shlex.quote(called)
     variable = f"VLLM_API_KEY=${key} " if key and key != "VLLM_API_KEY" else ""
     # `--server` also on port 8000: without it, `ask` takes a detached server first
-    yield "ask", f"{variable}{program} ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}"
+    yield (
+        "ask",
+        f"{variable}{program} ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}",
+    )
 
 
 def print_last(path: Path, *, lines: int) -> LogTail:
@@ -286,7 +319,7 @@ def print_last(path: Path, *, lines: int) -> LogTail:
 
 
 def print_lines(lines: list[bytes]) -> None:
-    """Lines of a log to stdout, with control characters made visible: a log holds text from outside."""
+    """Lines of a log to stdout, control characters made visible: it holds text from outside."""
     if lines:
         shown = [escaped(line.decode(errors="replace").rstrip("\r")) for line in lines]
         if os.environ.get("GITHUB_ACTIONS") == "true":

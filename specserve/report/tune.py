@@ -10,7 +10,16 @@ from specserve.measure.tune.choose import Basis, Row
 from specserve.measure.tune.plan import ROUNDS, TunePlan, loads_of
 from specserve.measure.tune.result import TuneResult
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
-from specserve.report.page import Block, Charts, Document, Items, Paragraph, Section, Verbatim, html_page
+from specserve.report.page import (
+    Block,
+    Charts,
+    Document,
+    Items,
+    Paragraph,
+    Section,
+    Verbatim,
+    html_page,
+)
 from specserve.report.text import (
     DASH,
     Column,
@@ -89,7 +98,9 @@ def _by_load(found: TuneResult) -> Iterator[tuple[str, str]]:
         if row.verdict and row.verdict.word == COSTS:
             words += "; send such load to a server without speculation"
         elif other not in (None, row.num_speculative_tokens):
-            words += f"; at this load alone, {f'K = {other}' if other else 'no speculation'} is best"
+            words += (
+                f"; at this load alone, {f'K = {other}' if other else 'no speculation'} is best"
+            )
         yield f"concurrency {load}", words
 
 
@@ -101,7 +112,9 @@ def _name(found: TuneResult, row: Row) -> str:
 def _place(found: TuneResult, workload: str, temperature: float) -> Section:
     """Every K on one workload and temperature."""
     here = [
-        row for row in found.rows if (row.point.workload, row.point.temperature) == (workload, temperature)
+        row
+        for row in found.rows
+        if (row.point.workload, row.point.temperature) == (workload, temperature)
     ]
     loads = loads_of([row.point for row in here])
     by_place = {(row.num_speculative_tokens, row.point.concurrency): row for row in here}
@@ -155,7 +168,9 @@ def _chart(rows: Sequence[Row], loads: Sequence[int], tokens: Sequence[int]) -> 
 
 def plan_document(plan: TunePlan) -> Document:
     """Return what would be launched and sent."""
-    servers = [(each.name, " ".join(each.plan.argv)) for each in (plan.baseline, plan.largest) if each.plan]
+    servers = [
+        (each.name, " ".join(each.plan.argv)) for each in (plan.baseline, plan.largest) if each.plan
+    ]
     if plan.most_tokens > 1:
         servers.append(("best", "the K that these two predict to be the best, unless it is K_max"))
     points = [
@@ -166,8 +181,8 @@ def plan_document(plan: TunePlan) -> Document:
     turns = "in turns with the first" if plan.room.at_once > 1 else "one after another"
     blocks: list[Block] = [
         Paragraph(
-            f"This is a dry run: nothing is started. It would take about {duration(guess_s)} of a budget "
-            f"of {duration(plan.budget_s)} (assumed, not measured)."
+            f"This is a dry run: nothing is started. It would take about {duration(guess_s)} of a "
+            f"budget of {duration(plan.budget_s)} (assumed, not measured)."
         ),
         Section(f"servers, {turns} ({plan.room.why})", [Items(servers)]),
         Section(f"points, up to {ROUNDS} blocks each", [Items(points)]),

@@ -46,8 +46,10 @@ class VerifyProgress(LiveLine):
         self.show(f"  {status.phase}{tokens}{clock}")
 
 
-def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO | None = None) -> str:
-    """Returns the answer, with what is wrong; `is_verbose`: and all that was measured. `stream`: default stdout."""
+def verify_text(
+    found: Verification, *, is_verbose: bool = False, stream: TextIO | None = None
+) -> str:
+    """Returns the answer, with what is wrong; `is_verbose`: and all that was measured."""
     stream = stream or sys.stdout
     outcomes = [item.outcome for item in found.smoke]
     counts = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
@@ -66,7 +68,9 @@ def verify_text(found: Verification, *, is_verbose: bool = False, stream: TextIO
     for smoke in found.smoke:
         if is_verbose or smoke.outcome == "not ok":
             lines.append((smoke.outcome, f"{smoke.name}: {smoke.detail}"))
-    lines += [("left out", f"the prompt `{name}`: {why}") for name, why in found.unused_prompts.items()]
+    lines += [
+        ("left out", f"the prompt `{name}`: {why}") for name, why in found.unused_prompts.items()
+    ]
     if is_verbose:
         lines += _details(found)
     answer = answer_line(found.verdict.word, " ".join(_answer(found)), stream=stream)
@@ -81,7 +85,8 @@ def _answer(found: Verification) -> Iterator[str]:
         if found.against:
             yield "Without `--against`, `verify` says whether speculation is to blame."
         else:
-            yield "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
+            without = "`specserve up PROFILE --alternative baseline`"
+            yield f"Serve it without speculation ({without}) until that is mended."
         return
     if found.verdict.word == INCONCLUSIVE:
         yield "too little was measured. Give it more `--seconds`."
@@ -122,13 +127,16 @@ def _details(found: Verification) -> Iterator[tuple[str, str]]:
         yield (
             "T = 0",
             f"{part.verdict.word}: {part.tokens:,} tokens of {count(part.answers, 'answer')}, "
-            f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats), {len(part.wrong):,} wrong, "
-            f"{part.cleared_on_rescore:,} wrong only once",
+            f"{count(part.near_ties, 'near-tie')} (up to {TIE_TOLERANCE:g} nats), "
+            f"{len(part.wrong):,} wrong, {part.cleared_on_rescore:,} wrong only once",
         )
     for item in found.sampled:
         seen = item.verdict.sentence or "no difference seen"
         tokens = f"{item.tokens:,} tokens of {count(item.answers, 'answer')}"
-        yield f"T = {item.temperature:g}", f"{item.verdict.word}: {tokens}: {seen}; {item.strays:,} strays"
+        yield (
+            f"T = {item.temperature:g}",
+            f"{item.verdict.word}: {tokens}: {seen}; {item.strays:,} strays",
+        )
 
 
 def verify_json(found: Verification) -> str:
@@ -136,11 +144,13 @@ def verify_json(found: Verification) -> str:
     values = json_values(found, digits=_DIGITS)
     del values["acceptance"]
     values["speculation"] = acceptance_json(found.acceptance)
-    return json_document({**brief_json(found), **values, "basis": "measured", "confidence": CONFIDENCE})
+    return json_document(
+        {**brief_json(found), **values, "basis": "measured", "confidence": CONFIDENCE}
+    )
 
 
 def brief_json(found: Verification) -> dict[str, Any]:
-    """Returns the verdict and what the run excludes, null if one of its parts excludes nothing: for an event."""
+    """Returns the verdict and what the run excludes (null: nothing), for an event."""
     bounds = [item.excluded_percent for item in found.sampled]
     is_bounded = bool(bounds) and None not in bounds
     greedy = found.greedy if found.greedy is not None and _is_bounded(found.greedy) else None

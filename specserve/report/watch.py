@@ -13,7 +13,16 @@ from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
-from specserve.report.text import STYLES, TONES, VERSION, answer_line, count, decimals, fields_of, json_values
+from specserve.report.text import (
+    STYLES,
+    TONES,
+    VERSION,
+    answer_line,
+    count,
+    decimals,
+    fields_of,
+    json_values,
+)
 
 
 def answer(report: WatchReport) -> tuple[str, str]:
