@@ -419,7 +419,7 @@ def test_an_unusable_lock_is_named_whether_its_models_can_be_read_or_not(
 ) -> None:
     file = write("target: {model: org/nowhere}\n")
     file.with_suffix(".lock.json").write_text(content)
-    assert _run(["lock", str(file), "--check", "--offline"]) == 1
+    assert _run(["lock", str(file), "--check"]) == 1
     reason = capsys.readouterr().out.split(": ", 1)[1].splitlines()[0]
     code, judged = answer(capsys, str(file), "--offline", *options)
     errors = [item for item in judged["findings"] if item["severity"] == "error"]
