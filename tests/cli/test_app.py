@@ -20,9 +20,8 @@ ROOT = Path(__file__).parents[2]
 DEMO = "configs/demo.yaml"
 HEAVY = {
     "rich",
-    "openai",
+    "pydantic",
     "httpx",
-    "httpx2",
     "prometheus_client",
     "torch",
     "vllm",
