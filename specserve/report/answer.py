@@ -1,4 +1,7 @@
-"""What `ask` and `generate` show: an answer as it comes, its figures, and how far a file of prompts is."""
+"""What `ask` and `generate` show.
+
+An answer as it comes, its figures, and how far a file of prompts is.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +70,16 @@ def speculation_line(speculation: SpeculationCounts) -> str:
         return "acceptance unknown: the server's metrics went away"
     line = acceptance_line(speculation.acceptance)
     if speculation.other_requests:
-        line += f" ({count(speculation.other_requests, 'other request')} ran: acceptance is the server's)"
+        others = count(speculation.other_requests, "other request")
+        line += f" ({others} ran: acceptance is the server's)"
     return line
 
 
 def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
-    """Returns the same for scripts: times in ms, `speculation` null if the server does not speculate."""
+    """Returns the same for scripts.
+
+    Times in ms, `speculation` null if the server does not speculate.
+    """
     speculation = answer.speculation
     return {
         "version": VERSION,
@@ -90,7 +97,10 @@ def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
 
 
 class AnswerScreen:
-    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens; a context manager."""
+    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens.
+
+    A context manager.
+    """
 
     def __init__(self) -> None:
         self._open: TextIO | None = None
@@ -131,7 +141,10 @@ def say_generated(found: Generated) -> None:
         for error in found.errors[:_SHOWN_ERRORS]:
             say(f"  {escaped(error)}")
         if len(found.errors) > _SHOWN_ERRORS:
-            say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
+            say(
+                f"  and {len(found.errors) - _SHOWN_ERRORS} more, "
+                "each with its `error` in the output"
+            )
 
 
 @contextlib.contextmanager

@@ -30,8 +30,10 @@ class Value:
     high: float | None = None
 
 
-def clean_value(value: float | None, low: float | None = None, high: float | None = None) -> Value | None:
-    """Returns the figure, without bounds that cannot be drawn, or None if it cannot be drawn itself."""
+def clean_value(
+    value: float | None, low: float | None = None, high: float | None = None
+) -> Value | None:
+    """Returns the figure, without bounds that cannot be drawn, or None."""
     if value is None or not _is_drawable(value):
         return None
     return Value(value, low, high) if _is_drawable(low) and _is_drawable(high) else Value(value)
@@ -57,7 +59,10 @@ def other_colour(index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn. `lines` have a line at `reference`; `ranges` go from a median to a high percentile."""
+    """What is drawn.
+
+    `lines` have a line at `reference`; `ranges` go from a median to a high percentile.
+    """
 
     kind: Literal["lines", "bars", "ranges"]
     title: str
@@ -72,7 +77,8 @@ class Chart:
         """Returns the picture. `identity`: its own within the page."""
         ticks = self._ticks()
         lines = [
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{identity}-t {identity}-d">',
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            f'aria-labelledby="{identity}-t {identity}-d">',
             f'<title id="{identity}-t">{_escaped(self.title)}</title>',
             f'<desc id="{identity}-d">{_escaped(self._described())}</desc>',
             *self._grid(ticks),
@@ -87,7 +93,10 @@ class Chart:
         )
 
     def _drawn(self, at: int, ticks: Sequence[float]) -> Iterator[str]:
-        """One series: its values side by side with those of the others, or on top of them and joined by lines."""
+        """One series.
+
+        Its values side by side with those of the others, or on top of them and joined by lines.
+        """
         colour, values = f"s{self.series[at].colour}", self.series[at].values
         width = min(42.0, self._step * 0.78 / len(self.series))
         aside = 0.0 if self.kind == "lines" else (at - (len(self.series) - 1) / 2) * width
@@ -101,7 +110,9 @@ class Chart:
                 continue
             y = _y(value.value, ticks)
             if self.kind == "bars":
-                size = f'width="{max(0.5, width - 1.5):.2f}" height="{max(0.0, _y(0, ticks) - y):.2f}"'
+                size = (
+                    f'width="{max(0.5, width - 1.5):.2f}" height="{max(0.0, _y(0, ticks) - y):.2f}"'
+                )
                 yield f'<rect class="bar {colour}" x="{x - width / 2 + 0.75:.2f}" y="{y}" {size}/>'
                 continue
             if value.low is not None and value.high is not None:
@@ -131,12 +142,16 @@ class Chart:
     def _ticks(self) -> list[float]:
         """Four to eight round numbers around every value."""
         values = [value for each in self.series for value in each.values if value]
-        numbers = [end for each in values for end in (each.value, each.low, each.high) if end is not None]
+        numbers = [
+            end for each in values for end in (each.value, each.low, each.high) if end is not None
+        ]
         numbers += [0.0] if self.reference is None else [self.reference * 0.9, self.reference * 1.1]
         low, high = min(numbers), max(numbers)
         rough = (high - low or 1.0) / 5
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+        step = next(
+            factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999
+        )
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         return [number * step for number in range(first, max(last, first + 1) + 1)]
 

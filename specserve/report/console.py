@@ -1,4 +1,7 @@
-"""The two streams: stdout carries data, stderr carries talk; colours, line breaks, the live line."""
+"""The two streams: stdout carries data, stderr carries talk.
+
+Colours, line breaks, the live line.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,20 @@ from specserve.errors import FactError
 
 WIDTH = 80
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
-# Everything below 0x20 but tab and newline, DEL, and the C1 range, which some terminals take as escape codes.
+# Everything below 0x20 but tab and newline, DEL, and the C1 range: some terminals obey it.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def escaped(text: str) -> str:
-    """Make text from elsewhere safe for a terminal: control characters and bidi overrides become visible."""
-    return text if text.isprintable() else _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """Make text from elsewhere safe for a terminal.
+
+    Control characters and bidi overrides become visible.
+    """
+    return (
+        text if text.isprintable() else _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    )
 
 
 def in_one_line(text: str) -> str:
@@ -31,7 +39,10 @@ def in_one_line(text: str) -> str:
 
 
 def json_text(text: str) -> str:
-    """JSON with what `clean` would make visible written as `\\u…`: it means the same, and is safe to look at."""
+    """JSON with what `clean` would make visible written as `\\u…`.
+
+    It means the same, and is safe to look at.
+    """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -41,12 +52,17 @@ def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
 
 
 def wrapped(
-    text: str, *, lead: str = "", shown: str | None = None, indent: int | None = None, stream: TextIO
+    text: str,
+    *,
+    lead: str = "",
+    shown: str | None = None,
+    indent: int | None = None,
+    stream: TextIO,
 ) -> str:
-    """The text behind `lead`, in lines of the terminal's width (of 80 columns in a pipe), broken at blanks.
+    """The text behind `lead`, in lines of the terminal's width (in a pipe 80), broken at blanks.
 
-    `shown`: the lead as it is printed, if it is coloured. `indent`: of all lines but the first; default: the lead's
-    length.
+    `shown`: the lead as it is printed, if it is coloured. `indent`: of all lines but the first; by
+    default the lead's length.
     """
     width = _columns() if is_terminal(stream) else WIDTH
     indent, shown = len(lead) if indent is None else indent, lead if shown is None else shown
@@ -77,7 +93,9 @@ def _columns() -> int:
 
 def wants_colour(stream: TextIO) -> bool:
     """Colour needs a terminal and no veto (NO_COLOR, TERM=dumb)."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -89,7 +107,10 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def out(text: str) -> None:
-    """Data: one line or block to stdout. Raises FactError where it cannot be written, such as to a full disk."""
+    """Data: one line or block to stdout.
+
+    Raises FactError where it cannot be written, such as to a full disk.
+    """
     LiveLine.erase_shown()
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
@@ -116,13 +137,20 @@ def mute(stream: TextIO) -> None:
 
 
 class LiveLine:
-    """Progress: one line of a terminal that is rewritten; in a pipe a line of its own every `every_s` seconds."""
+    """Progress: one line of a terminal that is rewritten.
+
+    In a pipe a line of its own every `every_s` seconds.
+    """
 
     _shown: ClassVar[LiveLine | None] = None
     """The one that has text on the terminal now."""
 
     def __init__(
-        self, stream: TextIO | None = None, *, every_s: float = math.inf, began_s: float | None = None
+        self,
+        stream: TextIO | None = None,
+        *,
+        every_s: float = math.inf,
+        began_s: float | None = None,
     ) -> None:
         self._stream = stream or sys.stderr
         self._is_live = is_terminal(self._stream)
@@ -136,7 +164,10 @@ class LiveLine:
         self.erase()
 
     def show(self, text: str, *, is_last: bool = False, at_s: float | None = None) -> None:
-        """Show the text instead of what the line held; `is_last`: a pipe gets it in any case. `at_s`: default now."""
+        """Show the text instead of what the line held; `is_last`: a pipe gets it in any case.
+
+        `at_s`: default now.
+        """
         at_s = time.monotonic() if at_s is None else at_s
         if self._is_live:
             self._write(in_one_line(text)[: _columns() - 1])

@@ -19,7 +19,9 @@ from specserve.report.console import escaped, json_text
 from specserve.report.manual import HOME, Page, body, pages
 from specserve.report.text import count, fields_of, json_document
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _PROBLEMS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "recommendation"}
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -41,7 +43,8 @@ def report_json(report: Report) -> str:
             for finding in report.findings
         ],
         "skipped": [
-            fields_of(item, "profile", "group", "codes", "reason", "cause", "help") for item in report.skipped
+            fields_of(item, "profile", "group", "codes", "reason", "cause", "help")
+            for item in report.skipped
         ],
         "profiles": [_profile(item) for item in report.verdicts],
         "summary": {"profiles": report.profiles, **counts, "suppressed": report.suppressed},
@@ -62,7 +65,10 @@ def _profile(verdict: ProfileVerdict) -> dict[str, Any]:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a span's file is one: `-` is stdin, `--set key` and `<command>` are the command line."""
+    """Whether a span's file is one.
+
+    `-` is stdin, `--set key` and `<command>` are the command line.
+    """
     return not name.startswith(("-", "<"))
 
 
@@ -76,14 +82,20 @@ def _from_root(name: str) -> str:
 
 @lru_cache
 def _root(workspace: str | None, here: Path) -> Path:
-    """The checkout that a CI job works in; else the repository around the working directory; else that one."""
+    """The checkout that a CI job works in.
+
+    Else the repository around the working directory; else that one.
+    """
     if workspace and here.is_relative_to(os.path.realpath(workspace)):
         return Path(os.path.realpath(workspace))
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 
 def sarif(report: Report) -> str:
-    """Returns the whole report as one SARIF log with one run; the rules are those of its findings."""
+    """Returns the whole report as one SARIF log with one run.
+
+    The rules are those of its findings.
+    """
     known, seen = pages(), Counter[str]()
     codes = sorted({finding.code for finding in report.findings})
     driver = {
@@ -97,7 +109,9 @@ def sarif(report: Report) -> str:
             "level": "warning",
             "descriptor": {"id": f"skipped-{item.group}"},
             "message": {
-                "text": escaped(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
+                "text": escaped(
+                    _plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}")
+                )
             },
         }
         for item in report.skipped
@@ -106,7 +120,9 @@ def sarif(report: Report) -> str:
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notifications}],
-        "results": [_result(finding, codes.index(finding.code), seen) for finding in report.findings],
+        "results": [
+            _result(finding, codes.index(finding.code), seen) for finding in report.findings
+        ],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json_text(json.dumps(log, indent=2, ensure_ascii=False))
@@ -118,7 +134,9 @@ def _descriptor(page: Page) -> dict[str, Any]:
         "id": page.code,
         "name": page.name,
         "shortDescription": {"text": page.summary},
-        "fullDescription": {"text": " ".join(page.parts.get("Why is this bad?", page.summary).split())},
+        "fullDescription": {
+            "text": " ".join(page.parts.get("Why is this bad?", page.summary).split())
+        },
         "help": {"text": text, "markdown": body(page, level=2)},
         "helpUri": page.url,
         "defaultConfiguration": {"level": _LEVELS[page.severity]},
@@ -127,12 +145,17 @@ def _descriptor(page: Page) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, seen: Counter[str]) -> dict[str, Any]:
-    """One finding. Its fingerprint is the same in the next commit, on whatever line it then stands."""
+    """One finding.
+
+    Its fingerprint is the same in the next commit, on whatever line it then stands.
+    """
     span = finding.span
     place = _uri(span.file) if _is_file(span.file) else span.file
     key = "\0".join((finding.code, place, span.path or finding.message))
     seen[key] += 1
-    fingerprint = hashlib.sha256(f"{key}\0{seen[key]}".encode(errors="surrogateescape")).hexdigest()[:32]
+    fingerprint = hashlib.sha256(
+        f"{key}\0{seen[key]}".encode(errors="surrogateescape")
+    ).hexdigest()[:32]
     related = enumerate(finding.related, start=1)
     return {
         "ruleId": finding.code,
@@ -140,7 +163,9 @@ def _result(finding: Finding, index: int, seen: Counter[str]) -> dict[str, Any]:
         "level": _LEVELS[finding.severity],
         "message": {"text": _message(finding)},
         "locations": [_location(span, label=finding.label)],
-        "relatedLocations": [{"id": at, **_location(item.span, label=item.label)} for at, item in related],
+        "relatedLocations": [
+            {"id": at, **_location(item.span, label=item.label)} for at, item in related
+        ],
         "partialFingerprints": {"specserve/v1": fingerprint},
     }
 
@@ -156,11 +181,16 @@ def _message(finding: Finding) -> str:
 
 def _remarks(finding: Finding) -> list[str]:
     """The evidence, and the way out."""
-    return [f"note: {note}" for note in finding.notes] + ([f"help: {finding.help}"] if finding.help else [])
+    return [f"note: {note}" for note in finding.notes] + (
+        [f"help: {finding.help}"] if finding.help else []
+    )
 
 
 def _plain(text: str) -> str:
-    """Text in which nothing is a link: it quotes profiles. (SARIF 2.1.0, 3.11.6: `[text](destination)`)"""
+    """Text in which nothing is a link: it quotes profiles.
+
+    (SARIF 2.1.0, 3.11.6: `[text](destination)`)
+    """
     return _link_text(text) if "](" in text else text
 
 
@@ -181,7 +211,10 @@ def _location(span: Span, *, label: str) -> dict[str, Any]:
         artifact = {"uri": _uri(span.file)}
         if not artifact["uri"].startswith("file:"):
             artifact["uriBaseId"] = "%SRCROOT%"
-        start, end = {"startLine": span.line, "startColumn": span.column}, (span.end_line, span.end_column)
+        start, end = (
+            {"startLine": span.line, "startColumn": span.column},
+            (span.end_line, span.end_column),
+        )
         region = {**start, "endLine": end[0], "endColumn": end[1]}
         location["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     if span.path or not location:
@@ -199,7 +232,11 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
         span, sides = finding.span, (*((finding,) if finding.label else ()), *finding.related)
         place = {}
         if _is_file(span.file):
-            place = {"file": _from_root(span.file), "line": str(span.line), "endLine": str(span.end_line)}
+            place = {
+                "file": _from_root(span.file),
+                "line": str(span.line),
+                "endLine": str(span.end_line),
+            }
             if span.line == span.end_line:  # GitHub refuses columns if the lines differ
                 place |= {"col": str(span.column), "endColumn": str(span.end_column)}
         text = [f"{span}: {finding.code} {finding.message}"]
@@ -215,5 +252,7 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
 
 def _command(command: str, title: str, place: Mapping[str, str], text: str) -> str:
     properties = {"title": f"specserve ({title})", **place}
-    head = ",".join(f"{name}={escaped(value).translate(_PROPERTY)}" for name, value in properties.items())
+    head = ",".join(
+        f"{name}={escaped(value).translate(_PROPERTY)}" for name, value in properties.items()
+    )
     return f"::{command} {head}::{escaped(text).translate(_DATA)}\n"

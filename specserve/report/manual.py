@@ -30,7 +30,8 @@ NEEDED: Mapping[Need, str] = {
 }
 """What a rule needs, in words."""
 _POLICY = (
-    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a warning."
+    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a "
+    "warning."
 )
 
 
@@ -84,7 +85,8 @@ def pages() -> dict[str, Page]:
     besides.append((UNREADABLE, "models"))
     plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
     rules = [
-        Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in all_rules()
+        Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy)
+        for rule in all_rules()
     ]
     return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
 
@@ -93,28 +95,30 @@ def find(word: str) -> Page:
     """Returns the page of a code or name, in any case. Raises UsageError if there is none."""
     everything = pages()
     names = {page.name: page for page in everything.values()}
-    found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
+    found = everything.get(word.strip().upper()) or names.get(
+        word.strip().lower().replace("_", "-")
+    )
     if found:
         return found
     if reason := RETIRED.get(word.strip().upper()):
-        hint = "remove the comments that ignore it; `specserve check --vllm installed` lets vLLM's own code judge"
+        hint = (
+            "remove the comments that ignore it; `specserve check --vllm installed` lets vLLM judge"
+        )
         raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
-    digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
+    # letters that look like digits
+    digits = word.strip().upper().translate(str.maketrans("OIL", "011"))
     guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
     hint = f"did you mean `specserve rules {guess}`?" if guess else "`specserve rules` lists them"
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
-
-
-_POLICY = (
-    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a warning."
-)
 
 
 def manual(page: Page, *, stream: TextIO | None = None) -> str:
     """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
     needs = NEEDED[page.needs]
-    lines = [f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {needs})"]
+    lines = [
+        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {needs})"
+    ]
     silence = page.silence or "It cannot be silenced."
     for heading, text in {**page.parts, "Silence it": f"    {silence}"}.items():
         lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
@@ -132,7 +136,10 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """The pieces of a page's text in order: `text` (a paragraph), `item` (of a list) or `code` (lines)."""
+    """The pieces of a page's text in order.
+
+    `text` (a paragraph), `item` (of a list) or `code` (lines).
+    """
     for chunk in re.split(r"\n\n(?! {4})", text.strip("\n")):
         at = re.search(r"^ {4}", chunk, re.MULTILINE)
         prose, code = (chunk[: at.start()], chunk[at.start() :]) if at else (chunk, "")

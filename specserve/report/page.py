@@ -12,7 +12,15 @@ from specserve import __version__
 from specserve.errors import FactError, without_user
 from specserve.report.charts import Chart, key
 from specserve.report.console import escaped, in_one_line, styled, wrapped
-from specserve.report.text import TONES, Table, code, coloured, markdown, markdown_sentence, sentence_parts
+from specserve.report.text import (
+    TONES,
+    Table,
+    code,
+    coloured,
+    markdown,
+    markdown_sentence,
+    sentence_parts,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -102,7 +110,9 @@ class Document:
 
     def text(self, stream: TextIO) -> str:
         """Returns the report at 80 columns, coloured if the stream is a terminal."""
-        parts = ["\n".join(lines) for block in self.blocks if (lines := list(text_lines(block, stream)))]
+        parts = [
+            "\n".join(lines) for block in self.blocks if (lines := list(text_lines(block, stream)))
+        ]
         heading = [] if self.has_answer and parts else [in_one_line(self.heading)]
         return without_user("\n\n".join([*heading, *parts]) + "\n")
 
@@ -128,7 +138,9 @@ def text_lines(block: Block, stream: TextIO) -> Iterator[str]:
         case Table():
             if block.rows:
                 yield from (
-                    [wrapped(in_one_line(block.caption), lead="  ", stream=stream)] if block.caption else []
+                    [wrapped(in_one_line(block.caption), lead="  ", stream=stream)]
+                    if block.caption
+                    else []
                 )
                 yield from block.text(stream=stream)
         case Section():
@@ -155,7 +167,11 @@ def _markdown(block: Block) -> Iterator[str]:
         case Items():
             for label, words in block.lines:
                 bold = (
-                    f"**{markdown(label)}**: " if label in TONES else f"{markdown(label)}: " if label else ""
+                    f"**{markdown(label)}**: "
+                    if label in TONES
+                    else f"{markdown(label)}: "
+                    if label
+                    else ""
                 )
                 yield f"- {bold}{markdown_sentence(words)}"
         case Verbatim():
@@ -194,11 +210,16 @@ def render(document: Document, *, form: str, stream: TextIO) -> str:
 
 
 def html_page(document: Document) -> str:
-    """Returns the whole file; everything from outside is escaped. Raises FactError without jinja2."""
+    """Returns the whole file; everything from outside is escaped.
+
+    Raises FactError without jinja2.
+    """
     try:
         import jinja2  # noqa: F401 - the template needs it
     except ImportError as error:
-        raise FactError("a page needs jinja2", hint="run `pip install 'specserve[measure]'`") from error
+        raise FactError(
+            "a page needs jinja2", hint="run `pip install 'specserve[measure]'`"
+        ) from error
     return _template().render(document=document, version=__version__)
 
 
@@ -221,7 +242,11 @@ def _template() -> Template:
         return Markup(chart.svg(f"c{number}"))  # noqa: S704 - the chart escapes its texts
 
     environment = Environment(
-        autoescape=True, finalize=visible, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        autoescape=True,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "sentence": sentence,

@@ -1,4 +1,7 @@
-"""What all reports are made of: figures as short words, tables of 80 columns, sentences and names, JSON."""
+"""What all reports are made of.
+
+Figures as short words, tables of 80 columns, sentences and names, JSON.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,19 @@ STYLES = {"good": "green", "bad": "red", "open": "yellow"}
 _GAP = 2
 _MARKDOWN = re.compile(r"[\\`*\[\]|~$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+#=]|^\d+[.)]")
 _LINKS = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
-"""What GitHub makes a mention, a reference or a link of, escaped or not: a blank of no width keeps it from that."""
+"""What GitHub makes a mention, a reference or a link of, escaped or not.
+
+A blank of no width keeps it from that.
+"""
 _TICKS = re.compile(r"`+")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's head and what its cells are: `number`, `name`, `code`, `verdict` or long `text`."""
+    """A column's head and what its cells are.
+
+    `number`, `name`, `code`, `verdict` or long `text`.
+    """
 
     name: str
     kind: Literal["number", "name", "code", "verdict", "text"] = "number"
@@ -61,13 +70,17 @@ class Table:
 
     def filled(self, *, has_details: bool = True) -> Table:
         """Returns the table without the columns in which nothing stands."""
-        shown = [at for at, column in enumerate(self.columns) if has_details or not column.is_detail]
+        shown = [
+            at for at, column in enumerate(self.columns) if has_details or not column.is_detail
+        ]
         kept = [at for at in shown if any(row[at] not in ("", DASH) for row in self.rows)]
         rows = [tuple(row[at] for at in kept) for row in self.rows]
         keys = sum(at < self.keys for at in kept)
         return Table([self.columns[at] for at in kept], rows, self.caption, keys)
 
-    def text(self, *, stream: TextIO | None = None, width: int = WIDTH, indent: int = 2) -> list[str]:
+    def text(
+        self, *, stream: TextIO | None = None, width: int = WIDTH, indent: int = 2
+    ) -> list[str]:
         """Returns the lines; if they are wider than `width`, a list of rows."""
         table, stream = self.filled(has_details=False), stream or sys.stdout
         cells = [tuple(column.name for column in table.columns)]
@@ -79,7 +92,10 @@ class Table:
         lines, above = [], ""
         for row in cells:
             first = "" if table.keys > 1 and row[0] == above else row[0]
-            shown = [table._padded(at, cell, widths[at], stream) for at, cell in enumerate((first, *row[1:]))]
+            shown = [
+                table._padded(at, cell, widths[at], stream)
+                for at, cell in enumerate((first, *row[1:]))
+            ]
             lines.append((lead + (" " * _GAP).join(shown)).rstrip())
             above = row[0]
         return lines
@@ -89,7 +105,9 @@ class Table:
         keys = max(1, self.keys)
         pairs = list(zip(self.columns, row, strict=True))
         yield lead + ", ".join(cell for _, cell in pairs[:keys] if cell)
-        words = ", ".join(f"{column.name} {cell}" for column, cell in pairs[keys:] if cell not in ("", DASH))
+        words = ", ".join(
+            f"{column.name} {cell}" for column, cell in pairs[keys:] if cell not in ("", DASH)
+        )
         yield wrapped(words, lead=f"{lead}  ", stream=stream)
 
     def _padded(self, at: int, cell: str, width: int, stream: TextIO) -> str:
@@ -114,7 +132,9 @@ def markdown_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, rule: Sequence[str] | None = None
 ) -> str:
     """Returns a table of cells that are markdown already."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule or ["---"] * len(head), *rows))
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (head, rule or ["---"] * len(head), *rows)
+    )
 
 
 def _markdown_cell(column: Column, cell: str) -> str:
@@ -140,11 +160,16 @@ def answer_line(word: str, rest: str, *, lead: str = "", stream: TextIO) -> str:
     """Returns `PAYS: 1.8 times as fast …`: the line that answers, its word in its colour."""
     colon = ": " if rest else ""
     shown = f"{lead}{coloured(word, stream=stream)}{colon}"
-    return wrapped(in_one_line(rest), lead=f"{lead}{word}{colon}", shown=shown, indent=0, stream=stream)
+    return wrapped(
+        in_one_line(rest), lead=f"{lead}{word}{colon}", shown=shown, indent=0, stream=stream
+    )
 
 
 def markdown(text: object) -> str:
-    """Returns plain text within markdown: no link, no mention, no picture, no HTML, no new cell comes from it."""
+    """Returns plain text within markdown.
+
+    No link, no mention, no picture, no HTML, no new cell comes from it.
+    """
     plain = in_one_line(without_user(str(text))).strip()
     safe = _MARKDOWN.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", plain)
     safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -179,7 +204,10 @@ def _inner(part: str) -> str:
 
 
 def sentence_parts(text: object) -> list[tuple[str, bool]]:
-    """Returns the pieces of a sentence and whether each stood in backticks; one tick alone is a character."""
+    """Returns the pieces of a sentence and whether each stood in backticks.
+
+    One tick alone is a character.
+    """
     pieces = str(text).split("`")
     if len(pieces) % 2 == 0:
         return [(str(text), False)]
@@ -214,16 +242,27 @@ def percent(share: float | None) -> str:
 
 
 def spread(interval: Estimate | None, digits: int = 2) -> str:
-    """Returns the bounds, `2.08-2.25`; `2.08 or more` if too little was measured for an upper one."""
+    """Returns the bounds, `2.08-2.25`.
+
+    `2.08 or more` if too little was measured for an upper one.
+    """
     if interval is None:
         return DASH
     low = decimals(interval.low, digits)
-    return f"{low}-{decimals(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
+    return (
+        f"{low}-{decimals(interval.high, digits)}"
+        if math.isfinite(interval.high)
+        else f"{low} or more"
+    )
 
 
 def with_spread(interval: Estimate | None, digits: int = 2, unit: str = "") -> str:
     """Returns the value and its bounds, `2.17 (2.08-2.25)`."""
-    return f"{decimals(interval.value, digits)}{unit} ({spread(interval, digits)})" if interval else DASH
+    return (
+        f"{decimals(interval.value, digits)}{unit} ({spread(interval, digits)})"
+        if interval
+        else DASH
+    )
 
 
 def low_to_high(low: str, high: str, *, between: str = "-") -> str:
@@ -235,7 +274,9 @@ def quantiles_words(quantiles: Quantiles | None, *, divisor: float = 1) -> str:
     """Returns P50, P90 and P99, `26.2/28.8/31.5`."""
     if quantiles is None:
         return DASH
-    return "/".join(rate(value / divisor) for value in (quantiles.p50, quantiles.p90, quantiles.p99))
+    return "/".join(
+        rate(value / divisor) for value in (quantiles.p50, quantiles.p90, quantiles.p99)
+    )
 
 
 def gib(size_bytes: float) -> str:
@@ -244,7 +285,10 @@ def gib(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns how long something takes: `3.1 s`, `42 s`, `2.5 min`, `12 min`, `3 h 07 min`, `5 d 02 h`."""
+    """Returns how long something takes.
+
+    `3.1 s`, `42 s`, `2.5 min`, `12 min`, `3 h 07 min`, `5 d 02 h`.
+    """
     if not math.isfinite(seconds):
         return DASH
     seconds = max(0.0, seconds)
@@ -274,13 +318,19 @@ VERSION = 1
 
 
 def json_document(content: object, *, indent: int | None = 2) -> str:
-    """Returns the text of a document; `content` is a mapping or a data class. No character in it steers a terminal."""
+    """Returns the text of a document; `content` is a mapping or a data class.
+
+    No character in it steers a terminal.
+    """
     values = {"version": VERSION, **json_values(content)}
     return json_text(json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def json_values(value: Any, *, digits: int | None = None) -> Any:
-    """Returns the value as JSON holds it: what is not finite is null, floats have `digits` significant digits."""
+    """Returns the value as JSON holds it.
+
+    What is not finite is null, floats have `digits` significant digits.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
