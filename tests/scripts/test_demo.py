@@ -52,7 +52,7 @@ def test_a_demo_that_serves_already_says_so(
     demo.main([])
     said = capsys.readouterr().out
     assert f"already serves on http://127.0.0.1:{port}" in said
-    assert f"ask --url http://127.0.0.1:{port} --completion 'def " in said
+    assert "specserve ask 'def " in said and f"--server http://127.0.0.1:{port}\n" in said
 
 
 def test_a_port_of_another_program_is_said_with_the_way_to_another_one(

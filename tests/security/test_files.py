@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import stat
 import subprocess
 import sys
@@ -245,6 +246,6 @@ def test_only_a_regular_file_is_read_whoever_names_it(
 
 def test_a_pipe_of_the_shell_is_read() -> None:
     for word, text in (("convert", "vllm serve a/b"), ("lint", "target: {model: a/b}")):
-        line = f"{sys.executable} -P -m specserve {word} <(echo '{text}')"
+        line = f"{shlex.quote(sys.executable)} -P -m specserve {word} <(echo '{text}')"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
         assert done.returncode == 0 and "a/b" in done.stdout, done.stderr
