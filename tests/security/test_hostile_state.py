@@ -92,7 +92,9 @@ def test_what_is_no_plain_file_or_too_large_is_neither_waited_for_nor_read_whole
         with file.open("wb") as stream:
             stream.truncate(HUGE)
     child = limited("ps")
-    assert child.returncode == 0 and [b"demo", b"dead"] == child.stdout.splitlines()[1].split()[:2], child.stderr
+    assert child.returncode == 0 and child.stdout.splitlines()[1].split()[:2] == [b"demo", b"dead"], (
+        child.stderr
+    )
     assert run(["down", "demo"]) == 0
     assert registry.names() == []
 
