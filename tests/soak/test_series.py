@@ -56,8 +56,9 @@ def newest_lines(process: subprocess.Popen[str]) -> list[str]:
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            seen[:] = [str(int(seen[0]) + 1), line]
+        with process.stdout as lines:
+            for line in lines:
+                seen[:] = [str(int(seen[0]) + 1), line]
 
     threading.Thread(target=read, daemon=True).start()
     return seen
