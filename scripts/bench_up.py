@@ -1,9 +1,9 @@
 """`specserve up` against the bare vLLM command that it runs: time to ready, and memory while serving.
 
-    python scripts/bench_up.py [PROFILE] [--rounds 3] [-- OPTIONS OF up]
+    python scripts/bench_up.py [PROFILE] [--rounds 3] [-- OPTIONS OF up AND plan]
 
 Both are started in turn, and one outside observer asks /health every 20 ms. It knows no vLLM flag: the bare
-command is what `up --dry-run --format json` prints.
+command is what `plan --format json` prints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     own, options = split(sys.argv[1:])
     args = parser.parse_args(own)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    plan = dry_run(args.profile, options)
+    plan = launch_plan(args.profile, options)
     url = serving_url(plan["argv"])
     env = {**os.environ, **{name: text(value) for name, value in plan["env"].items()}}
     up, bare = [], []
@@ -88,9 +88,9 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:at]), list(arguments[at + 1 :])
 
 
-def dry_run(profile: str, options: Sequence[str]) -> dict[str, Any]:
+def launch_plan(profile: str, options: Sequence[str]) -> dict[str, Any]:
     """The plan that `up` would start."""
-    command = [*UP, profile, *options, "--dry-run", "--format", "json"]
+    command = [sys.executable, "-m", "specserve", "plan", profile, *options, "--format", "json"]
     plan: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return plan
 

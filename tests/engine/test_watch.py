@@ -52,7 +52,7 @@ def test_its_figures_are_what_the_server_counted_meanwhile(tiny_server: Up) -> N
         "specserve",
         "watch",
         tiny_server.url,
-        *("--window", "10m", "--interval", "1s"),  # however slow the machine is, all lies in it
+        *("--window", "10m"),  # however slow the machine is, all lies in it
         "--format",
         "json",
     ]
