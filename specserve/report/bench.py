@@ -246,10 +246,10 @@ def _remarks(cell: Cell, against: Comparison | None) -> Iterator[str]:
         return
     if against.verdict.level == "open":
         yield f"inconclusive: {against.verdict.sentence}"
-    pays = [part.verdict.word == PAYS for part in against.by_length]
-    if True in pays and False in pays:
-        up_to = pays.index(False)
-        if up_to and not any(pays[up_to:]):
+    levels = [part.verdict.level for part in against.by_length]  # an open part says neither
+    if "good" in levels and "bad" in levels:
+        up_to = levels.index("bad")
+        if up_to and "good" not in levels[up_to:] and levels[up_to - 1] == "good":
             yield f"pays up to about {against.by_length[up_to - 1].to_tokens:,} tokens of prompt"
         else:
             yield "whether it pays depends on the length of the prompt: see the page"

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Result, from_json, read_result
+from specserve.measure.bench.result import LengthPart, Result, from_json, read_result
 from specserve.measure.expect import Kept
 from specserve.measure.statistics import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Verdict
 from specserve.report.bench import rendered
@@ -311,3 +311,28 @@ def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> No
     for form in FORMS:
         assert plain(result, form)
     assert Page(plain(result, "html")).open == []
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        (("good", "good", "bad"), "at concurrency 1, pays up to about 400 tokens of prompt"),
+        (("bad", "good", "good"), "whether it pays depends on the length of the prompt: see the page"),
+        (("good", "open", "open"), None),
+        (("good", "good", "good"), None),
+    ],
+)
+def test_up_to_which_length_it_pays_is_said_only_if_longer_prompts_surely_do_not(
+    levels: tuple[Any, ...], said: str | None
+) -> None:
+    first, *others = example().comparisons
+    parts = tuple(
+        LengthPart(at * 200 + 1, at * 200 + 200, Estimate(1.2, 1.1, 1.3), Verdict("X", level))
+        for at, level in enumerate(levels)
+    )
+    result = dataclasses.replace(
+        example(), comparisons=(dataclasses.replace(first, by_length=parts), *others)
+    )
+    text = " ".join(plain(result, "text").split())
+    assert said in text if said else "of prompt" not in text and "length of the prompt" not in text
+    assert "Speedup by length of the prompt" in plain(result, "markdown")
