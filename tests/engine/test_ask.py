@@ -25,7 +25,7 @@ def test_the_server_counts_the_acceptance_of_this_request(tiny_server: Up) -> No
     done = ask(tiny_server, "def fibonacci(n):", *OPTIONS, "--format", "json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["model"], answer["mode"], answer["completion_tokens"]) == ("tiny", "completion", 48)
+    assert (answer["model"], answer["mode"], answer["completion_tokens"]) == ("tiny", "chat", 48)
     assert answer["text"]
     assert answer["ttft_ms"] > 0
     assert answer["tokens_per_s"] > 0
