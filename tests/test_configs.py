@@ -40,7 +40,7 @@ def _hardware(profile: Profile) -> Hardware:
     return profile.hardware
 
 
-def _arms(profile: Profile) -> list[Speculation]:
+def _variants(profile: Profile) -> list[Speculation]:
     """The speculation block and each alternative."""
     return [_speculation(profile), *profile.alternatives.values()]
 
@@ -54,16 +54,16 @@ def _comment(file: Path) -> str:
 
 def test_there_are_enough_of_them_and_of_every_kind() -> None:
     profiles = [_load(file) for file in PUBLIC]
-    arms = [arm for profile in profiles for arm in _arms(profile)]
+    variants = [variant for profile in profiles for variant in _variants(profile)]
 
     assert len(PUBLIC) >= 11
-    assert {arm.method for arm in arms} >= {
+    assert {variant.method for variant in variants} >= {
         "draft_model", "ngram", "suffix", "eagle", "eagle3", "mtp", "dflash",
     }  # fmt: skip
     assert {_hardware(profile).count for profile in profiles} == {1, 2, 4, 8}
     assert any(profile.alternatives for profile in profiles)
-    assert any(arm.keys.get("use_heterogeneous_vocab") for arm in arms)
-    assert any(arm.keys.get("num_speculative_tokens_per_batch_size") for arm in arms)
+    assert any(variant.keys.get("use_heterogeneous_vocab") for variant in variants)
+    assert any(variant.keys.get("num_speculative_tokens_per_batch_size") for variant in variants)
     assert any("extends:" in file.read_text(encoding="utf-8") for file in PUBLIC)
 
 
@@ -86,13 +86,13 @@ def test_each_says_where_its_numbers_come_from(file: Path) -> None:
 
 
 @served
-def test_each_plans_a_launch_for_every_vllm_of_its_range_with_each_arm_and_without(file: Path) -> None:
+def test_each_plans_a_launch_for_every_vllm_of_its_range_with_each_variant_and_without(file: Path) -> None:
     profile = _load(file)
     versions = [table(minor) for minor in in_range(profile.vllm or "")]
 
     assert versions
-    for known, arm in itertools.product(versions, [None, *profile.alternatives]):
-        variant = with_alternative(profile, arm)
+    for known, name in itertools.product(versions, [None, *profile.alternatives]):
+        variant = with_alternative(profile, name)
         plan = launch(variant, table=known, platform="cuda")
         flag = plan.argv.index("--speculative-config")
         assert plan.argv[:3] == ("vllm", "serve", profile.target.model)
@@ -115,7 +115,7 @@ def test_no_alternative_holds_what_a_vllm_of_the_range_refuses(file: Path) -> No
 @public
 def test_models_are_named_by_their_hub_id_never_by_a_path(file: Path) -> None:
     profile = _load(file)
-    models = [profile.target.model, *(arm.model for arm in _arms(profile) if arm.model)]
+    models = [profile.target.model, *(variant.model for variant in _variants(profile) if variant.model)]
 
     assert all(HUB_ID.fullmatch(model) for model in models)
 
@@ -123,9 +123,9 @@ def test_models_are_named_by_their_hub_id_never_by_a_path(file: Path) -> None:
 @public
 def test_no_name_of_a_draft_makes_vllm_take_it_for_another_method(file: Path) -> None:
     """vLLM re-types a block by substrings of the draft's name (vllm/config/speculative.py, 0.32 and 0.33)."""
-    for arm in _arms(_load(file)):
-        if arm.method in ("draft_model", "mtp"):
-            name = (arm.model or "").lower()
+    for variant in _variants(_load(file)):
+        if variant.method in ("draft_model", "mtp"):
+            name = (variant.model or "").lower()
             assert not any(part in name for part in ("eagle-", "eagle3", "dflash", "dspark"))
 
 
@@ -134,7 +134,7 @@ def test_a_draft_is_cut_like_its_target(file: Path) -> None:
     profile = _load(file)
     size = profile.target.tensor_parallel_size
 
-    assert all(arm.keys.get("draft_tensor_parallel_size", size) == size for arm in _arms(profile))
+    assert all(variant.keys.get("draft_tensor_parallel_size", size) == size for variant in _variants(profile))
 
 
 @public
@@ -147,10 +147,10 @@ def test_the_hardware_holds_as_many_gpus_as_the_target_is_cut_into(file: Path) -
 
 @served
 def test_k_is_always_written_down_and_within_what_vllm_can_verify(file: Path) -> None:
-    for arm in _arms(_load(file)):
-        assert 1 <= (arm.num_speculative_tokens or 0) <= 128
-        if arm.method == "ngram":
-            assert arm.keys["prompt_lookup_min"] <= arm.keys["prompt_lookup_max"]
+    for variant in _variants(_load(file)):
+        assert 1 <= (variant.num_speculative_tokens or 0) <= 128
+        if variant.method == "ngram":
+            assert variant.keys["prompt_lookup_min"] <= variant.keys["prompt_lookup_max"]
 
 
 def test_the_schedule_covers_every_batch_up_to_max_num_seqs_and_never_exceeds_k() -> None:

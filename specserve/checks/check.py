@@ -46,7 +46,7 @@ class RuleGroup:
 
 @dataclass(frozen=True, slots=True)
 class Checked(ProfileVerdict):
-    """A profile's verdict with what it rests on: the arm that would be launched."""
+    """A profile's verdict with what it rests on: the variant that would be launched."""
 
     versions: tuple[str, ...] = ()
     machine: Machine | None = None
@@ -57,7 +57,7 @@ class Checked(ProfileVerdict):
     groups: tuple[RuleGroup, ...] = ()
     unread: tuple[Unread, ...] = ()
     vllm: tuple[Judged, ...] = ()
-    """What vLLM itself says of every arm, if it was asked."""
+    """What vLLM itself says of every variant, if it was asked."""
 
     @property
     def undone(self) -> Unread | None:
@@ -147,7 +147,7 @@ def _verdict(
     context, result = known.context, verdict_of(found.findings)
     own = None
     with suppress(UnreadableValue):
-        own = next((arm for arm in context.arms if arm.path == "speculation"), None)
+        own = next((variant for variant in context.variants if variant.path == "speculation"), None)
     names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in known.missing]
     return Checked(
         path,

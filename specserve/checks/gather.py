@@ -258,7 +258,11 @@ def _with_tokenizers(
     paths = ("target.tokenizer", "engine.tokenizer_revision")
     other = next((facts for path, facts in found.items() if path in paths), None)
     if not any(item.path in paths for item in unread):
-        pairs = {arm.path: arm.draft for arm in context.arms if arm.draft and arm.method == "draft_model"}
+        pairs = {
+            variant.path: variant.draft
+            for variant in context.variants
+            if variant.draft and variant.method == "draft_model"
+        }
         compared = {
             path: _compare(target, draft, tokenizer=other, lock=lock) for path, draft in pairs.items()
         }
@@ -327,8 +331,8 @@ def _asked_vllm(
         context = replace(context, vllm=())
     unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
     if unjudged:
-        arm = f"`{unjudged.path}`" if unjudged.path else "this"
-        why = f"vLLM cannot judge {arm} on this machine: {unjudged.answer.not_judged}"
+        variant = f"`{unjudged.path}`" if unjudged.path else "this"
+        why = f"vLLM cannot judge {variant} on this machine: {unjudged.answer.not_judged}"
     if why and not kept_only:
         missing["vllm"] = why
     return context
@@ -344,8 +348,8 @@ def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
 
 
 def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, MemoryEstimate]:
-    """The memory of each arm, or of the target alone. Raises FactError if the target does not say enough."""
-    blocks: dict[str, Speculation | None] = {arm.path: arm.block for arm in context.arms}
+    """The memory of each variant, or of the target alone. Raises FactError if the target does not say enough."""
+    blocks: dict[str, Speculation | None] = {variant.path: variant.block for variant in context.variants}
     if context.profile.speculation is None:
         blocks["target"] = None
     found = {}

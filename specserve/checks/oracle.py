@@ -122,10 +122,11 @@ def judgements(
     kept_only: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Judged, ...]:
-    """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by path of their block.
+    """What vLLM says of every variant and of the launch without speculation.
 
-    Arms whose models are not known are left out. With `kept_only` the answers of earlier checks are all that there is.
-    Raises FactError, and UsageError for what cannot be planned.
+    `shapes`: the models by path of their block.
+    Variants whose models are not known are left out. With `kept_only` the answers of earlier checks are all that
+    there is. Raises FactError, and UsageError for what cannot be planned.
     """
     from specserve.plan.launch import launch
     from specserve.vllm.versions import table
@@ -135,9 +136,9 @@ def judgements(
     if kept_only and not _folder().is_dir():
         return ()
     blocks: dict[str, Speculation | None] = {"": None}
-    for arm in context.arms:
-        if arm.model is None or arm.method == "custom_class" or arm.path in shapes:
-            blocks[arm.path] = arm.block
+    for variant in context.variants:
+        if variant.model is None or variant.method == "custom_class" or variant.path in shapes:
+            blocks[variant.path] = variant.block
     questions = []
     for path, block in blocks.items():
         profile, platform = replace(context.profile, speculation=block), "cpu" if machine.is_cpu else "cuda"

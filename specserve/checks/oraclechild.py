@@ -74,7 +74,7 @@ class VllmAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What vLLM's own configuration code says of the launch of one arm."""
+    """What vLLM's own configuration code says of the launch of one variant."""
 
     path: str
     """`speculation`, `alternatives.NAME`, or empty without speculation."""

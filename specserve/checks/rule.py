@@ -85,11 +85,11 @@ class Context:
     """What vLLM itself says of the launch, if it was asked."""
 
     @cached_property
-    def arms(self) -> tuple[Arm, ...]:
+    def variants(self) -> tuple[Variant, ...]:
         """Each way to speculate, `speculation` first."""
-        own = (Arm(self, "speculation", self.profile.speculation),) if self.profile.speculation else ()
+        own = (Variant(self, "speculation", self.profile.speculation),) if self.profile.speculation else ()
         others = self.profile.alternatives.items()
-        return (*own, *(Arm(self, f"alternatives.{name}", block) for name, block in others))
+        return (*own, *(Variant(self, f"alternatives.{name}", block) for name, block in others))
 
     @property
     def engine(self) -> Mapping[str, Any]:
@@ -158,9 +158,9 @@ class Context:
         """The target's and each draft model's config.json, with the dotted path that names the model."""
         if self.target_config is not None:
             yield "target.model", self.target_config
-        for arm in self.arms:
-            if arm.model is not None and arm.config is not None:
-                yield arm.at("model"), arm.config
+        for variant in self.variants:
+            if variant.model is not None and variant.config is not None:
+                yield variant.at("model"), variant.config
 
     def length(self, config: Config | None) -> Length | None:
         """The context that the newest judged version derives; None if config.json does not show it."""
@@ -173,7 +173,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way to speculate in a profile, with what is known of it."""
 
     ctx: Context
@@ -321,16 +321,16 @@ def rule(
     return lambda check: Rule(code, severity, check, needs, policy, published)
 
 
-def arm_rule(
+def variant_rule(
     code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, published: bool = False
-) -> Callable[[Callable[[Arm], Iterable[Hit]]], Rule]:
+) -> Callable[[Callable[[Variant], Iterable[Hit]]], Rule]:
     """Makes a rule of a function that looks at one way to speculate: it is called for each in the profile."""
 
-    def wrap(check: Callable[[Arm], Iterable[Hit]]) -> Rule:
+    def wrap(check: Callable[[Variant], Iterable[Hit]]) -> Rule:
         @wraps(check)
         def each(ctx: Context) -> Hits:
-            for arm in ctx.arms:
-                yield from check(arm)
+            for variant in ctx.variants:
+                yield from check(variant)
 
         return Rule(code, severity, each, needs, policy, published)
 

@@ -112,7 +112,7 @@ def up(
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import room_beside
-    from specserve.serve.detached.registry import arm_of, default_name, folder_of
+    from specserve.serve.detached.registry import default_name, folder_of, variant_of
     from specserve.serve.server import become
 
     if name is not None and not detach:
@@ -137,7 +137,7 @@ def up(
     source, plan = cleared(profile, options, notices=notices)
     refuse_exposed(source, insecure=insecure, notices=notices)
     if detach:
-        name = default_name(plan.name, arm=alternative) if name is None else name
+        name = default_name(plan.name, variant=alternative) if name is None else name
         folder_of(name)  # refuses what cannot be a name before anything is written under it
     room = None if no_check else room_beside(source, plan, name=name, notices=notices)
     if exec_:
@@ -146,8 +146,8 @@ def up(
         become(plan)
     serving: dict[str, Any] = {"warms_up": not no_warm_up}
     if detach:
-        arm = arm_of(alternative, settings or ())
-        serving |= {"profile": source.file, "arm": arm, "room": room}
+        variant = variant_of(alternative, settings or ())
+        serving |= {"profile": source.file, "variant": variant, "room": room}
     start(plan, name=name, format=format, **serving)
 
 

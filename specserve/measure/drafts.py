@@ -210,7 +210,7 @@ def _weighed(
 ) -> JudgedDraft:
     """The same with its memory if the facts suffice for it."""
     model = judged.draft.model
-    head = known.context.arms[0].draft or (published(model) if model else None)
+    head = known.context.variants[0].draft or (published(model) if model else None)
     guess = assumed_head(judged.draft, target) if head is None and model else None
     try:
         place = situation(

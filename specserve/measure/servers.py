@@ -97,7 +97,7 @@ class Measurement:
     @contextmanager
     def session(
         self,
-        arms: Sequence[Variant],
+        variants: Sequence[Variant],
         *,
         label: str,
         devices: Mapping[str, tuple[str, ...]] | None = None,
@@ -110,17 +110,20 @@ class Measurement:
             driver = Driver(
                 log_path=self.directory.log(f"load-generator-{label}"),
                 on_tick=lambda: self._tick(servers),
-                key_variables=[arm.api_key_env for arm in arms if arm.api_key_env],
+                key_variables=[variant.api_key_env for variant in variants if variant.api_key_env],
             )
             stack.callback(driver.close)
-            for arm in arms:
-                if arm.name not in servers:
-                    own = (devices or {}).get(arm.name)
-                    server = self.server(arm, label=label, devices=own)
-                    servers[arm.name] = stack.enter_context(server)
+            for variant in variants:
+                if variant.name not in servers:
+                    own = (devices or {}).get(variant.name)
+                    server = self.server(variant, label=label, devices=own)
+                    servers[variant.name] = stack.enter_context(server)
             # before the servers end: without their clients, they have nothing to drain
             stack.callback(driver.close)
-            if any(arm.plan is not None and arm.name not in (beside or {}) for arm in arms):
+            if any(
+                variant.plan is not None and variant.name not in (beside or {})
+                for variant in variants
+            ):
                 stack.callback(self.on_news, rundir.Doing("stopping the servers"))
             driver.wait_ready()
             self.versions[GENERATOR] = f"vLLM {driver.vllm}"
@@ -133,44 +136,44 @@ class Measurement:
 
     @contextmanager
     def server(
-        self, arm: Variant, *, label: str, devices: tuple[str, ...] | None = None
+        self, variant: Variant, *, label: str, devices: tuple[str, ...] | None = None
     ) -> Iterator[Running]:
         """The variant's server: started here, or the one at its URL."""
         self._begin()
-        if arm.plan is None:
-            assert arm.url is not None
-            with self._connected(arm, arm.url, check=lambda: None) as connected:
+        if variant.plan is None:
+            assert variant.url is not None
+            with self._connected(variant, variant.url, check=lambda: None) as connected:
                 yield connected
             return
-        plan = with_port(arm.plan, free_port(arm.plan.host))
+        plan = with_port(variant.plan, free_port(variant.plan.host))
         if devices is not None:
             plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(devices)})
-        file = "".join(char if char.isalnum() or char in "-_." else "-" for char in arm.name)
+        file = "".join(char if char.isalnum() or char in "-_." else "-" for char in variant.name)
         log_path, began_s = self.directory.log(f"{file[:60]}-{label}"), time.monotonic()
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
-                self.on_news(rundir.Doing(f"starting {arm.name}: {event.phase}"))
+                self.on_news(rundir.Doing(f"starting {variant.name}: {event.phase}"))
             elif isinstance(event, events.PhaseGoesOn):
-                text = f"starting {arm.name}: {event.phase}, {event.took_s:.0f}s so far"
+                text = f"starting {variant.name}: {event.phase}, {event.took_s:.0f}s so far"
                 self.on_news(rundir.Doing(text))
 
-        self.directory.require(f"vLLM of `{arm.name}`", plan.vllm)
+        self.directory.require(f"vLLM of `{variant.name}`", plan.vllm)
         self.launches += 1
         self.launches_left -= 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began_s)
-            self.on_news(rundir.Noted(f"{arm.name} is ready after {self._starts_s[-1]:.0f}s"))
+            self.on_news(rundir.Noted(f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"))
             if server.figures.kv_cache_tokens:
-                self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
+                self.kv_tokens[variant.name] = server.figures.kv_cache_tokens
                 self.directory.update()
-            with self._connected(arm, server.url, check=server.check) as connected:
+            with self._connected(variant, server.url, check=server.check) as connected:
                 yield connected
 
     def send_block(self, server: Running, driver: Driver, block: Block, *, launch: int) -> Pass:
         """Send a block, and keep the pass; it replaces an earlier one of the same block."""
-        began_s, key = time.monotonic(), (server.arm.name, block.point)
+        began_s, key = time.monotonic(), (server.variant.name, block.point)
         done = server.run(driver, block, launch=launch)
         self.directory.append(done)
         self.passes = [each for each in self.passes if each.key != done.key] + [done]
@@ -179,7 +182,7 @@ class Measurement:
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
         count, left = len(self.passes), (+self.expected).total()
         left_s = self._left_s() if left else 0.0
-        self.on_news(rundir.Passed(done.arm, done.point, rate, count, count + left, left_s))
+        self.on_news(rundir.Passed(done.variant, done.point, rate, count, count + left, left_s))
         return done
 
     def _left_s(self) -> float:
@@ -196,19 +199,17 @@ class Measurement:
             self.directory.update(resumed=int(self.directory.content.get("resumed", 0)) + 1)
         self._has_begun = True
 
-    def _connected(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
-        server = connect(arm, url, check=check)
-        if self.models.get(arm.name) != server.arm.model:
-            self.models[arm.name] = server.arm.model
+    def _connected(self, variant: Variant, url: str, *, check: Callable[[], None]) -> Running:
+        server = connect(variant, url, check=check)
+        if self.models.get(variant.name) != server.variant.model:
+            self.models[variant.name] = server.variant.model
             self.directory.update()
         if not server.abilities.takes_salt:
             why = "its prefix cache may hold prompts of earlier blocks"
-            self.note(f"`{arm.name}` does not take `cache_salt`: {why}")
+            self.note(f"`{variant.name}` does not take `cache_salt`: {why}")
         if server.abilities.is_sglang:
-            why = "because its metrics hold averages, not counts of draft tokens"
-            self.note(
-                f"`{arm.name}` is SGLang: its speed is measured; its acceptance is not seen, {why}"
-            )
+            why = "its acceptance is not seen, because its metrics hold averages, not counts"
+            self.note(f"`{variant.name}` is SGLang: its speed is measured; {why}")
         return server
 
     def _prepare(self, servers: Mapping[str, Running]) -> None:

@@ -271,7 +271,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """The memory of one arm on one machine, in bytes per GPU; the intervals stand in the order of the stages."""
+    """The memory of one variant on one machine, in bytes per GPU; the intervals stand in the order of the stages."""
 
     situation: MemorySituation
     demand: Demand

@@ -40,7 +40,7 @@ class PerGpu:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """What one arm needs and has. Token counts and concurrency are at the profile's max_model_len."""
+    """What one variant needs and has. Token counts and concurrency are at the profile's max_model_len."""
 
     verdict: MemoryVerdict
     rank: int

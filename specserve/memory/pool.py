@@ -149,7 +149,10 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Weights and KV cache of one arm. `kv_bytes` is what is left for the KV cache: on the fullest GPU, or by stage."""
+    """Weights and KV cache of one variant.
+
+    `kv_bytes` is what is left for the KV cache: on the fullest GPU, or by stage.
+    """
 
     stages: tuple[PipelineStage, ...]
     groups: tuple[BlockTable, ...]

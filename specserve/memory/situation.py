@@ -114,7 +114,7 @@ class PromisedLoad:
 
 @dataclass(frozen=True, slots=True)
 class MemorySituation:
-    """What the memory of one arm depends on."""
+    """What the memory of one variant depends on."""
 
     target: ModelFacts
     machine: Machine

@@ -136,7 +136,7 @@ def _besides(side: Side) -> dict[str, Written]:
     for name in _BESIDES:
         value = jsonable(getattr(profile, name))
         if name == "alternatives":
-            value = {arm: jsonable(block.keys) for arm, block in profile.alternatives.items()}
+            value = {variant: jsonable(block.keys) for variant, block in profile.alternatives.items()}
         if name == "hardware" and value:
             defaults = keys_of(Hardware)
             value = {key: item for key, item in value.items() if item != defaults[key].default}

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from specserve.errors import without_user
 from specserve.measure.bench.figures import WAITING, verdict_words
-from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Figures, Point, Result
+from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Result, VariantInfo
 from specserve.measure.expect import Judged, Kept
 from specserve.measure.statistics import (
     CERTAINTY,
@@ -74,12 +74,18 @@ _METHOD = (
 )
 
 
-def arm_words(arm: ArmInfo) -> str:
+def variant_words(variant: VariantInfo) -> str:
     """Return how a variant speculates: `draft_model K=5, meta-llama/Llama-3.1-8B-Instruct`."""
-    if arm.method is None:
-        return "a server that runs already" if arm.url and not arm.is_baseline else "no speculation"
-    tokens = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
-    return f"{arm.method}{tokens}" + (f", {arm.draft_model}" if arm.draft_model else "")
+    if variant.method is None:
+        return (
+            "a server that runs already"
+            if variant.url and not variant.is_baseline
+            else "no speculation"
+        )
+    tokens = (
+        f" K={variant.num_speculative_tokens}" if variant.num_speculative_tokens is not None else ""
+    )
+    return f"{variant.method}{tokens}" + (f", {variant.draft_model}" if variant.draft_model else "")
 
 
 def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
@@ -96,11 +102,15 @@ def _document(result: Result) -> Document:
         blocks.append(Paragraph("Not complete: some cells are still to be measured."))
     blocks.append(Paragraph(_question(result, against), is_muted=True))
     lines = [
-        ("target", model) for model in dict.fromkeys(arm.model for arm in result.arms) if model
+        ("target", model)
+        for model in dict.fromkeys(variant.model for variant in result.variants)
+        if model
     ]
-    for arm in result.arms:
-        room = f"; KV cache of {arm.kv_cache_tokens:,} tokens" if arm.kv_cache_tokens else ""
-        lines.append((arm.name, arm_words(arm) + room))
+    for variant in result.variants:
+        room = (
+            f"; KV cache of {variant.kv_cache_tokens:,} tokens" if variant.kv_cache_tokens else ""
+        )
+        lines.append((variant.name, variant_words(variant) + room))
     blocks.append(Items(lines))
     groups: dict[str, list[Cell]] = {}
     for cell in result.cells:
@@ -120,7 +130,7 @@ def _document(result: Result) -> Document:
     blocks.append(Items([("note", note) for note in result.notes]))
     launches = "launch" if result.launches == 1 else "launches"
     basis = f"measured over {result.launches} {launches} of each variant"
-    if any(arm.url is None for arm in result.arms):
+    if any(variant.url is None for variant in result.variants):
         spread = f"{LAUNCH_SPREAD:.0%} between two starts of one server"
         basis += f"; the intervals allow for {spread}"
     every = [*blocks, Paragraph(basis), _method(result)]
@@ -130,7 +140,7 @@ def _document(result: Result) -> Document:
 def _question(result: Result, against: str) -> str:
     """Return what is compared with what, where and when."""
     words = f"Servers compared with {against}"
-    if any(arm.is_baseline for arm in result.arms):
+    if any(variant.is_baseline for variant in result.variants):
         words = "Speculation against the same server without it"
     found, cores = result.host.get("accelerator", ""), result.host.get("cores")
     if not found or found == "cpu":
@@ -143,8 +153,8 @@ def _question(result: Result, against: str) -> str:
 
 def _answers(result: Result) -> Iterator[Card]:
     """Yield for each variant how often it pays, its worst and best point, and what to do."""
-    for arm in result.arms:
-        mine = [item for item in result.comparisons if item.arm == arm.name]
+    for variant in result.variants:
+        mine = [item for item in result.comparisons if item.variant == variant.name]
         if not mine:
             continue
         ordered = sorted(mine, key=lambda item: _ORDER.index(item.verdict.word))
@@ -163,7 +173,7 @@ def _answers(result: Result) -> Iterator[Card]:
             f"{with_spread(speedup, unit='x')} {name}{point}"
             for name, (speedup, point) in zip(names, ends, strict=False)
         ]
-        yield Card(arm.name, answer, [*lines, *_advice(result, mine)])
+        yield Card(variant.name, answer, [*lines, *_advice(result, mine)])
 
 
 def _advice(result: Result, mine: Sequence[Comparison]) -> Iterator[str]:
@@ -173,7 +183,7 @@ def _advice(result: Result, mine: Sequence[Comparison]) -> Iterator[str]:
     if undecided is not None:
         at = f" at {undecided.point}" if len(mine) > 1 else ""
         yield f"not decided{at}: {undecided.verdict.sentence}"
-    elif not any(arm.is_baseline for arm in result.arms):
+    elif not any(variant.is_baseline for variant in result.variants):
         return
     elif verdicts == {PAYS}:
         yield "serve with it"
@@ -185,20 +195,20 @@ def _advice(result: Result, mine: Sequence[Comparison]) -> Iterator[str]:
 
 def _section(result: Result, title: str, cells: Sequence[Cell]) -> Section:
     """Return one workload at one temperature: all loads, rising, and all variants."""
-    names = [arm.name for arm in result.arms]
-    compared = {(item.arm, item.point): item for item in result.comparisons}
-    cells = sorted(cells, key=lambda cell: (cell.point.concurrency, names.index(cell.arm)))
+    names = [variant.name for variant in result.variants]
+    compared = {(item.variant, item.point): item for item in result.comparisons}
+    cells = sorted(cells, key=lambda cell: (cell.point.concurrency, names.index(cell.variant)))
     rows, remarks, lengths = [], [], []
     for cell in cells:
-        item = compared.get((cell.arm, cell.point))
+        item = compared.get((cell.variant, cell.point))
         load = str(cell.point.concurrency)
         rows.append(row(cell, item))
         for words in _remarks(cell, item):
-            remarks.append((cell.arm, f"at concurrency {load}, {words}"))
+            remarks.append((cell.variant, f"at concurrency {load}, {words}"))
         for part in item.by_length if item else ():
             tokens = f"{part.from_tokens:,}-{part.to_tokens:,}"
             speedup = with_spread(part.speedup)
-            lengths.append([load, cell.arm, tokens, speedup, part.verdict.word])
+            lengths.append([load, cell.variant, tokens, speedup, part.verdict.word])
     blocks: list[Block] = [Charts(list(_charts(result, cells, compared)))]
     blocks += [Table(_HEAD, rows, keys=2), Items(remarks)]
     if lengths:
@@ -217,7 +227,7 @@ def row(cell: Cell, against: Comparison | None) -> list[str]:
         lengths = (against.mean_acceptance_length, against.break_even_mean_acceptance_length)
         speedup = with_spread(against.speedup) if known else ""
         columns = [speedup, verdict, *map(decimals, lengths)]
-    cells = [str(cell.point.concurrency), cell.arm]
+    cells = [str(cell.point.concurrency), cell.variant]
     if known is None:
         return [*cells, DASH, *columns, *[DASH] * 9]
     return [
@@ -263,24 +273,30 @@ def _charts(
 ) -> Iterator[Chart]:
     """Yield each chart of a section that has at least one value."""
     rivals = dict.fromkeys(item.against for item in compared.values())
-    others = [arm.name for arm in result.arms if arm.name not in rivals]
+    others = [variant.name for variant in result.variants if variant.name not in rivals]
     loads = list(dict.fromkeys(str(cell.point.concurrency) for cell in cells))
     valid = [cell for cell in cells if cell.figures and cell.invalid is None]
 
-    def colour(arm: str) -> int:
+    def colour(variant: str) -> int:
         """Grey for what the others are compared with."""
-        return 0 if arm in rivals else other_colour(others.index(arm) if arm in others else 0)
+        return (
+            0
+            if variant in rivals
+            else other_colour(others.index(variant) if variant in others else 0)
+        )
 
     def series(value: Callable[[Cell, Figures], Value | None]) -> list[Series]:
-        known: dict[str, dict[str, Value | None]] = {cell.arm: {} for cell in cells}
+        known: dict[str, dict[str, Value | None]] = {cell.variant: {} for cell in cells}
         for cell in valid:
             assert cell.figures is not None
-            known[cell.arm][str(cell.point.concurrency)] = value(cell, cell.figures)
-        lines = [(arm, tuple(map(values.get, loads))) for arm, values in known.items()]
-        return [Series(arm, colour(arm), values) for arm, values in lines if any(values)]
+            known[cell.variant][str(cell.point.concurrency)] = value(cell, cell.figures)
+        lines = [(variant, tuple(map(values.get, loads))) for variant, values in known.items()]
+        return [
+            Series(variant, colour(variant), values) for variant, values in lines if any(values)
+        ]
 
     def speedup(cell: Cell, _: Figures) -> Value | None:
-        found = compared.get((cell.arm, cell.point))
+        found = compared.get((cell.variant, cell.point))
         known = found.speedup if found else None
         return clean_value(known.value, known.low, known.high) if known else None
 
@@ -290,15 +306,15 @@ def _charts(
     shares: dict[str, tuple[float, ...]] = {}
     for cell in valid:  # at the lowest load that has it: it hardly depends on the load
         if cell.figures and cell.figures.acceptance:
-            shares.setdefault(cell.arm, cell.figures.acceptance.per_position)
+            shares.setdefault(cell.variant, cell.figures.acceptance.per_position)
     tokens = range(max(map(len, shares.values()), default=0))
     positions = [
         Series(
-            arm,
-            colour(arm),
+            variant,
+            colour(variant),
             tuple(clean_value(100 * own[at]) if at < len(own) else None for at in tokens),
         )
-        for arm, own in shares.items()
+        for variant, own in shares.items()
         if own
     ]
     rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
@@ -323,12 +339,12 @@ def _method(result: Result) -> Details:
     ]
     table = Table((*head, Column("sha256 of the prompts", "code")), rows)
     blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), table]
-    for arm in result.arms:
-        names = {"target": arm.model, "draft": arm.draft_model, "URL": arm.url}
+    for variant in result.variants:
+        names = {"target": variant.model, "draft": variant.draft_model, "URL": variant.url}
         named = [(name, f"`{value}`") for name, value in names.items() if value]
-        blocks.append(Items([(arm.name, arm_words(arm)), *named]))
-        if arm.argv:
-            blocks.append(Verbatim(shlex.join(arm.argv)))
+        blocks.append(Items([(variant.name, variant_words(variant)), *named]))
+        if variant.argv:
+            blocks.append(Verbatim(shlex.join(variant.argv)))
     return Details("How this was measured", blocks)
 
 

@@ -171,7 +171,7 @@ def distilled_document(found: Distilled) -> Document:
     lines = [("training", training)]
     for each in found.speedups:
         name = {"profile": "the present draft", "distilled": "the new draft"}.get(
-            each.arm, each.arm
+            each.variant, each.variant
         )
         spread = f"{with_spread(each.speedup, unit='x')} against none"
         spread += f", concurrency {each.point.concurrency}"

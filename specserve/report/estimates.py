@@ -13,7 +13,7 @@ from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
 from specserve.plan.launchplan import as_json
-from specserve.report.bench import arm_words
+from specserve.report.bench import variant_words
 from specserve.report.console import LiveLine, in_one_line, say, wrapped
 from specserve.report.page import Block, Document, Items, Paragraph, Section, render
 from specserve.report.text import (
@@ -42,27 +42,32 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
         return sum(map(len, deal(prompts, point, count=plan.blocks)))
 
     speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
-    started = {arm.name for arm in plan.arms if arm.plan is not None}
-    launches = sum(name in started for each in plan.sessions for name in each.arms)
-    measured = sum(len(each.arms) for each in plan.sessions)
+    started = {variant.name for variant in plan.variants if variant.plan is not None}
+    launches = sum(name in started for each in plan.sessions for name in each.variants)
+    measured = sum(len(each.variants) for each in plan.sessions)
     round_s = measured * sum(
         speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
         for point in plan.points
     )
     seconds = launches * speed.start_s + min(round_s, plan.budget_s)
     if form == "json":
-        arms = [
+        variants = [
             {
-                "name": arm.name,
-                "url": arm.url,
-                "launch": as_json(arm.plan) if arm.plan is not None else None,
+                "name": variant.name,
+                "url": variant.url,
+                "launch": as_json(variant.plan) if variant.plan is not None else None,
             }
-            for arm in plan.arms
+            for variant in plan.variants
         ]
-        found = {"name": plan.name, "arms": arms, "sessions": plan.sessions, "points": plan.points}
+        found = {
+            "name": plan.name,
+            "variants": variants,
+            "sessions": plan.sessions,
+            "points": plan.points,
+        }
         return json_document({**found, "launches": launches, "estimated_s": seconds})
     servers = [
-        (str(number), f"{', '.join(each.arms)}{' at the same time' * (len(each.arms) > 1)}")
+        (str(number), f"{', '.join(each.variants)}{' at the same time' * (len(each.variants) > 1)}")
         for number, each in enumerate(plan.sessions, 1)
     ]
     points = [
@@ -75,7 +80,15 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
     blocks: list[Block] = [
         Paragraph("This is a dry run: nothing is started."),
         Section(
-            "variants", [Items([(arm.name, arm.url or arm_words(arm.info)) for arm in plan.arms])]
+            "variants",
+            [
+                Items(
+                    [
+                        (variant.name, variant.url or variant_words(variant.info))
+                        for variant in plan.variants
+                    ]
+                )
+            ],
         ),
         Section(f"launches: {launches} ({plan.fit.why})", [Items(servers)]),
         Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
@@ -143,5 +156,5 @@ class BenchView(LiveLine):
                     "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
                 )
                 left = "done" if is_last else soon
-                figures = f"{what.arm}, {what.point}: {what.tokens_per_s:.1f} tokens/s"
+                figures = f"{what.variant}, {what.point}: {what.tokens_per_s:.1f} tokens/s"
                 self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)

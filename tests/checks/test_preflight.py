@@ -35,7 +35,7 @@ def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -
     preflight(file, notices=StderrNotices())
 
 
-def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
+def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(CheckFailed) as caught:
         preflight(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]

@@ -129,7 +129,7 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
     (profile, _) = examine(str(file))
     assert profile is not None
     wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
-    first, other = gather(profile, wanted=wanted).context.arms
+    first, other = gather(profile, wanted=wanted).context.variants
     assert first.memory is not None and first.memory.verdict == "fit"
     assert other.memory is not None and other.memory.unknown_draft == "org/head"
 

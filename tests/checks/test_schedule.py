@@ -81,7 +81,7 @@ def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
     assert (problem_of(rows) is not None) == (refused and bool(rows))
 
 
-def test_the_arms_are_judged_each_at_its_own_place(profile: Load) -> None:
+def test_the_variants_are_judged_each_at_its_own_place(profile: Load) -> None:
     key = "num_speculative_tokens_per_batch_size"
     block = f"{{method: eagle3, model: ./h, num_speculative_tokens: 2, {key}: [[2, 3, 1]]}}"
     loaded = profile(f"speculation: {block}\nalternatives: {{other: {block}}}")

@@ -81,7 +81,7 @@ def test_the_slots_are_those_of_vllm_s_own_lines(method: str, k: int, parallel: 
         uses_draft_model=lambda: method == "draft_model",
     )
     slots = function("config/speculative.py", "max_num_new_slots_for_drafting")(config)
-    assert needed_slots(context(block).arms[0], "0.32", sequences=None) == slots
+    assert needed_slots(context(block).variants[0], "0.32", sequences=None) == slots
 
 
 @given(
@@ -94,7 +94,7 @@ def test_one_token_more_than_drafting_takes_is_enough(
     block = drafting(method, k)
     engine: dict[str, Any] = {"max_num_seqs": requests, "max_num_batched_tokens": tokens}
     judged = context(block, version=version, **engine)
-    needed = needed_slots(judged.arms[0], version, sequences=requests)
+    needed = needed_slots(judged.variants[0], version, sequences=requests)
     hits = [*too_few_slots.check(judged)]
     assert bool(hits) == (tokens < requests or (needed > 0 and tokens <= needed))
 

@@ -187,7 +187,7 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
     ):
         loaded = profile(f"target: {{model: ./llama}}\nspeculation: {block}")
         context = gather(loaded, wanted=CheckOptions(offline=True, here=False)).context
-        assert all(arm.tokenizer is None for arm in context.arms)
+        assert all(variant.tokenizer is None for variant in context.variants)
         assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
 
 

@@ -52,7 +52,7 @@ def in_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_dry_run_says_arms_launches_points_and_minutes(
+def test_a_dry_run_says_variants_launches_points_and_minutes(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = told([str(profile), "--dry-run", "--quick"], capsys)
@@ -67,10 +67,10 @@ def test_a_dry_run_says_arms_launches_points_and_minutes(
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
     content: dict[str, Any] = json.loads(told(arguments, capsys))
-    assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
+    assert [variant["name"] for variant in content["variants"]] == ["baseline", "profile", "lookup"]
     assert len(content["points"]) == 2 * 2
     assert content["estimated_s"] > 30.0 * content["launches"] > 30  # on the CPU
-    assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
+    assert "--speculative-config" not in content["variants"][0]["launch"]["argv"]
 
 
 def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
@@ -80,7 +80,10 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
     other.write_text(profile.read_text())
     options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "baseline"]
     content = json.loads(told([str(profile), "--dry-run", "--format", "json", *options], capsys))
-    lengths = {arm["name"]: arm["launch"]["engine_kwargs"]["max_model_len"] for arm in content["arms"]}
+    lengths = {
+        variant["name"]: variant["launch"]["engine_kwargs"]["max_model_len"]
+        for variant in content["variants"]
+    }
     assert lengths == {"baseline": 256, "profile": 256, "other": 512}
 
 

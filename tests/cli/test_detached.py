@@ -29,7 +29,7 @@ from specserve.serve.detached import registry
 from specserve.serve.detached.launch import DeviceRoom, room_beside
 from specserve.serve.detached.observe import find_server
 from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import LaunchedArm, arm_of, default_name
+from specserve.serve.detached.registry import LaunchedVariant, default_name, variant_of
 from specserve.serve.health import is_healthy
 from specserve.serve.signals import StopRequest
 
@@ -102,11 +102,11 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
 
 def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() -> None:
     settings = ["speculation.num_speculative_tokens=2", "env.TOKEN=secret", "server.port=1", "expect=[]"]
-    arm = arm_of("eagle3", settings)
-    start(plan(), name="demo", profile="demo.yaml", arm=arm)
+    variant = variant_of("eagle3", settings)
+    start(plan(), name="demo", profile="demo.yaml", variant=variant)
     record = registry.read("demo")
     assert record is not None
-    assert record.arm == LaunchedArm("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
+    assert record.variant == LaunchedVariant("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
     assert run(["down", "demo"]) == 0
 
 
@@ -330,10 +330,10 @@ def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.
     assert find_server("other") == (second.url, None)
 
 
-def test_arms_of_a_profile_have_names_of_their_own() -> None:
-    assert default_name("demo", arm=None) == "demo"
-    assert default_name("demo", arm="baseline") == "demo-baseline"
-    assert default_name("demo", arm="Eagle_3") == "demo-eagle-3"
+def test_variants_of_a_profile_have_names_of_their_own() -> None:
+    assert default_name("demo", variant=None) == "demo"
+    assert default_name("demo", variant="baseline") == "demo-baseline"
+    assert default_name("demo", variant="Eagle_3") == "demo-eagle-3"
 
 
 @pytest.mark.parametrize("words", [["--name", "x"], ["--detach", "--exec"], ["--detach", "--name", "../x"]])

@@ -125,7 +125,7 @@ def test_a_difference_is_code_one_only_where_that_is_asked_for(folder: Path) -> 
     assert _run(["diff", "a.yaml", "b.yaml", "--exit-code"]) == 1
 
 
-def test_an_arm_is_compared_with_its_own_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variant_is_compared_with_its_own_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["diff", "a.yaml", "--alternative", "ngram"]) == 0
     stdout = capsys.readouterr().out
     assert "+++ a.yaml (alternative ngram)" in stdout

@@ -14,7 +14,7 @@ import pytest
 from specserve.cli.app import _run
 from tests.checks.checkpoints import checkpoint
 
-ARMS = ("answer", "without")
+VARIANTS = ("answer", "without")
 Write = Callable[..., Path]
 Golden = Callable[[str, str], None]
 PROFILE = """\
@@ -46,7 +46,7 @@ def test_plan_shows_what_is_asked_for_and_what_vllm_runs(
     golden("report/effective.txt", capsys.readouterr().out)
     assert _run(["plan", profile, "--effective", "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)["vllm"]
-    sizes = [content[name]["effective"]["compilation_config.max_cudagraph_capture_size"] for name in ARMS]
+    sizes = [content[name]["effective"]["compilation_config.max_cudagraph_capture_size"] for name in VARIANTS]
     assert sizes == [288, 300]
     assert content["answer"]["effective"]["model_runner"] == "V1"
     assert content["answer"]["infos"] == ["Truncating max_cudagraph_capture_size to 288"]

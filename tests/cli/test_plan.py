@@ -82,7 +82,7 @@ def test_a_profile_that_the_rules_object_to_is_not_planned(specserve: Run, write
     assert b"--no-check" not in done.stderr and b"very-secret" not in done.stderr
 
 
-def test_an_error_in_another_arm_does_not_stop_this_one(
+def test_an_error_in_another_variant_does_not_stop_this_one(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = TEXT.replace("num_speculative_tokens: 2", "num_speculative_tokens: 200")

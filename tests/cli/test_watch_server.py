@@ -14,7 +14,7 @@ import pytest
 from specserve.cli.app import _run as run
 from specserve.serve.detached import registry
 from specserve.serve.detached.processes import boot_id, identity
-from specserve.serve.detached.registry import LaunchedArm, Record
+from specserve.serve.detached.registry import LaunchedVariant, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, serving
@@ -46,7 +46,7 @@ def detached(
     profile: str = "-",
     key: str | None = None,
     method: str | None = "ngram",
-    arm: LaunchedArm | None = None,
+    variant: LaunchedVariant | None = None,
 ) -> None:
     """A detached server's state, of one that answers there."""
     registry.write(
@@ -73,7 +73,7 @@ def detached(
             api_key_env=key,
             launcher=identity(os.getpid()),
             leader=identity(os.getpid()),
-            arm=arm or LaunchedArm(),
+            variant=variant or LaunchedVariant(),
         )
     )
 
@@ -94,13 +94,13 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
 
 
 @pytest.mark.parametrize(
-    ("method", "arm", "state", "code"),
+    ("method", "variant", "state", "code"),
     [
-        ("ngram", LaunchedArm(), "MISSED", 1),
-        ("ngram", LaunchedArm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "STEADY", 0),
-        ("suffix", LaunchedArm("suffix"), "STEADY", 0),
-        ("suffix", LaunchedArm("gone from the file"), "STEADY", 0),
-        (None, LaunchedArm(), "OFF", 0),  # --baseline
+        ("ngram", LaunchedVariant(), "MISSED", 1),
+        ("ngram", LaunchedVariant(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "STEADY", 0),
+        ("suffix", LaunchedVariant("suffix"), "STEADY", 0),
+        ("suffix", LaunchedVariant("gone from the file"), "STEADY", 0),
+        (None, LaunchedVariant(), "OFF", 0),  # --baseline
     ],
 )
 def test_a_detached_server_is_held_to_what_it_was_started_as(
@@ -108,7 +108,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     script: Script,
     write: Callable[..., Path],
     method: str | None,
-    arm: LaunchedArm,
+    variant: LaunchedVariant,
     state: str,
     code: int,
     capsys: Captured,
@@ -119,13 +119,13 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
         expect: [{min_mean_acceptance_length: 3.9}]
     """)
-    detached(url, profile=str(file), method=method, arm=arm)
+    detached(url, profile=str(file), method=method, variant=variant)
     script.engines[0].speculates = method is not None
     with traffic(script):
         assert run(["watch", *QUICK, "--strict"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"]["word"] == state
-    is_other = arm.alternative is not None or method is None
+    is_other = variant.alternative is not None or method is None
     assert ("no promises are judged: `expect` is not for" in err) == is_other
 
 

@@ -1,6 +1,6 @@
 """`specserve bench` on the small pair with real vLLM: measured, and held to its promises.
 
-A launch of its own arms is left to the soak: two starts of vLLM, and its load generator's.
+A launch of its own variants is left to the soak: two starts of vLLM, and its load generator's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_two_servers_that_run_are_measured_and_their_speculation_is_seen(
     )
     assert done.returncode == 0, done.stderr
     result = from_json(Result, done.stdout)
-    assert len(result.arms) == 2 and result.arms[1].name == "again"
+    assert len(result.variants) == 2 and result.variants[1].name == "again"
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),
         (None, 0),
@@ -71,7 +71,7 @@ def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path
     done = bench(tmp_path, str(profile), *options, "-o", str(run), "--format", "json")
     assert done.returncode == 1, done.stderr  # no first token comes within a microsecond
     result = from_json(Result, done.stdout)
-    assert [arm.name for arm in result.arms] == ["baseline", "profile"]
+    assert [variant.name for variant in result.variants] == ["baseline", "profile"]
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),
         (None, 0),
@@ -85,11 +85,11 @@ def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path
         "max_ttft_p99_ms": "missed",
     }
     passes = [json.loads(line) for line in (run / "passes.jsonl").read_text().splitlines()]
-    requests = [{**item, "arm": each["arm"]} for each in passes for item in each["requests"]]
+    requests = [{**item, "variant": each["variant"]} for each in passes for item in each["requests"]]
     assert all(item["ok"] and 0 < item["ttft_s"] <= item["latency_s"] for item in requests)
     assert all("text" not in item for item in requests)
-    assert any(item["acceptance"] for item in requests if item["arm"] == "profile")
-    assert not any(item["acceptance"] for item in requests if item["arm"] == "baseline")
+    assert any(item["acceptance"] for item in requests if item["variant"] == "profile")
+    assert not any(item["acceptance"] for item in requests if item["variant"] == "baseline")
     assert (run / "report.html").stat().st_size > 1000
     assert {file.name for file in (run / "logs").iterdir()} == {
         "baseline-0.log",

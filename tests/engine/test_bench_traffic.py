@@ -84,7 +84,7 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
         keys = {"VLLM_API_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
         result = bench(tmp_path, *options, *more, **keys)
     assert [item.verdict.word for item in result.comparisons] == [PAYS]
-    cell = next(cell for cell in result.cells if cell.arm == "fast")
+    cell = next(cell for cell in result.cells if cell.variant == "fast")
     assert cell.invalid is None and cell.figures is not None
     assert (cell.figures.requests, cell.figures.output_tokens) == (36, 36 * 9)
     assert cell.figures.acceptance is not None
@@ -98,14 +98,14 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
     assert set(salts.values()) == {6}
     assert {header.get("authorization") for header in fast.headers} <= {"Bearer k", None}
     passes = [json.loads(line) for line in (tmp_path / "run" / "passes.jsonl").read_text().splitlines()]
-    own = [line for each in passes if each["arm"] == "fast" for line in each["requests"]]
+    own = [line for each in passes if each["variant"] == "fast" for line in each["requests"]]
     assert {line["finish_reason"] for line in own} == {"stop"}
     assert {line["acceptance"]["accepted_tokens"] for line in own} == {4}
     assert "not-for-you" not in "".join(file.read_text() for file in (tmp_path / "run").rglob("*.*"))
 
 
 def told(request: dict[str, Any]) -> tuple[str, int, str]:
-    """Its salt without the end, which is the arm's own."""
+    """Its salt without the end, which is the variant's own."""
     return str(request["messages"]), request["seed"], request["cache_salt"].rpartition(".")[0]
 
 

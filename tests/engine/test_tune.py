@@ -91,7 +91,7 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
     content = json.loads(finished(tune(profile, "--write", "--format", "json")))
     after = passes(profile.parent)
     assert after[: len(before)] == before
-    keys = [(each["launch"], each["block"], str(each["point"]), each["arm"]) for each in after]
+    keys = [(each["launch"], each["block"], str(each["point"]), each["variant"]) for each in after]
     assert len(set(keys)) == len(keys)
     assert {each["num_speculative_tokens"] for each in content["rows"]} == {1, 2, 3}
     assert {each["point"]["concurrency"] for each in content["rows"]} == {1}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from specserve.measure.bench.result import (
-    ArmInfo,
     Cell,
     Comparison,
     Figures,
     Point,
     Quantiles,
     Result,
+    VariantInfo,
     WorkloadInfo,
 )
 from specserve.measure.expect import Judged, Kept, Limit
@@ -17,7 +17,7 @@ from specserve.measure.statistics import COSTS, INCONCLUSIVE, PAYS, Estimate, Ve
 from specserve.metrics.counters import Acceptance
 
 LOADS = (1, 4, 16)
-RATES = {  # tokens/s by workload, arm and load
+RATES = {  # tokens/s by workload, variant and load
     ("chat", "baseline"): (38.1, 121.4, 301.7),
     ("chat", "profile"): (82.6, 190.2, 296.4),
     ("chat", "eagle3"): (96.4, 241.0, 331.9),
@@ -35,16 +35,18 @@ LENGTHS = {
 
 
 def example() -> Result:
-    """Two workloads, three loads, a baseline and two arms; one cell is invalid, one promise missed."""
+    """Two workloads, three loads, a baseline and two variants; one cell is invalid, one promise missed."""
     cells, comparisons = [], []
-    for (workload, arm), rates in RATES.items():
+    for (workload, variant), rates in RATES.items():
         for load, rate in zip(LOADS, rates, strict=True):
             point = Point(workload, 0.7, concurrency=load)
-            spoilt = (workload, arm, load) == ("creative", "eagle3", 16)
+            spoilt = (workload, variant, load) == ("creative", "eagle3", 16)
             wrong = "the load generator used 0.97 of its core" if spoilt else None
-            cells.append(Cell(arm, point, figures(workload, arm, load, rate), wrong, promises(arm, point)))
-            if arm != "baseline":
-                comparisons.append(compared(workload, arm, point, rate, spoilt=spoilt))
+            cells.append(
+                Cell(variant, point, figures(workload, variant, load, rate), wrong, promises(variant, point))
+            )
+            if variant != "baseline":
+                comparisons.append(compared(workload, variant, point, rate, spoilt=spoilt))
     return Result(
         name="llama70b-8b",
         fingerprint="0123456789abcdef" * 4,
@@ -53,7 +55,7 @@ def example() -> Result:
         versions={"specserve": "0.1.0", "vllm": "0.33.0", "torch": "2.13.0", "python": "3.11.7"},
         host={"accelerator": "4 x H100-80GB", "cpu": "an example", "cores": "64", "memory": "512 GiB"},
         launches=1,
-        arms=arms(),
+        variants=variants(),
         workloads=(
             WorkloadInfo("chat", 25, "specserve", "8721404f" * 8),
             WorkloadInfo("creative", 25, "specserve", "aa9f4f00" * 8),
@@ -69,29 +71,29 @@ def example() -> Result:
     )
 
 
-def arms() -> tuple[ArmInfo, ...]:
+def variants() -> tuple[VariantInfo, ...]:
     model = "meta-llama/Llama-3.1-70B-Instruct"
     argv = ("vllm", "serve", model, "--port", "8000")
     return (
-        ArmInfo("baseline", is_baseline=True, model=model, fingerprint="f" * 64, argv=argv),
-        ArmInfo(
+        VariantInfo("baseline", is_baseline=True, model=model, fingerprint="f" * 64, argv=argv),
+        VariantInfo(
             "profile", model=model, method="draft_model", draft_model="meta-llama/Llama-3.1-8B-Instruct",
             num_speculative_tokens=5, fingerprint="0123456789abcdef" * 4,
             argv=(*argv, "--speculative-config", '{"method": "draft_model"}'),
         ),
-        ArmInfo(
+        VariantInfo(
             "eagle3", model=model, method="eagle3", draft_model="yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
             num_speculative_tokens=3, fingerprint="e" * 64, argv=argv,
         ),
     )  # fmt: skip
 
 
-def figures(workload: str, arm: str, load: int, rate: float) -> Figures:
+def figures(workload: str, variant: str, load: int, rate: float) -> Figures:
     tpot = 1000 * load / rate
     ttft = 180 + 9 * load
     e2e = ttft + 240 * tpot
-    drafts, k = 2400, 3 if arm == "eagle3" else 5
-    length = LENGTHS.get((workload, arm))
+    drafts, k = 2400, 3 if variant == "eagle3" else 5
+    length = LENGTHS.get((workload, variant))
     counts = positions(length, k, drafts) if length else ()
     return Figures(
         requests=150,
@@ -99,8 +101,8 @@ def figures(workload: str, arm: str, load: int, rate: float) -> Figures:
         output_tokens=36_120,
         output_tokens_per_s=rate,
         ttft_ms=Quantiles(ttft, ttft * 1.3, ttft * 2.1),
-        tpot_ms=Quantiles(tpot, tpot * 1.1, tpot * (1.2 if arm == "baseline" else 1.6)),
-        e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if arm == "baseline" else 1.7)),
+        tpot_ms=Quantiles(tpot, tpot * 1.1, tpot * (1.2 if variant == "baseline" else 1.6)),
+        e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if variant == "baseline" else 1.7)),
         inter_chunk_p99_ms=tpot * 3,
         acceptance=Acceptance(drafts, drafts * k, sum(counts), counts) if counts else None,
     )
@@ -115,7 +117,7 @@ def positions(length: float, k: int, drafts: int) -> tuple[int, ...]:
     return tuple(round(drafts * low**i) for i in range(1, k + 1))
 
 
-def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool) -> Comparison:
+def compared(workload: str, variant: str, point: Point, rate: float, *, spoilt: bool) -> Comparison:
     load = point.concurrency or 0
     ratio = rate / RATES[workload, "baseline"][LOADS.index(load)]
     bounds = Estimate(ratio, ratio * (1 - SPREADS[load]), ratio * (1 + SPREADS[load]))
@@ -125,19 +127,19 @@ def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool
     elif bounds.low > 1.03 or bounds.high < 0.97:
         verdict = Verdict(PAYS, "good") if bounds.low > 1.03 else Verdict(COSTS, "bad")
     return Comparison(
-        arm=arm,
+        variant=variant,
         against="baseline",
         point=point,
         speedup=None if spoilt else bounds,
         verdict=verdict,
         e2e_p99_ratio=1.36 / ratio,
-        break_even_mean_acceptance_length=LENGTHS[workload, arm] / ratio,
-        mean_acceptance_length=LENGTHS[workload, arm],
+        break_even_mean_acceptance_length=LENGTHS[workload, variant] / ratio,
+        mean_acceptance_length=LENGTHS[workload, variant],
     )
 
 
-def promises(arm: str, point: Point) -> tuple[Judged, ...]:
-    if (arm, point.workload) != ("profile", "chat"):
+def promises(variant: str, point: Point) -> tuple[Judged, ...]:
+    if (variant, point.workload) != ("profile", "chat"):
         return ()
     rows = {
         (4, "min_speedup"): (1.3, Kept.KEPT, (1.567, 1.473, 1.661), 21),

@@ -31,7 +31,7 @@ PAIR = "{method: draft_model, model: m/1b, num_speculative_tokens: 4}"
 NGRAM = "{method: ngram, prompt_lookup_max: 4, num_speculative_tokens: 4}"
 
 
-def arm(
+def variant(
     folder: Path,
     *,
     name: str = "H100-80GB",

@@ -21,7 +21,7 @@ from specserve.measure.bench.plan import Block, numbered
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import Fit, Variant, plan_arm
+from specserve.measure.bench.variants import Fit, Variant, plan_variant
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -86,7 +86,7 @@ class World:
         """By prompt, which tokens the draft predicts."""
         return texts(self.every, chance=self.chance, seed=self.seed)
 
-    def run(self, block: Block, *, arm: str, launch: int) -> Pass:
+    def run(self, block: Block, *, variant: str, launch: int) -> Pass:
         """One block in a closed loop, as it would have been measured."""
         known = self.texts
         waiting, running, done, began_s = list(block.items), list[_Answer](), [], self.now_s
@@ -97,9 +97,9 @@ class World:
                 text, most = known[item.prompt.id], item.prompt.max_tokens
                 new.append(_Answer(item.id, text, most, at_s))
             batch = len(running) + len(new)
-            tokens = _tokens(arm, batch)
+            tokens = _tokens(variant, batch)
             took_s = self.step_s(len(running), tokens) if running else 0.0
-            if _tokens(arm, batch) != _tokens(arm, max(1, batch - 1)):
+            if _tokens(variant, batch) != _tokens(variant, max(1, batch - 1)):
                 took_s *= self.slows_when_k_changes
             took_s = (took_s + self.prefill_s * len(new)) * self.mood(self.now_s)
             self.now_s += took_s
@@ -118,7 +118,7 @@ class World:
                     each.steps = each.steps if self.reports_steps else []
                     done.append(_request(each, end_s))
             running = [each for each in running if each.place < each.output_tokens]
-        return Pass(launch, block.number, block.point, arm, self.now_s - began_s, 0.1, tuple(done))
+        return Pass(launch, block.number, block.point, variant, self.now_s - began_s, 0.1, tuple(done))
 
     def swept(self, load: int, most: int = 8) -> dict[int, float]:
         """The true speedup of every K at a load, each on a server of its own, on a calm machine."""
@@ -127,15 +127,15 @@ class World:
         items = numbered(list(itertools.islice(itertools.cycle(self.every), 8 * load)))
         block, rates = Block(0, point, items, 1), {}
         for tokens in range(most + 1):
-            done = calm.run(block, arm=f"k{tokens}", launch=0)
+            done = calm.run(block, variant=f"k{tokens}", launch=0)
             rates[tokens] = done.output_tokens / done.duration_s
         return {tokens: rate / rates[0] for tokens, rate in rates.items()}
 
 
-def _tokens(arm: str, batch: int) -> int:
-    if found := re.fullmatch(r"k(\d+)-to-(\d+)-k(\d+)", arm):
+def _tokens(variant: str, batch: int) -> int:
+    if found := re.fullmatch(r"k(\d+)-to-(\d+)-k(\d+)", variant):
         return int(found[1]) if batch <= int(found[2]) else int(found[3])
-    return int(arm[1:]) if re.fullmatch(r"k\d+", arm) else 0
+    return int(variant[1:]) if re.fullmatch(r"k\d+", variant) else 0
 
 
 def _request(each: _Answer, end_s: float) -> Request:
@@ -185,17 +185,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         finally:
             here.running.remove(name)
 
-    def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
+    def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Any:
         def send(_: Any, block: Block, *, launch: int) -> Pass:
-            assert arm.name in here.running
+            assert variant.name in here.running
             if here.interrupt_after is not None and len(here.sent) >= here.interrupt_after:
                 raise Interrupted("stopped", signal_number=here.signal_number)
-            here.sent.append((arm.name, block.point))
-            return here.run(block, arm=arm.name, launch=launch)
+            here.sent.append((variant.name, block.point))
+            return here.run(block, variant=variant.name, launch=launch)
 
         abilities = Abilities("m", None, has_chat=False, takes_salt=True)
         return Connected(
-            arm=arm,
+            variant=variant,
             abilities=abilities,
             run=send,
             check=check,
@@ -221,7 +221,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         (rundir, "time", clock),
         (planning, "fit", fit),
         (planning, "plan_tune", partial(_unstarted, planning.plan_tune)),
-        (planning, "plan_arm", partial(_unstarted, plan_arm)),
+        (planning, "plan_variant", partial(_unstarted, plan_variant)),
     ):
         monkeypatch.setattr(module, name, value)
     return here

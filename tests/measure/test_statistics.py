@@ -24,7 +24,7 @@ from tests.measure.simulated import ONE_SERVER_AT_A_TIME, SCENARIOS, Scenario, s
 
 amounts = st.floats(1.0, 1000.0)
 costs = st.floats(0.01, 100.0)
-arms = st.lists(
+variants = st.lists(
     st.tuples(st.sampled_from("abcdef"), st.sampled_from("123"), amounts, costs, amounts, costs),
     min_size=2,
     max_size=20,
@@ -40,46 +40,46 @@ def both(
     )
 
 
-def found(arm: list[RateSample], against: list[RateSample], *, launched: int = 0) -> LogEstimate:
-    estimate = ratio(arm, against=against, launched=launched)
+def found(variant: list[RateSample], against: list[RateSample], *, launched: int = 0) -> LogEstimate:
+    estimate = ratio(variant, against=against, launched=launched)
     assert estimate is not None
     return estimate
 
 
 @settings(deadline=None)
-@given(arms)
-def test_the_ratio_is_all_amounts_over_all_costs_of_each_arm(
+@given(variants)
+def test_the_ratio_is_all_amounts_over_all_costs_of_each_variant(
     rows: list[tuple[str, str, float, float, float, float]],
 ) -> None:
-    arm, against = both(rows)
-    mine, theirs = (sum(s.amount for s in each) / sum(s.cost for s in each) for each in (arm, against))
-    assert found(arm, against).value == pytest.approx(mine / theirs)
+    variant, against = both(rows)
+    mine, theirs = (sum(s.amount for s in each) / sum(s.cost for s in each) for each in (variant, against))
+    assert found(variant, against).value == pytest.approx(mine / theirs)
 
 
 @settings(deadline=None)
-@given(arms)
-def test_the_arms_exchanged_give_the_inverse_and_the_same_error(
+@given(variants)
+def test_the_variants_exchanged_give_the_inverse_and_the_same_error(
     rows: list[tuple[str, str, float, float, float, float]],
 ) -> None:
-    arm, against = both(rows)
-    there, back = found(arm, against), found(against, arm)
+    variant, against = both(rows)
+    there, back = found(variant, against), found(against, variant)
     assert there.log == pytest.approx(-back.log, abs=1e-9)
     assert there.error == pytest.approx(back.error, rel=1e-6, abs=1e-9)
 
 
 @settings(deadline=None)
-@given(arms)
-def test_an_arm_compared_with_itself_is_exactly_even(
+@given(variants)
+def test_a_variant_compared_with_itself_is_exactly_even(
     rows: list[tuple[str, str, float, float, float, float]],
 ) -> None:
-    arm, _ = both(rows)
-    estimate = found(arm, arm)
+    variant, _ = both(rows)
+    estimate = found(variant, variant)
     assert estimate.value == pytest.approx(1.0)
     assert estimate.error == pytest.approx(0.0, abs=1e-12) or math.isinf(estimate.error)
 
 
 @settings(deadline=None)
-@given(arms)
+@given(variants)
 def test_an_interval_holds_its_value_and_grows_with_the_confidence(
     rows: list[tuple[str, str, float, float, float, float]],
 ) -> None:
@@ -100,7 +100,7 @@ def test_one_block_says_nothing_about_the_next() -> None:
     assert needed(estimate).what == "blocks"
 
 
-def test_an_arm_without_tokens_has_no_ratio() -> None:
+def test_a_variant_without_tokens_has_no_ratio() -> None:
     assert ratio([], against=[RateSample("a", "1", 1, 1)]) is None
     assert ratio([RateSample("a", "1", 0, 1)], against=[RateSample("a", "1", 1, 1)]) is None
     assert rate([]) is None
@@ -108,9 +108,9 @@ def test_an_arm_without_tokens_has_no_ratio() -> None:
 
 def test_blocks_with_a_prompt_each_are_a_t_interval_of_their_deviations() -> None:
     seconds = [1.0, 1.1, 0.9, 1.05, 0.95]
-    arm = [RateSample(str(index), str(index), 10, cost) for index, cost in enumerate(seconds)]
+    variant = [RateSample(str(index), str(index), 10, cost) for index, cost in enumerate(seconds)]
     against = [RateSample(str(index), str(index), 10, 1.0) for index in range(5)]
-    estimate = found(arm, against)
+    estimate = found(variant, against)
     # equal amounts: the jackknife's deviations are (cost - mean) / 4 each
     expected = math.sqrt(sum(((cost - 1.0) / 4) ** 2 for cost in seconds) * 4 / 5)
     assert estimate.error == pytest.approx(expected, rel=1e-3)
@@ -121,11 +121,13 @@ def test_prompts_that_differ_are_not_made_certain_by_repeating_them() -> None:
     effect = {"a": 1.0, "b": 2.0, "c": 3.0}
     errors = []
     for blocks in (2, 50):
-        arm = [RateSample(p, str(block), 10, 10 / e) for block in range(blocks) for p, e in effect.items()]
+        variant = [
+            RateSample(p, str(block), 10, 10 / e) for block in range(blocks) for p, e in effect.items()
+        ]
         against = [RateSample(p, str(block), 10, 10) for block in range(blocks) for p in effect]
-        errors.append(found(arm, against).error)
+        errors.append(found(variant, against).error)
     assert errors[1] > 0.8 * errors[0] > 0.1
-    estimate = found(arm, against)
+    estimate = found(variant, against)
     assert estimate.prompt_share > 0.9
     assert estimate.freedom < 3
 

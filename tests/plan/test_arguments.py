@@ -102,7 +102,7 @@ def test_what_vllm_would_refuse_is_said_with_the_way_out(
     assert problem.path.startswith(line.partition(":")[0])
 
 
-def test_an_alternative_is_judged_like_the_main_arm(profile: Load) -> None:
+def test_an_alternative_is_judged_like_the_main_variant(profile: Load) -> None:
     loaded = profile(
         "alternatives: {a: {method: dflash, model: org/d, num_speculative_tokens: 2, xpress_topc: 2}}"
     )

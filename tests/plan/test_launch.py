@@ -75,7 +75,7 @@ def test_the_baseline_has_no_speculation_and_nothing_that_needs_it(profile: Load
     assert baseline.speculation is None
 
 
-def test_an_alternative_takes_the_place_of_the_main_arm(profile: Load) -> None:
+def test_an_alternative_takes_the_place_of_the_main_variant(profile: Load) -> None:
     loaded = profile(DRAFT + "alternatives: {look: {method: ngram, num_speculative_tokens: 2}}")
     plan = planned(with_alternative(loaded, "look"))
     assert json.loads(option(plan, "--speculative-config")) == {
@@ -140,9 +140,9 @@ def test_an_argument_that_this_version_lacks_is_refused_with_its_place(profile: 
     assert planned(loaded, minor="0.33").speculation is not None
 
 
-def test_an_error_in_an_arm_that_is_not_launched_does_not_stop_the_launch(profile: Load) -> None:
-    arm = "alternatives: {a: {method: draft_model, model: org/d, num_speculative_tokens: 2, fly_window_size: 3}}"
-    assert planned(profile(arm)).speculation is None
+def test_an_error_in_a_variant_that_is_not_launched_does_not_stop_the_launch(profile: Load) -> None:
+    variant = "alternatives: {a: {method: draft_model, model: org/d, num_speculative_tokens: 2, fly_window_size: 3}}"
+    assert planned(profile(variant)).speculation is None
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
     assert str(profile.span("engine")) == "-:2:9"
 
 
-_ARMS = """\
+_VARIANTS = """\
 target: {model: m}
 speculation: {method: suffix}
 alternatives:
@@ -84,7 +84,7 @@ alternatives:
 
 
 def test_an_alternative_takes_the_place_of_speculation_with_its_places(write: Write) -> None:
-    profile = with_alternative(load_profile(write(_ARMS)), "ng")
+    profile = with_alternative(load_profile(write(_VARIANTS)), "ng")
 
     assert profile.speculation is not None
     assert profile.speculation.keys == {"method": "ngram", "num_speculative_tokens": 4}
@@ -94,13 +94,13 @@ def test_an_alternative_takes_the_place_of_speculation_with_its_places(write: Wr
 
 def test_an_unknown_alternative_names_those_there_are(write: Write) -> None:
     with pytest.raises(ProfileError, match=r"has no alternative `x`: it has `ng`, `ng-2`"):
-        with_alternative(load_profile(write(_ARMS)), "x")
+        with_alternative(load_profile(write(_VARIANTS)), "x")
     with pytest.raises(ProfileError, match=r"has no alternative `x`: it has none"):
         with_alternative(load_profile(write("target: {model: m}\n")), "x")
 
 
 def test_the_name_baseline_is_the_profile_without_speculation(write: Write) -> None:
-    assert with_alternative(load_profile(write(_ARMS)), "baseline").speculation is None
+    assert with_alternative(load_profile(write(_VARIANTS)), "baseline").speculation is None
     assert load_profile(write("target: {model: m}\n"), alternative="baseline").speculation is None
 
 

@@ -87,8 +87,8 @@ def with_names(text: str) -> Result:
     """The example with `text` behind every text in it."""
     result: Result = with_everything(example(), text)
     stops = {
-        ", ".join([arm + text, workload + text, temperature]): clause
-        for (arm, workload, temperature), clause in (
+        ", ".join([variant + text, workload + text, temperature]): clause
+        for (variant, workload, temperature), clause in (
             (key.split(", "), clause) for key, clause in result.stops_paying.items()
         )
     }
@@ -175,7 +175,7 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
     ],
 )
 def test_text_begins_with_the_answer_and_what_to_do(verdict: Verdict, advice: str) -> None:
-    (first, *_) = [item for item in example().comparisons if item.arm == "profile"]
+    (first, *_) = [item for item in example().comparisons if item.variant == "profile"]
     only = dataclasses.replace(first, verdict=verdict, speedup=Estimate(2.0, 1.9, 2.1))
     shown = plain(dataclasses.replace(example(), comparisons=(only,)), "text")
     assert shown.startswith("profile: ")
@@ -185,12 +185,12 @@ def test_text_begins_with_the_answer_and_what_to_do(verdict: Verdict, advice: st
 def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
     cells = tuple(
         dataclasses.replace(cell, figures=dataclasses.replace(cell.figures, queue_ms=900.0, preemptions=7))
-        if cell.figures and (cell.arm, cell.point.concurrency) == ("profile", 16)
+        if cell.figures and (cell.variant, cell.point.concurrency) == ("profile", 16)
         else cell
         for cell in example().cells
     )
-    arms = tuple(dataclasses.replace(arm, kv_cache_tokens=12_345) for arm in example().arms)
-    result = dataclasses.replace(example(), cells=cells, arms=arms)
+    variants = tuple(dataclasses.replace(variant, kv_cache_tokens=12_345) for variant in example().variants)
+    result = dataclasses.replace(example(), cells=cells, variants=variants)
     text = " ".join(plain(result, "text").split())
     assert "at concurrency 16, requests waited 900.0 ms before they ran, 7 were preempted" in text
     assert "KV cache of 12,345 tokens" in text
@@ -206,8 +206,8 @@ def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
 
 
 def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
-    arms = tuple(dataclasses.replace(arm, is_baseline=False) for arm in example().arms)
-    shown = plain(dataclasses.replace(example(), arms=arms), "html")
+    variants = tuple(dataclasses.replace(variant, is_baseline=False) for variant in example().variants)
+    shown = plain(dataclasses.replace(example(), variants=variants), "html")
     assert "Servers compared with baseline: " in shown and "without it" not in shown
 
 
@@ -279,11 +279,13 @@ def test_no_name_from_outside_gives_the_terminal_orders() -> None:
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_user_and_password_of_a_url_are_not_shown(form: str) -> None:
-    arms = tuple(
-        dataclasses.replace(arm, url="http://me:geheim@host:8000", argv=("x", "http://me:geheim@host"))
-        for arm in example().arms
+    variants = tuple(
+        dataclasses.replace(variant, url="http://me:geheim@host:8000", argv=("x", "http://me:geheim@host"))
+        for variant in example().variants
     )
-    shown = plain(dataclasses.replace(example(), arms=arms, notes=("http://me:geheim@host failed",)), form)
+    shown = plain(
+        dataclasses.replace(example(), variants=variants, notes=("http://me:geheim@host failed",)), form
+    )
     assert "geheim" not in shown
 
 

@@ -252,12 +252,14 @@ def test_the_port_is_changed_where_it_stands_and_not_in_a_value(value: str, tmp_
 
 
 @given(st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True), st.none() | st.text(max_size=9))
-def test_the_name_of_a_detached_server_is_one_whatever_its_arm_is_called(name: str, arm: str | None) -> None:
+def test_the_name_of_a_detached_server_is_one_whatever_its_variant_is_called(
+    name: str, variant: str | None
+) -> None:
     plan = LaunchPlan(
         name=name, fingerprint="0", vllm="0.32", platform="cpu", argv=("vllm",), env={}, engine_kwargs={}, host="h",
         port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
     )  # fmt: skip
-    assert NAME.fullmatch(default_name(plan.name, arm=arm))
+    assert NAME.fullmatch(default_name(plan.name, variant=variant))
 
 
 def test_a_models_name_tells_systemd_nothing_but_the_status(

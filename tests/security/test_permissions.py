@@ -270,7 +270,7 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
         "version", "name", "run", "boot_id", "started_at_s", "log_path", "profile", "fingerprint", "vllm", "url",
         "host", "port", "model", "method", "num_speculative_tokens", "devices", "device_share", "device_bytes",
         "shutdown_timeout_s", "stall_timeout_s", "api_key_env", "launcher", "leader", "watcher", "members", "traces",
-        "scratch", "oom_kills", "ready_at_s", "stopper", "ended", "arm",
+        "scratch", "oom_kills", "ready_at_s", "stopper", "ended", "variant",
     }  # fmt: skip
     assert set(json.loads((state / "servers" / "demo" / "state.json").read_text())) == known
 

@@ -166,7 +166,7 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
     assert done.returncode in (0, 1)
     comparisons: list[dict[str, Any]] = json.loads(done.stdout)["comparisons"]
     for each in comparisons:
-        figures(each["arm"], each["point"]["workload"], each["speedup"], each["verdict"]["word"])
+        figures(each["variant"], each["point"]["workload"], each["speedup"], each["verdict"]["word"])
     return comparisons
 
 
@@ -207,7 +207,7 @@ def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) 
     lines = (tmp_path / "run-0" / "passes.jsonl").read_text().splitlines()
     sums: dict[str, dict[int, list[float]]] = {}
     for each in map(json.loads, lines):
-        tokens_and_seconds = sums.setdefault(each["arm"], {}).setdefault(each["launch"], [0.0, 0.0])
+        tokens_and_seconds = sums.setdefault(each["variant"], {}).setdefault(each["launch"], [0.0, 0.0])
         tokens_and_seconds[0] += sum(one["output_tokens"] for one in each["requests"])
         tokens_and_seconds[1] += each["duration_s"]
     for name, launches in sums.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specserve.checks.config import model_type, section, stretches, text_config
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.errors import FactError
 from specserve.models.shape import read_shape
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
@@ -64,8 +64,8 @@ def too_long_context(ctx: Context) -> Hits:
         )
 
 
-@arm_rule("SD227", ERROR, needs="models", policy=True)
-def shorter_draft(arm: Arm) -> Hits:
+@variant_rule("SD227", ERROR, needs="models", policy=True)
+def shorter_draft(variant: Variant) -> Hits:
     """The draft model's context is shorter than the target's.
 
     Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
@@ -78,21 +78,26 @@ def shorter_draft(arm: Arm) -> Hits:
     Instead: target: {model: ./llama, max_model_len: 512}
     Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
     """
-    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
+    ctx, limit, config, length = (
+        variant.ctx,
+        served(variant.ctx),
+        variant.config,
+        variant.ctx.length(variant.config),
+    )
     if length is None or limit is None or config is None or length.default >= limit:
         return
     # further layers of the target have its positions, and so does a head that is given them
-    shares = arm.method != "draft_model" and (arm.model is None or stretches(config))
-    if shares or arm.get("max_model_len") is not None:
+    shares = variant.method != "draft_model" and (variant.model is None or stretches(config))
+    if shares or variant.get("max_model_len") is not None:
         return
-    own, on_v2 = length.default, arm.on("V2", by_target=True)
+    own, on_v2 = length.default, variant.on("V2", by_target=True)
     lowered = [version for version in ctx.during(SHORTENS_TARGET) if version in on_v2]
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
     if lowered:
         text = (
             f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {limit}"
         )
-    yield arm.hit(
+    yield variant.hit(
         "model",
         text,
         related=_LIMIT,
@@ -102,8 +107,8 @@ def shorter_draft(arm: Arm) -> Hits:
     )
 
 
-@arm_rule("SD228", ERROR, needs="models")
-def overlong_draft_context(arm: Arm) -> Hits:
+@variant_rule("SD228", ERROR, needs="models")
+def overlong_draft_context(variant: Variant) -> Hits:
     """The `max_model_len` of `speculation` is larger than the context of the draft or of the target.
 
     vLLM refuses to start.
@@ -113,20 +118,30 @@ def overlong_draft_context(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
     """
-    ctx, value, length, limit = arm.ctx, arm.get("max_model_len"), arm.ctx.length(arm.config), served(arm.ctx)
-    if not isinstance(value, int) or arm.facts is None:
+    ctx, value, length, limit = (
+        variant.ctx,
+        variant.get("max_model_len"),
+        variant.ctx.length(variant.config),
+        served(variant.ctx),
+    )
+    if not isinstance(value, int) or variant.facts is None:
         return
     if length is not None and value > length.most and not allows_long(ctx):
-        text, place = f"the draft has a context of {length.most} tokens; it is given {value}", arm.at("model")
+        text, place = (
+            f"the draft has a context of {length.most} tokens; it is given {value}",
+            variant.at("model"),
+        )
     elif limit is not None and value > limit and asked(ctx) is None:  # if it is asked for: SD152
         text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
     else:
         return
-    yield arm.hit("max_model_len", text, related={place: "the limit"}, help="leave this `max_model_len` out")
+    yield variant.hit(
+        "max_model_len", text, related={place: "the limit"}, help="leave this `max_model_len` out"
+    )
 
 
-@arm_rule("SD229", INFO, needs="models")
-def short_trained_head(arm: Arm) -> Hits:
+@variant_rule("SD229", INFO, needs="models")
+def short_trained_head(variant: Variant) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
     Beyond the trained length, acceptance falls (sgl-project/sglang#6783). Usually vLLM still drafts beyond the trained
@@ -141,22 +156,27 @@ def short_trained_head(arm: Arm) -> Hits:
     Instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
-    ctx, limit, config, length = arm.ctx, served(arm.ctx), arm.config, arm.ctx.length(arm.config)
-    is_head = arm.method in ("eagle", "eagle3", "dflash", "dspark") and arm.model is not None
+    ctx, limit, config, length = (
+        variant.ctx,
+        served(variant.ctx),
+        variant.config,
+        variant.ctx.length(variant.config),
+    )
+    is_head = variant.method in ("eagle", "eagle3", "dflash", "dspark") and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
-    own, on_v2 = length.default, arm.on("V2", by_target=True)
+    own, on_v2 = length.default, variant.on("V2", by_target=True)
     if own >= limit or not stretches(config):
         return
     # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
-    ends = [version for version in on_v2 if arm.method not in STRETCHED_HEADS.at(version)]
-    if arm.method in BLOCK_DRAFTS and ends:
+    ends = [version for version in on_v2 if variant.method not in STRETCHED_HEADS.at(version)]
+    if variant.method in BLOCK_DRAFTS and ends:
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"
         help_ = f"write `max_model_len: {own}` under `target`"
-        yield arm.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
+        yield variant.hit("model", text, related=_LIMIT, versions=ends, help=help_, severity=ERROR)
         return
     idle = [v for v in ctx.judged if not SHORTENS_TARGET.at(v) and v not in on_v2]
-    yield arm.hit(
+    yield variant.hit(
         "model",
         f"the head was made for {own} tokens; the server takes {limit}",
         related=_LIMIT,

@@ -13,8 +13,8 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
-from specserve.checks.rules.heads import head_arms
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, rule, variant_rule
+from specserve.checks.rules.heads import head_variants
 from specserve.checks.rules.pairing import trained_elsewhere
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.facts import DFLASH_COUNTS_OWN_LAYERS
@@ -27,8 +27,8 @@ _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@arm_rule("SD245", WARNING, needs="models")
-def oversized_draft(arm: Arm) -> Hits:
+@variant_rule("SD245", WARNING, needs="models")
+def oversized_draft(variant: Variant) -> Hits:
     """The draft is not much smaller than its target.
 
     A decode step costs about as much as reading the weights once. With a draft of a quarter of the target's bytes, four
@@ -40,11 +40,11 @@ def oversized_draft(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, the bytes of both checkpoints
     """
-    limit, own = _weight_bytes(arm.ctx.target), _weight_bytes(arm.draft)
-    if arm.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
+    limit, own = _weight_bytes(variant.ctx.target), _weight_bytes(variant.draft)
+    if variant.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"
         help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this draft with `specserve bench`"
-        yield arm.hit("model", text, related=_TARGET, help=help_)
+        yield variant.hit("model", text, related=_TARGET, help=help_)
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:
@@ -54,8 +54,8 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
     return sum(tensor.size_bytes for tensor in tensors.values()) or None
 
 
-@arm_rule("SD246", INFO, needs="models")
-def text_draft(arm: Arm) -> Hits:
+@variant_rule("SD246", INFO, needs="models")
+def text_draft(variant: Variant) -> Hits:
     """The target reads images or sound, but its draft reads only text.
 
     Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
@@ -66,22 +66,22 @@ def text_draft(arm: Arm) -> Hits:
     Instead: engine: {language_model_only: true}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
     """
-    engine, target, draft = arm.ctx.engine, arm.ctx.target_config, arm.config
+    engine, target, draft = variant.ctx.engine, variant.ctx.target_config, variant.config
     limits = section(engine, "limit_mm_per_prompt")
     no_media = bool(limits) and all(value == 0 for value in limits.values())
     if target is None or draft is None or no_media or engine.get("language_model_only") is True:
         return
-    reads_more = arm.ctx.where(has_kind, target, "multimodal")
+    reads_more = variant.ctx.where(has_kind, target, "multimodal")
     is_text = not any("vision" in key or "audio" in key for key in draft)
-    drafts = arm.model and arm.method in ("draft_model", "eagle", "eagle3", "dflash", "dspark")
+    drafts = variant.model and variant.method in ("draft_model", "eagle", "eagle3", "dflash", "dspark")
     if reads_more and drafts and is_text:
         text = "the draft does not get the images or sound that clients send to the target"
         help_ = "measure such requests separately, with your own prompts"
-        yield arm.hit("model", text, related={"target.model": "reads more than text"}, help=help_)
+        yield variant.hit("model", text, related={"target.model": "reads more than text"}, help=help_)
 
 
-@arm_rule("SD249", ERROR, needs="models")
-def refused_mrope_draft(arm: Arm) -> Hits:
+@variant_rule("SD249", ERROR, needs="models")
+def refused_mrope_draft(variant: Variant) -> Hits:
     """The draft uses M-RoPE (the position encoding of vision models), but the model runner cannot draft with M-RoPE.
 
     The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
@@ -95,12 +95,14 @@ def refused_mrope_draft(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
     """
-    if arm.config is None or not (arm.method == "draft_model" or arm.get("parallel_drafting") is True):
+    if variant.config is None or not (
+        variant.method == "draft_model" or variant.get("parallel_drafting") is True
+    ):
         return
-    found = arm.on("V1")
-    if found and any("mrope_section" in rope for rope in ropes(text_config(arm.config))):
+    found = variant.on("V1")
+    if found and any("mrope_section" in rope for rope in ropes(text_config(variant.config))):
         text, help_ = "the V1 runner cannot draft with M-RoPE", "use a text-only draft of its family"
-        yield arm.hit("model", text, versions=found, help=help_)
+        yield variant.hit("model", text, versions=found, help=help_)
 
 
 @rule("SD237", ERROR, needs="models")
@@ -119,42 +121,44 @@ def head_of_another_size(ctx: Context) -> Hits:
     Source: vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
     """
     width = whole(text_config(ctx.target_config or {}), "hidden_size")
-    for arm, config in head_arms(ctx) if width else ():
+    for variant, config in head_variants(ctx) if width else ():
         assert width is not None
-        if (elsewhere := trained_elsewhere(arm)) and elsewhere[1] is ERROR:
+        if (elsewhere := trained_elsewhere(variant)) and elsewhere[1] is ERROR:
             continue  # SD239 names the model that it was trained for
         expected = whole(config, "target_hidden_size", "hidden_size")
         is_laguna = architectures(config) == ("DFlashLagunaForCausalLM",)
-        text = _wrong_input(arm, config, width=width) or _miscounted(arm, config)
+        text = _wrong_input(variant, config, width=width) or _miscounted(variant, config)
         if expected not in (None, width) and not is_laguna:
             text = f"the head takes hidden states of width {expected}; the target has {width}"
         if text is not None:
-            yield arm.hit(
+            yield variant.hit(
                 "model", text, related=_TARGET, help="take the head that was trained for this target"
             )
-        elif counts := _counted_by_layers(arm, config):
+        elif counts := _counted_by_layers(variant, config):
             text = f"vLLM builds this head for {counts[0]} hidden states; its config.json names {counts[1]} layers"
             found = ctx.during(DFLASH_COUNTS_OWN_LAYERS)
-            yield arm.hit("model", text, versions=found, help="use a newer vLLM")
+            yield variant.hit("model", text, versions=found, help="use a newer vLLM")
 
 
-def _counted_by_layers(arm: Arm, config: Config) -> tuple[int, int] | None:
+def _counted_by_layers(variant: Variant, config: Config) -> tuple[int, int] | None:
     """The layers of a head and those that it reads, if some vLLM takes the first number for the second."""
     parts = [section(config, name) for name in ("dflash_config", "eagle_config")]
-    own, read = whole(config, "num_hidden_layers"), len(_layer_ids(arm.method, config))
+    own, read = whole(config, "num_hidden_layers"), len(_layer_ids(variant.method, config))
     is_listed = any(part.get(key) for part in parts for key in ("target_layer_ids", "layer_ids"))
-    is_converted = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "dflash"
+    is_converted = (
+        variant.draft is not None and variant.draft.config.get("speculators_model_type") == "dflash"
+    )
     if is_listed or is_converted or any(part.get("use_aux_hidden_state") is False for part in parts):
         return None
-    if own is None or not read or own == read or not arm.ctx.during(DFLASH_COUNTS_OWN_LAYERS):
+    if own is None or not read or own == read or not variant.ctx.during(DFLASH_COUNTS_OWN_LAYERS):
         return None
     return (own, read) if {"DFlashDraftModel", "Qwen3DSparkModel"} & {*architectures(config)} else None
 
 
-def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
+def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
     """What the first matrix of an EAGLE head says against its method."""
-    matrix = ((arm.draft.tensors if arm.draft else None) or {}).get("fc.weight")
-    if arm.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
+    matrix = ((variant.draft.tensors if variant.draft else None) or {}).get("fc.weight")
+    if variant.method not in ("eagle", "eagle3") or matrix is None or len(matrix.shape) != 2:
         return None
     inputs = matrix.shape[1]
     if matrix.dtype not in ("BF16", "F16", "F32") or whole(config, "hidden_size") != width:
@@ -162,16 +166,16 @@ def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
     made_for = {2 * width: "eagle", 3 * width: "eagle3"}.get(inputs)
     nested = section(config, "eagle_config").get(_IDS)
     counts = nested or config.get("num_aux_hidden_states") or config.get(_IDS)
-    if made_for in (None, arm.method) or counts:
+    if made_for in (None, variant.method) or counts:
         return None  # a head may say itself how many hidden states it takes
     return f"this is a head for `{made_for}`: it takes {inputs // width} vectors of width {width}"
 
 
-def _miscounted(arm: Arm, config: Config) -> str | None:
+def _miscounted(variant: Variant, config: Config) -> str | None:
     """Whether the head names another number of layers than vLLM builds it for: only some classes read that list."""
     ids, nested = _numbers(config.get(_IDS)), section(config, "eagle_config").get(_IDS)
     reads = any("Qwen3" in name for name in architectures(config))
-    if arm.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
+    if variant.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
         return None
     if whole(config, "num_aux_hidden_states") is not None:
         return None
@@ -191,11 +195,11 @@ def layer_beyond_target(ctx: Context) -> Hits:
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
     """
     depth = layers(ctx.target_config or {})
-    for arm, config in head_arms(ctx) if depth else ():
-        deepest = max(_layer_ids(arm.method, config), default=0)
+    for variant, config in head_variants(ctx) if depth else ():
+        deepest = max(_layer_ids(variant.method, config), default=0)
         if deepest > (depth or 0):
             text = f"the head reads the output of layer {deepest}; the target has {depth} layers"
-            yield arm.hit(
+            yield variant.hit(
                 "model", text, related=_TARGET, help="take the head that was trained for this target"
             )
 
@@ -229,18 +233,18 @@ def missing_vocabulary_map(ctx: Context) -> Hits:
     Instead: speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
     Source: vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
     """
-    for arm, config in head_arms(ctx):
+    for variant, config in head_variants(ctx):
         drafts, own = whole(config, "draft_vocab_size"), whole(text_config(config), "vocab_size")
-        tensors = arm.draft.tensors if arm.draft else None
-        if arm.method != "eagle3" or not tensors or drafts is None or own is None or drafts >= own:
+        tensors = variant.draft.tensors if variant.draft else None
+        if variant.method != "eagle3" or not tensors or drafts is None or own is None or drafts >= own:
             continue
         if not any("d2t" in name or "draft_id_to_target_id" in name for name in tensors):
             text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` that says which"
-            yield arm.hit("model", text, help="use a complete checkpoint of the head")
+            yield variant.hit("model", text, help="use a complete checkpoint of the head")
 
 
-@arm_rule("SD241", ERROR, needs="models")
-def missing_mask_token(arm: Arm) -> Hits:
+@variant_rule("SD241", ERROR, needs="models")
+def missing_mask_token(variant: Variant) -> Hits:
     """Parallel drafting is asked for, but the model has no mask token.
 
     Parallel drafting puts a mask token, which the draft was trained to read as empty, at each position that it drafts.
@@ -251,16 +255,16 @@ def missing_mask_token(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
-    config = arm.config if arm.model else None
-    if config is None or not (arm.get("parallel_drafting") is True or arm.method == "dflash"):
+    config = variant.config if variant.model else None
+    if config is None or not (variant.get("parallel_drafting") is True or variant.method == "dflash"):
         return
     nested = section(config, "dflash_config").get("mask_token_id") is not None
     if not nested and all(config.get(key) is None for key in _MASKS):
-        explicit = "parallel_drafting" in arm.block.keys
+        explicit = "parallel_drafting" in variant.block.keys
         text = "config.json of the draft names no mask token"
-        related = {arm.at("model"): "the draft"} if explicit else {}
+        related = {variant.at("model"): "the draft"} if explicit else {}
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
-        yield arm.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
+        yield variant.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
 
 
 @rule("SD258", WARNING, needs="models")
@@ -277,12 +281,12 @@ def serial_parallel_head(ctx: Context) -> Hits:
     Instead: speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3, parallel_drafting: true}
     Source: vllm/model_executor/models/llama_eagle3.py, `"mask_hidden found in weights but "`
     """
-    for arm, config in head_arms(ctx):
-        tensors = (arm.draft.tensors if arm.draft else None) or {}
-        is_told = True in (arm.get("parallel_drafting"), config.get("parallel_drafting"))
-        is_own = arm.draft is not None and arm.draft.config.get("speculators_model_type") == "peagle"
+    for variant, config in head_variants(ctx):
+        tensors = (variant.draft.tensors if variant.draft else None) or {}
+        is_told = True in (variant.get("parallel_drafting"), config.get("parallel_drafting"))
+        is_own = variant.draft is not None and variant.draft.config.get("speculators_model_type") == "peagle"
         is_parallel = any(name.endswith("mask_hidden") for name in tensors)
-        if arm.method == "eagle3" and is_parallel and not (is_told or is_own):
+        if variant.method == "eagle3" and is_parallel and not (is_told or is_own):
             text = "the head was trained to draft in parallel, and will draft one token per pass"
-            related = {arm.at("method"): "without `parallel_drafting`"}
-            yield arm.hit("model", text, related=related, help="write `parallel_drafting: true`")
+            related = {variant.at("method"): "without `parallel_drafting`"}
+            yield variant.hit("model", text, related=related, help="write `parallel_drafting: true`")

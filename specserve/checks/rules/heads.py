@@ -15,7 +15,7 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, rule, variant_rule
 from specserve.models.config import ONE_LAYER, prediction_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
@@ -46,11 +46,11 @@ def method_of(config: Config) -> str | None:
     return _own_method(config) or next(by_class, None)
 
 
-def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
-    """The arms with a head of its own that was read."""
-    for arm in ctx.arms:
-        if arm.model and arm.config is not None and arm.method in _METHODS.values():
-            yield arm, arm.config
+def head_variants(ctx: Context) -> Iterator[tuple[Variant, Config]]:
+    """The variants with a head of its own that was read."""
+    for variant in ctx.variants:
+        if variant.model and variant.config is not None and variant.method in _METHODS.values():
+            yield variant, variant.config
 
 
 def predicts(known: Registry, config: Config) -> bool:
@@ -62,29 +62,29 @@ def predicts(known: Registry, config: Config) -> bool:
     return by_name or "exaone4_5" in kind or text_config(config).get("num_mtp_layers") is not None
 
 
-def _mtp_config(arm: Arm) -> Config | None:
-    """The config.json of what predicts, if vLLM would run this arm as `mtp`."""
-    config = arm.config
-    if arm.method != "mtp" or arm.facts is None or not config or retyped("mtp", arm.facts.model):
+def _mtp_config(variant: Variant) -> Config | None:
+    """The config.json of what predicts, if vLLM would run this variant as `mtp`."""
+    config = variant.config
+    if variant.method != "mtp" or variant.facts is None or not config or retyped("mtp", variant.facts.model):
         return None
     return config if architectures(config) or model_type(config) else None
 
 
-def _excess(arm: Arm) -> tuple[int, int] | None:
+def _excess(variant: Variant) -> tuple[int, int] | None:
     """K and the number of tokens that the layers were trained for, if K is larger."""
-    own = prediction_layers(_mtp_config(arm) or {})
-    return (arm.k, own) if arm.k and own and arm.k > own else None
+    own = prediction_layers(_mtp_config(variant) or {})
+    return (variant.k, own) if variant.k and own and variant.k > own else None
 
 
-def own_layers(arm: Arm) -> tuple[Config, ModelFacts] | None:
+def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
     """The config.json and the facts of the target, if its own layers draft, named a second time or not."""
-    target, config = arm.ctx.target, _mtp_config(arm)
-    is_own = arm.model in (None, arm.ctx.profile.target.model)
+    target, config = variant.ctx.target, _mtp_config(variant)
+    is_own = variant.model in (None, variant.ctx.profile.target.model)
     return (config, target) if config is not None and target and is_own else None
 
 
-@arm_rule("SD230", ERROR, needs="models")
-def plain_mtp_target(arm: Arm) -> Hits:
+@variant_rule("SD230", ERROR, needs="models")
+def plain_mtp_target(variant: Variant) -> Hits:
     """The method is `mtp`, but the model has no multi-token prediction layers.
 
     vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
@@ -94,20 +94,20 @@ def plain_mtp_target(arm: Arm) -> Hits:
     Instead: target: {model: ./mimo}
     Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
     """
-    config = _mtp_config(arm)
+    config = _mtp_config(variant)
     if config is None:
         return
-    rest = arm.ctx.where(predicts, config)
-    found = [version for version in arm.ctx.judged if version not in rest]
+    rest = variant.ctx.where(predicts, config)
+    found = [version for version in variant.ctx.judged if version not in rest]
     if found or prediction_layers(config) == 0:
         text = f"`{(*architectures(config), 'this model')[0]}` has no layers that predict further tokens"
-        related = {arm.at("model") if arm.model else "target.model": "the model"}
+        related = {variant.at("model") if variant.model else "target.model": "the model"}
         help_ = "use `draft_model`, a trained head, `ngram` or `suffix`"
-        yield arm.hit("method", text, related=related, versions=found, help=help_)
+        yield variant.hit("method", text, related=related, versions=found, help=help_)
 
 
-@arm_rule("SD231", ERROR, needs="models")
-def missing_mtp_weights(arm: Arm) -> Hits:
+@variant_rule("SD231", ERROR, needs="models")
+def missing_mtp_weights(variant: Variant) -> Hits:
     """The checkpoint has lost its multi-token prediction layers.
 
     Fine-tuning, merging and quantizing often drop them, but leave config.json as it was. vLLM fails after the target is
@@ -118,14 +118,14 @@ def missing_mtp_weights(arm: Arm) -> Hits:
     Instead: target: {model: ./mimo}
     Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
-    config, facts = own_layers(arm) or ({}, None)
+    config, facts = own_layers(variant) or ({}, None)
     depth, own = layers(config), prediction_layers(config)
     if facts is None or not own or not facts.tensors or depth is None or model_type(config) not in _NAMED:
         return
     if not any(is_further(name, depth) for name in facts.tensors):
         text = "the checkpoint holds no tensor of a layer that predicts further tokens"
         help_ = "copy those tensors from the original model, or use another method"
-        yield arm.hit("method", text, related={"target.model": f"config.json promises {own}"}, help=help_)
+        yield variant.hit("method", text, related={"target.model": f"config.json promises {own}"}, help=help_)
 
 
 def is_further(name: str, depth: int) -> bool:
@@ -133,8 +133,8 @@ def is_further(name: str, depth: int) -> bool:
     return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
 
 
-@arm_rule("SD232", ERROR, needs="models")
-def indivisible_token_count(arm: Arm) -> Hits:
+@variant_rule("SD232", ERROR, needs="models")
+def indivisible_token_count(variant: Variant) -> Hits:
     """K is larger than the number of `mtp` layers, and not a multiple of it.
 
     The model has n layers for `mtp`, each trained for one further token. If K (`num_speculative_tokens`) is larger than
@@ -145,15 +145,15 @@ def indivisible_token_count(arm: Arm) -> Hits:
     Instead: speculation: {method: mtp, num_speculative_tokens: 2}
     Source: vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
     """
-    k, own = _excess(arm) or (0, 1)
+    k, own = _excess(variant) or (0, 1)
     if k % own:
         fits = ", ".join(str(value) for value in range(own, k + own + 1, own))
         text = f"{own} layers predict further tokens, and {k} is not a multiple of {own}"
-        yield arm.hit("num_speculative_tokens", text, help=f"vLLM takes {fits}")
+        yield variant.hit("num_speculative_tokens", text, help=f"vLLM takes {fits}")
 
 
-@arm_rule("SD233", INFO, needs="models")
-def reused_layer(arm: Arm) -> Hits:
+@variant_rule("SD233", INFO, needs="models")
+def reused_layer(variant: Variant) -> Hits:
     """K is larger than the number of tokens that the model was trained to predict.
 
     For the tokens beyond that number, the prediction layers run again on their own output. This may pay off, but each
@@ -164,16 +164,16 @@ def reused_layer(arm: Arm) -> Hits:
     Instead: speculation: {method: mtp, num_speculative_tokens: 1}
     Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
     """
-    k, own = _excess(arm) or (0, 0)
-    if own and not k % own and model_type(arm.config or {}) not in _STEPPED | ONE_LAYER:
+    k, own = _excess(variant) or (0, 0)
+    if own and not k % own and model_type(variant.config or {}) not in _STEPPED | ONE_LAYER:
         trained_for = f"{own} token{'s' if own > 1 else ''}"
         text = f"the prediction layers were trained to draft {trained_for}; with K = {k}, they run again for the rest"
         help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"
-        yield arm.hit("num_speculative_tokens", text, help=help_)
+        yield variant.hit("num_speculative_tokens", text, help=help_)
 
 
-@arm_rule("SD235", ERROR, needs="models")
-def unknown_head(arm: Arm) -> Hits:
+@variant_rule("SD235", ERROR, needs="models")
+def unknown_head(variant: Variant) -> Hits:
     """vLLM has no class for this head.
 
     vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class name from the head's config.json. It has such classes
@@ -187,22 +187,25 @@ def unknown_head(arm: Arm) -> Hits:
         speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
     Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
     """
-    if arm.draft is None:
+    if variant.draft is None:
         return
-    kind, is_head = arm.draft.config.get("speculators_model_type"), arm.method in _METHODS.values()
-    names = _loaded_as(arm.method, (arm.config if is_head else None) or {})
+    kind, is_head = variant.draft.config.get("speculators_model_type"), variant.method in _METHODS.values()
+    names = _loaded_as(variant.method, (variant.config if is_head else None) or {})
     if isinstance(kind, str):
-        found = arm.ctx.where(lambda known: kind not in known.speculators)
+        found = variant.ctx.where(lambda known: kind not in known.speculators)
         text = f"does not read heads of the kind `{kind}`"
-    elif names and not arm.draft.config.get("auto_map"):
-        found = arm.ctx.where(lambda known: not any(name in known.classes for name in names))
+    elif names and not variant.draft.config.get("auto_map"):
+        found = variant.ctx.where(lambda known: not any(name in known.classes for name in names))
         text = f"has no head of the class `{names[0]}`"
     else:
         return
     if found:
-        related, help_ = {arm.at("method"): "the method"}, _other_method((*arm.draft.architectures, "")[0])
+        related, help_ = (
+            {variant.at("method"): "the method"},
+            _other_method((*variant.draft.architectures, "")[0]),
+        )
         text = f"vLLM {', '.join(found)} {text}"
-        yield arm.hit("model", text, related=related, versions=found, help=help_)
+        yield variant.hit("model", text, related=related, versions=found, help=help_)
 
 
 def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
@@ -223,8 +226,8 @@ def _other_method(name: str) -> str:
     return "use a head that was published for vLLM, or the method `draft_model`, `ngram` or `suffix`"
 
 
-@arm_rule("SD236", ERROR, needs="models")
-def head_as_draft(arm: Arm) -> Hits:
+@variant_rule("SD236", ERROR, needs="models")
+def head_as_draft(variant: Variant) -> Hits:
     """A head, or a model with multi-token prediction layers, is run as a draft model.
 
     Without the target's hidden states, a head predicts nothing useful, or loading fails. If the draft is a whole model
@@ -237,25 +240,25 @@ def head_as_draft(arm: Arm) -> Hits:
         vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
         vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
     """
-    config = arm.config
-    if arm.method != "draft_model" or config is None or arm.draft is None:
+    config = variant.config
+    if variant.method != "draft_model" or config is None or variant.draft is None:
         return
     own, name = _own_method(config), (*architectures(config), model_type(config))[0]
-    heads = arm.ctx.where(has_kind, config, "draft")
-    layered = arm.ctx.where(predicts, config)
+    heads = variant.ctx.where(has_kind, config, "draft")
+    layered = variant.ctx.where(predicts, config)
     if own:
         text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
-        yield arm.hit("method", text, help=f"write `method: {own}`", severity=INFO)
+        yield variant.hit("method", text, help=f"write `method: {own}`", severity=INFO)
         return
-    if arm.draft.config.get("speculators_model_type") or heads:
+    if variant.draft.config.get("speculators_model_type") or heads:
         text, help_ = "this is a draft head, not a draft model", _other_method(name)
     elif layered:
         text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
         help_ = "use a draft of another family"
     else:
         return
-    related = {arm.at("method"): "the profile says `draft_model`"}
-    yield arm.hit("model", text, related=related, versions=heads or layered, help=help_)
+    related = {variant.at("method"): "the profile says `draft_model`"}
+    yield variant.hit("model", text, related=related, versions=heads or layered, help=help_)
 
 
 def _own_method(config: Config) -> str | None:
@@ -287,28 +290,28 @@ def block_overrun(ctx: Context) -> Hits:
         vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
     """
     target = ctx.target_config or {}
-    stages = [arm for arm in ctx.arms if arm.method == "dspark" and not arm.model]
-    staged = [(arm, text_config(target)) for arm in stages if model_type(target) in _STAGED]
-    for arm, config in (*head_arms(ctx), *staged):
+    stages = [variant for variant in ctx.variants if variant.method == "dspark" and not variant.model]
+    staged = [(variant, text_config(target)) for variant in stages if model_type(target) in _STAGED]
+    for variant, config in (*head_variants(ctx), *staged):
         block = whole(config, "block_size", "dspark_block_size")
-        if arm.method not in ("dflash", "dspark") or block is None or not arm.k:
+        if variant.method not in ("dflash", "dspark") or block is None or not variant.k:
             continue
         # whether the first place of a block is drafted too
         inner = section(config, "dflash_config").get("sample_from_anchor")
         most = (
             block
-            if arm.method == "dspark" or True in (inner, config.get("sample_from_anchor"))
+            if variant.method == "dspark" or True in (inner, config.get("sample_from_anchor"))
             else block - 1
         )
-        if arm.k > most:
-            text = f"the head drafts {most} tokens in one pass; the profile asks for {arm.k}"
-            related = {arm.at("model") if arm.model else "target.model": f"blocks of {block}"}
+        if variant.k > most:
+            text = f"the head drafts {most} tokens in one pass; the profile asks for {variant.k}"
+            related = {variant.at("model") if variant.model else "target.model": f"blocks of {block}"}
             help_ = f"write `num_speculative_tokens: {most}`"
-            yield arm.hit("num_speculative_tokens", text, related=related, help=help_)
+            yield variant.hit("num_speculative_tokens", text, related=related, help=help_)
 
 
-@arm_rule("SD244", ERROR, needs="models")
-def partial_block(arm: Arm) -> Hits:
+@variant_rule("SD244", ERROR, needs="models")
+def partial_block(variant: Variant) -> Hits:
     """Fewer tokens are drafted than a block of the DSpark head holds, and this vLLM or head needs whole blocks.
 
     vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions accept one,
@@ -320,13 +323,13 @@ def partial_block(arm: Arm) -> Hits:
     Instead: speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
     Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
     """
-    config, found = arm.config, [v for v in arm.ctx.judged if not PARTIAL_DSPARK_BLOCKS.at(v)]
-    if arm.method != "dspark" or config is None or not arm.k:
+    config, found = variant.config, [v for v in variant.ctx.judged if not PARTIAL_DSPARK_BLOCKS.at(v)]
+    if variant.method != "dspark" or config is None or not variant.k:
         return
     block = whole(config, "dspark_block_size")
     if architectures(config) == ("Qwen3OmniDSparkModel",):
-        block, found = whole(config, "block_size", "dspark_block_size"), list(arm.ctx.judged)
-    if block is not None and arm.k < block and found:
-        text = f"the head drafts blocks of {block} tokens; the profile asks for {arm.k}"
+        block, found = whole(config, "block_size", "dspark_block_size"), list(variant.ctx.judged)
+    if block is not None and variant.k < block and found:
+        text = f"the head drafts blocks of {block} tokens; the profile asks for {variant.k}"
         help_ = f"write `num_speculative_tokens: {block}`"
-        yield arm.hit("num_speculative_tokens", text, versions=found, help=help_)
+        yield variant.hit("num_speculative_tokens", text, versions=found, help=help_)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _way(knob: Knob, *, is_better: bool) -> str:
 
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
-    """Each arm's memory with the place that stands for it; the target alone if nothing speculates.
+    """Each variant's memory with the place that stands for it; the target alone if nothing speculates.
 
     Nothing on another platform than the profile's: SD309 says so, and the memory of this one tells nothing.
     """
@@ -113,13 +113,13 @@ def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
         return
     if "target" in ctx.memory:
         yield "target.model", ctx.memory["target"]
-    for arm in ctx.arms:
-        if arm.memory:
-            yield arm.at("model") if arm.model else arm.path, arm.memory
+    for variant in ctx.variants:
+        if variant.memory:
+            yield variant.at("model") if variant.model else variant.path, variant.memory
 
 
 def _largest_part(path: str, memory: MemoryEstimate) -> str:
-    """Where the profile says what takes the most of the fullest GPU. `path`: the place of an arm's estimate."""
+    """Where the profile says what takes the most of the fullest GPU. `path`: the place of a variant's estimate."""
     per_gpu, tokens = memory.per_gpu_bytes, memory.kv_cache_tokens.high
     per_token = per_gpu.kv_cache.high / tokens if tokens else memory.target_kv_bytes_per_token
     parts = {"target.model": per_gpu.target_weights, "target.max_model_len": memory.max_model_len * per_token}
@@ -134,8 +134,8 @@ def _largest_part(path: str, memory: MemoryEstimate) -> str:
 
 
 def _of_alternative(path: str) -> str:
-    arm = path.removesuffix(".model")
-    return f" (with `{arm}`)" if arm.startswith("alternatives.") else ""
+    variant = path.removesuffix(".model")
+    return f" (with `{variant}`)" if variant.startswith("alternatives.") else ""
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
@@ -283,8 +283,8 @@ def costly_draft(ctx: Context) -> Hits:
             yield Hit(path, text, notes=(_parts(memory, ctx.machine),))
 
 
-@arm_rule("SD305", INFO, needs="hardware")
-def large_draft_buffer(arm: Arm) -> Hits:
+@variant_rule("SD305", INFO, needs="hardware")
+def large_draft_buffer(variant: Variant) -> Hits:
     """Probabilistic drafts keep logits that take at least 1 GiB here, or at least a tenth of the KV cache.
 
     vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With a
@@ -301,7 +301,7 @@ def large_draft_buffer(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
     Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
-    machine, memory = arm.ctx.machine, arm.memory
+    machine, memory = variant.ctx.machine, variant.memory
     if machine is None or memory is None or memory.verdict == "does_not_fit":
         return
     size = memory.draft_logits_bytes
@@ -309,7 +309,7 @@ def large_draft_buffer(arm: Arm) -> Hits:
         where = "the host's memory" if machine.is_cpu else "every GPU"
         text = f"the logits of the drafts take {gib(size)} of {where}"
         help_ = "a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none"
-        yield arm.hit("draft_sample_method", text, help=help_)
+        yield variant.hit("draft_sample_method", text, help=help_)
 
 
 @rule("SD312", ERROR, needs="hardware")

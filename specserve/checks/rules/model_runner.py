@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.errors import quoted
 from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
 from specserve.vllm.runner import SWITCH
@@ -26,12 +26,14 @@ def unsupported_runner(ctx: Context) -> Hits:
     if written is not None and not is_chosen:
         text = f"`{SWITCH}` must be 0 or 1; found {quoted(written)}, which vLLM cannot read"
         yield Hit(f"env.{SWITCH}", text)
-    for arm in ctx.arms:
+    for variant in ctx.variants:
         found: dict[tuple[str, str, str, str], list[str]] = {}
-        for version, taken in arm.runners.items():
+        for version, taken in variant.runners.items():
             for lack in taken.lacks if taken else ():
                 assert taken is not None
-                place = arm.at(lack.key) if lack.section == "speculation" else f"{lack.section}.{lack.key}"
+                place = (
+                    variant.at(lack.key) if lack.section == "speculation" else f"{lack.section}.{lack.key}"
+                )
                 found.setdefault((lack.what, place, taken.runner, taken.reason), []).append(version)
         for (what, place, name, reason), versions in found.items():
             yield Hit(
@@ -44,8 +46,8 @@ def unsupported_runner(ctx: Context) -> Hits:
             )
 
 
-@arm_rule("SD123", ERROR)
-def unsupported_async_scheduling(arm: Arm) -> Hits:
+@variant_rule("SD123", ERROR)
+def unsupported_async_scheduling(variant: Variant) -> Hits:
     """The profile requires asynchronous scheduling, but vLLM cannot combine it with this speculation.
 
     If `async_scheduling` is left out, vLLM enables it if it can. If it is `true`, vLLM refuses `suffix`, `custom_class`
@@ -60,21 +62,23 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
         vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
     """
     found: dict[str, list[str]] = {}
-    for version, taken in arm.runners.items() if arm.ctx.engine.get("async_scheduling") is True else ():
+    for version, taken in (
+        variant.runners.items() if variant.ctx.engine.get("async_scheduling") is True else ()
+    ):
         reason = refuses_async(
             version,
-            method=arm.method,
+            method=variant.method,
             runner=taken.runner if taken else None,
-            unpadded=arm.get("disable_padded_drafter_batch") is True,
-            stages=arm.ctx.profile.target.pipeline_parallel_size > 1,
-            on_cpu=arm.ctx.on_cpu,
+            unpadded=variant.get("disable_padded_drafter_batch") is True,
+            stages=variant.ctx.profile.target.pipeline_parallel_size > 1,
+            on_cpu=variant.ctx.on_cpu,
         )
         if reason:
             found.setdefault(reason, []).append(version)
     for reason, versions in found.items():
         what, place = {
-            "method": (f"`{arm.method}`", arm.at("method")),
-            "disable_padded_drafter_batch": (f"`{reason}`", arm.at(reason)),
+            "method": (f"`{variant.method}`", variant.at("method")),
+            "disable_padded_drafter_batch": (f"`{reason}`", variant.at(reason)),
             "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
         }[reason]
         yield Hit(
@@ -86,8 +90,8 @@ def unsupported_async_scheduling(arm: Arm) -> Hits:
         )
 
 
-@arm_rule("SD124", WARNING)
-def unpadded_drafter_batch(arm: Arm) -> Hits:
+@variant_rule("SD124", WARNING)
+def unpadded_drafter_batch(variant: Variant) -> Hits:
     """The padding of the drafter's batch is switched off, as in old examples.
 
     vLLM then schedules without overlap (`async_scheduling` is off), which costs throughput. Apart from that, the V2
@@ -99,18 +103,18 @@ def unpadded_drafter_batch(arm: Arm) -> Hits:
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
     """
     key = "disable_padded_drafter_batch"
-    if arm.get(key) is not True:
+    if variant.get(key) is not True:
         return
-    is_padded = arm.method == "draft_model" or arm.get("parallel_drafting") is True
-    found = arm.on("V1") if is_padded else []
+    is_padded = variant.method == "draft_model" or variant.get("parallel_drafting") is True
+    found = variant.on("V1") if is_padded else []
     text = "this key disables asynchronous scheduling; apart from that, the V2 runner ignores it"
     if found:
-        text = f"the V1 runner drafts with `{arm.method}` in padded batches only, and refuses to start"
-    yield arm.hit(key, text, versions=found, help=f"leave `{key}` out", severity=ERROR if found else None)
+        text = f"the V1 runner drafts with `{variant.method}` in padded batches only, and refuses to start"
+    yield variant.hit(key, text, versions=found, help=f"leave `{key}` out", severity=ERROR if found else None)
 
 
-@arm_rule("SD125", ERROR)
-def refused_logits_processor(arm: Arm) -> Hits:
+@variant_rule("SD125", ERROR)
+def refused_logits_processor(variant: Variant) -> Hits:
     """The model runner cannot combine custom logits processors with speculation.
 
     The V1 runner refuses the combination at the start. The V2 runner accepts processors that were written for it. Since
@@ -122,17 +126,17 @@ def refused_logits_processor(arm: Arm) -> Hits:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
-    if arm.ctx.engine.get("logits_processors") and (found := arm.on("V1")):
-        taken = arm.runners[found[-1]]
+    if variant.ctx.engine.get("logits_processors") and (found := variant.on("V1")):
+        taken = variant.runners[found[-1]]
         text = "the V1 runner takes no logits processors with speculation"
         notes = (f"vLLM takes this runner because {taken.reason}",) if taken and taken.reason else ()
-        related = {arm.at("method"): "speculation"}
+        related = {variant.at("method"): "speculation"}
         help_ = "leave `logits_processors` out, or do not speculate"
         yield Hit("engine.logits_processors", text, related=related, notes=notes, versions=found, help=help_)
 
 
-@arm_rule("SD126", INFO)
-def eager_draft(arm: Arm) -> Hits:
+@variant_rule("SD126", INFO)
+def eager_draft(variant: Variant) -> Hits:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
     A small draft spends its time launching kernels, and CUDA graphs would remove most of that. The V1 runner uses them
@@ -146,17 +150,22 @@ def eager_draft(arm: Arm) -> Hits:
     Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
-    is_promised = any(each.min_speedup or each.max_tpot_p99_ms for each in arm.ctx.profile.expect)
-    is_eager = True in (arm.ctx.engine.get("enforce_eager"), arm.get("enforce_eager"))
-    if arm.method != "draft_model" or not is_promised or is_eager or arm.ctx.runner_switch is not None:
+    is_promised = any(each.min_speedup or each.max_tpot_p99_ms for each in variant.ctx.profile.expect)
+    is_eager = True in (variant.ctx.engine.get("enforce_eager"), variant.get("enforce_eager"))
+    if (
+        variant.method != "draft_model"
+        or not is_promised
+        or is_eager
+        or variant.ctx.runner_switch is not None
+    ):
         return
-    if found := arm.on("V2"):
+    if found := variant.on("V2"):
         help_ = f'bench it with `env: {{{SWITCH}: "0"}}` too'
-        yield arm.hit("method", "the V2 runner drafts without CUDA graphs", versions=found, help=help_)
+        yield variant.hit("method", "the V2 runner drafts without CUDA graphs", versions=found, help=help_)
 
 
-@arm_rule("SD170", WARNING)
-def ignored_draft_key(arm: Arm) -> Hits:
+@variant_rule("SD170", WARNING)
+def ignored_draft_key(variant: Variant) -> Hits:
     """A key of the draft that the model runner does not read.
 
     The V2 runner captures CUDA graphs for the draft even if the draft's `enforce_eager` is set
@@ -171,17 +180,17 @@ def ignored_draft_key(arm: Arm) -> Hits:
     Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/v1/worker/gpu/model_runner.py, `self.speculator.init_cudagraph_manager(cudagraph_mode)`
     """
-    engine, on_v2, ignored = arm.ctx.engine, arm.on("V2"), dict[str, tuple[str, list[str]]]()
-    for key in ("moe_backend", "attention_backend") if arm.method in HEADS else ():
-        if arm.get(key) not in (None, engine.get(key)):
+    engine, on_v2, ignored = variant.ctx.engine, variant.on("V2"), dict[str, tuple[str, list[str]]]()
+    for key in ("moe_backend", "attention_backend") if variant.method in HEADS else ():
+        if variant.get(key) not in (None, engine.get(key)):
             found = [version for version in on_v2 if key in V2_IGNORED_KEYS.at(version)]
             ignored[key] = "uses the target's", found
-    has_graphs = arm.method in HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
-    if arm.get("enforce_eager") is True and has_graphs:
+    has_graphs = variant.method in HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
+    if variant.get("enforce_eager") is True and has_graphs:
         found = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
         ignored["enforce_eager"] = "is captured in CUDA graphs", found
     for key, (instead, found) in ignored.items():
         if found:
             text = f"the V2 runner ignores the draft's `{key}`: the draft {instead}"
             help_ = f'leave it out, or write `env: {{{SWITCH}: "0"}}` if the V1 runner serves the method'
-            yield arm.hit(key, text, versions=found, help=help_)
+            yield variant.hit(key, text, versions=found, help=help_)

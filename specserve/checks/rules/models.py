@@ -14,7 +14,7 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.models.facts import ModelFacts
 from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
@@ -45,7 +45,7 @@ def unknown_architecture(ctx: Context) -> Hits:
     Use instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
     """
-    heads = {arm.at("model") for arm in ctx.arms if arm.method != "draft_model"}
+    heads = {variant.at("model") for variant in ctx.variants if variant.method != "draft_model"}
     for path, config in ctx.models() if "VLLM_PLUGINS" not in ctx.profile.env else ():
         names = architectures(config)
         if path in heads or _own_code(ctx, config) or not names or transformers_names() & {*names}:
@@ -124,9 +124,11 @@ def indivisible_heads(ctx: Context) -> Hits:
     size = ctx.profile.target.tensor_parallel_size
     # `dspark` alone may stay on one rank
     whole_drafts = [
-        arm for arm in ctx.arms if arm.method == "dspark" and arm.get("draft_tensor_parallel_size") == 1
+        variant
+        for variant in ctx.variants
+        if variant.method == "dspark" and variant.get("draft_tensor_parallel_size") == 1
     ]
-    alone = {arm.at("model") for arm in whole_drafts}
+    alone = {variant.at("model") for variant in whole_drafts}
     models = [(path, config) for path, config in ctx.models() if path not in alone]
     for path, config in models if size > 1 else ():
         total, groups, rows = heads(config), kv_heads(config), _table_rows(ctx, config)
@@ -186,14 +188,12 @@ def unsupported_pipeline(ctx: Context) -> Hits:
         yield Hit(place, text, related=_MODEL, versions=found)
         return
     stopped = ctx.where(_keeps_states, config)
-    for arm in ctx.arms if stopped else ():
-        found = [version for version in stopped if version in arm.on("V2", by_target=True)]
-        if found and arm.method in _HIDDEN_STATES:
-            text = (
-                f"`{architectures(config)[0]}` gives `{arm.method}` no hidden states across pipeline stages"
-            )
+    for variant in ctx.variants if stopped else ():
+        found = [version for version in stopped if version in variant.on("V2", by_target=True)]
+        if found and variant.method in _HIDDEN_STATES:
+            text = f"`{architectures(config)[0]}` gives `{variant.method}` no hidden states across pipeline stages"
             related = {place: "pipeline stages"}
-            yield arm.hit("method", text, related=related, versions=found, help="use tensor parallelism")
+            yield variant.hit("method", text, related=related, versions=found, help="use tensor parallelism")
 
 
 def _keeps_states(known: Registry, config: Config) -> bool:
@@ -225,13 +225,13 @@ def missing_hidden_states(ctx: Context) -> Hits:
     help_ = "use `ngram`, `suffix` or `draft_model`, which read no hidden states"
     if rest:
         help_ = f"vLLM {', '.join(rest)} can: see the profile's `vllm` range"
-    for arm in ctx.arms if found else ():
-        uses = section(arm.config or {}, "eagle_config").get("use_aux_hidden_state")
-        blind = arm.method == "eagle3" and uses is False
-        if arm.method in _HIDDEN_STATES and not blind:
+    for variant in ctx.variants if found else ():
+        uses = section(variant.config or {}, "eagle_config").get("use_aux_hidden_state")
+        blind = variant.method == "eagle3" and uses is False
+        if variant.method in _HIDDEN_STATES and not blind:
             text = f"vLLM {', '.join(found)} cannot take hidden states from a `{architectures(config)[0]}`"
             related = {"target.model": "the target"}
-            yield arm.hit("method", text, related=related, versions=found, help=help_)
+            yield variant.hit("method", text, related=related, versions=found, help=help_)
 
 
 @rule("SD250", ERROR, needs="models")
@@ -249,7 +249,11 @@ def missing_weights(ctx: Context) -> Hits:
     if not is_usual or ctx.engine.get("model_loader_extra_config"):
         return
     models = {"target.model": ctx.target}
-    models |= {arm.at("model"): arm.draft for arm in ctx.arms if "draft_load_config" not in arm.block.keys}
+    models |= {
+        variant.at("model"): variant.draft
+        for variant in ctx.variants
+        if "draft_load_config" not in variant.block.keys
+    }
     for path, facts in models.items():
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
@@ -346,8 +350,8 @@ def missing_tokenizer(ctx: Context) -> Hits:
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
 
-@arm_rule("SD256", ERROR, needs="models")
-def undrafted_hybrid(arm: Arm) -> Hits:
+@variant_rule("SD256", ERROR, needs="models")
+def undrafted_hybrid(variant: Variant) -> Hits:
     """The target is a hybrid model for which vLLM reserves no room for the states of draft tokens.
 
     A recurrent layer keeps one state per draft token. For Granite 4, Falcon-H1 and Zamba2, vLLM before 0.32 reserves no
@@ -361,9 +365,9 @@ def undrafted_hybrid(arm: Arm) -> Hits:
         target: {model: ./granite-hybrid}
     Source: vllm/model_executor/models/granitemoehybrid.py (from 0.32), `num_spec=vllm_config.num_speculative_tokens`
     """
-    kind = model_type(arm.ctx.target_config or {})
-    if found := [version for version in arm.ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]:
-        yield arm.hit(
+    kind = model_type(variant.ctx.target_config or {})
+    if found := [version for version in variant.ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]:
+        yield variant.hit(
             "method",
             f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
             related={"target.model": "the target"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specserve.checks.config import section
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.checks.rules.revisions import is_hub_id, models
 from specserve.diagnostics import Severity
 from specserve.errors import quoted
@@ -22,8 +22,8 @@ _ONLINE = frozenset(
 _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
 
 
-@arm_rule("SD152", ERROR)
-def too_long_draft(arm: Arm) -> Hits:
+@variant_rule("SD152", ERROR)
+def too_long_draft(variant: Variant) -> Hits:
     """The draft is given a longer context than its target.
 
     vLLM refuses to start: the draft's `max_model_len` cannot be larger than the target's.
@@ -33,17 +33,17 @@ def too_long_draft(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
     """
-    longest, own = arm.ctx.profile.target.max_model_len, arm.get("max_model_len")
+    longest, own = variant.ctx.profile.target.max_model_len, variant.get("max_model_len")
     if own is not None and longest is not None and 0 < longest < own:
         text = f"the draft's context of {own} tokens is longer than the target's"
         help_ = "leave the draft's `max_model_len` out: vLLM then takes the shorter context of the two models"
-        yield arm.hit(
+        yield variant.hit(
             "max_model_len", text, related={"target.max_model_len": f"{longest} tokens"}, help=help_
         )
 
 
-@arm_rule("SD153", WARNING)
-def shortened_context(arm: Arm) -> Hits:
+@variant_rule("SD153", WARNING)
+def shortened_context(variant: Variant) -> Hits:
     """The server's context becomes as short as the draft's.
 
     The V2 runner cannot pause speculation for a long sequence. So vLLM 0.33 lowers the server's `max_model_len` to that
@@ -56,12 +56,12 @@ def shortened_context(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
-    longest, own = arm.ctx.profile.target.max_model_len, arm.get("max_model_len")
-    if arm.method != "draft_model" or own is None or longest is None or longest <= max(own, 0):
+    longest, own = variant.ctx.profile.target.max_model_len, variant.get("max_model_len")
+    if variant.method != "draft_model" or own is None or longest is None or longest <= max(own, 0):
         return
-    found = arm.ctx.during(SHORTENS_TARGET)
-    if found and set(found) <= set(arm.on("V2")):
-        yield arm.hit(
+    found = variant.ctx.during(SHORTENS_TARGET)
+    if found and set(found) <= set(variant.on("V2")):
+        yield variant.hit(
             "max_model_len",
             f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",
             related={"target.max_model_len": f"{longest} are asked for"},
@@ -70,8 +70,8 @@ def shortened_context(arm: Arm) -> Hits:
         )
 
 
-@arm_rule("SD154", INFO)
-def inherited_moe_backend(arm: Arm) -> Hits:
+@variant_rule("SD154", INFO)
+def inherited_moe_backend(variant: Variant) -> Hits:
     """The draft inherits the MoE kernels that were chosen for the target.
 
     The draft's experts may be bf16 while the target's are quantized. If the target's backend has no bf16 kernel,
@@ -84,18 +84,16 @@ def inherited_moe_backend(arm: Arm) -> Hits:
     Instead: speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
     Source: vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
     """
-    backend = arm.ctx.engine.get("moe_backend")
-    inherits = arm.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in arm.block.keys
+    backend = variant.ctx.engine.get("moe_backend")
+    inherits = variant.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in variant.block.keys
     if inherits and backend not in (None, "auto", "triton"):
         text = f"the draft will use the MoE kernels {quoted(str(backend))} too"
-        help_ = (
-            f"write `moe_backend: triton` under `{arm.path}` if the draft's experts are quantized differently"
-        )
-        yield arm.hit("method", text, related={"engine.moe_backend": "chosen for the target"}, help=help_)
+        help_ = f"write `moe_backend: triton` under `{variant.path}` if the draft's experts are quantized differently"
+        yield variant.hit("method", text, related={"engine.moe_backend": "chosen for the target"}, help=help_)
 
 
-@arm_rule("SD155", INFO)
-def unquantized_draft(arm: Arm) -> Hits:
+@variant_rule("SD155", INFO)
+def unquantized_draft(variant: Variant) -> Hits:
     """The target is quantized while it loads, but the draft is not.
 
     A separate draft does not inherit `quantization`: its weights keep the type of the checkpoint, and take more memory
@@ -106,12 +104,12 @@ def unquantized_draft(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
     Source: vllm/config/speculative.py, `quantization=self.quantization,`
     """
-    method = arm.ctx.profile.target.quantization
-    has_weights = arm.method in ("draft_model", "eagle", "eagle3", "dflash")
-    if method in _ONLINE and has_weights and "quantization" not in arm.block.keys:
+    method = variant.ctx.profile.target.quantization
+    has_weights = variant.method in ("draft_model", "eagle", "eagle3", "dflash")
+    if method in _ONLINE and has_weights and "quantization" not in variant.block.keys:
         text = f"the draft will be loaded in its own type, not in `{method}`"
-        help_ = f"write `quantization: {method}` under `{arm.path}` to quantize the draft too"
-        yield arm.hit("model", text, related={"target.quantization": "for the target only"}, help=help_)
+        help_ = f"write `quantization: {method}` under `{variant.path}` to quantize the draft too"
+        yield variant.hit("model", text, related={"target.quantization": "for the target only"}, help=help_)
 
 
 @rule("SD171", WARNING)
@@ -148,8 +146,8 @@ def misspelt_model(ctx: Context) -> Hits:
             yield Hit(f"{path}.model", text, help=f"did you mean `{found.model}`?", severity=severity)
 
 
-@arm_rule("SD239", ERROR)
-def head_of_another_target(arm: Arm) -> Hits:
+@variant_rule("SD239", ERROR)
+def head_of_another_target(variant: Variant) -> Hits:
     """The head was trained for another model.
 
     A head follows the hidden states of one model. With a model of another family or size, loading or the first request
@@ -170,11 +168,11 @@ def head_of_another_target(arm: Arm) -> Hits:
     """
     from specserve.models.drafts import heads_named
 
-    kinds = {row.method for row in heads_named(arm.model or "")}
-    if len(kinds) == 1 and arm.method not in kinds and {arm.method, *kinds} == {"eagle", "eagle3"}:
+    kinds = {row.method for row in heads_named(variant.model or "")}
+    if len(kinds) == 1 and variant.method not in kinds and {variant.method, *kinds} == {"eagle", "eagle3"}:
         (kind,) = kinds
-        yield arm.hit("method", f"the head is published as `{kind}`", help=f"write `method: {kind}`")
-    found = trained_elsewhere(arm)
+        yield variant.hit("method", f"the head is published as `{kind}`", help=f"write `method: {kind}`")
+    found = trained_elsewhere(variant)
     if found is None:
         return
     model, severity, notes = found
@@ -182,21 +180,21 @@ def head_of_another_target(arm: Arm) -> Hits:
     if severity is not ERROR:
         help_ = "use a head of this target; if both names mean the same model, silence this finding"
     else:
-        help_ = _heads_of(arm.ctx.profile.target.model)
+        help_ = _heads_of(variant.ctx.profile.target.model)
     related = {"target.model": "the target"}
-    yield arm.hit("model", text, related=related, notes=notes, help=help_, severity=severity)
+    yield variant.hit("model", text, related=related, notes=notes, help=help_, severity=severity)
 
 
-def trained_elsewhere(arm: Arm) -> tuple[str, Severity, tuple[str, ...]] | None:
+def trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]] | None:
     """The model that a head was trained for, how bad that is, and the source; None if it may be the target."""
-    if arm.model is None or arm.method not in ("eagle", "eagle3", "dflash", "dspark", "mtp"):
+    if variant.model is None or variant.method not in ("eagle", "eagle3", "dflash", "dspark", "mtp"):
         return None
     from specserve.models.drafts import heads_named, kinship
 
-    own = arm.ctx.target.config.get("_name_or_path") if arm.ctx.target else None
-    names = (arm.ctx.profile.target.model, own)  # a directory's own name says nothing
+    own = variant.ctx.target.config.get("_name_or_path") if variant.ctx.target else None
+    names = (variant.ctx.profile.target.model, own)  # a directory's own name says nothing
     known = [name for name in names if isinstance(name, str) and is_hub_id(name)]
-    config, rows = arm.draft.config if arm.draft else {}, heads_named(arm.model)
+    config, rows = variant.draft.config if variant.draft else {}, heads_named(variant.model)
     named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
     trained = [named] if isinstance(named, str) and named else []
     notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
@@ -238,8 +236,9 @@ def head_as_target(ctx: Context) -> Hits:
     if ctx.target is not None or not is_named or not is_hub_id(model):
         return  # if its files are known, they tell
     inside = any(
-        (arm.method in OWN_LAYERS and arm.model is None) or f"{arm.model}/".startswith(f"{model}/")
-        for arm in ctx.arms
+        (variant.method in OWN_LAYERS and variant.model is None)
+        or f"{variant.model}/".startswith(f"{model}/")
+        for variant in ctx.variants
     )
     # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold the target and its head (vllm-project/vllm#57784)
     if inside or re.search(r"(?i)deepseek-?v4|mimo-?v\d", model):
@@ -252,8 +251,8 @@ def head_as_target(ctx: Context) -> Hits:
     yield Hit("target.model", text, help=help_, severity=severity)
 
 
-@arm_rule("SD157", INFO)
-def ignored_draft_parallelism(arm: Arm) -> Hits:
+@variant_rule("SD157", INFO)
+def ignored_draft_parallelism(variant: Variant) -> Hits:
     """The profile asks for a head on one rank, but the head runs on all ranks of the target.
 
     vLLM accepts `draft_tensor_parallel_size: 1` for a head, but splits the head like the target
@@ -264,15 +263,15 @@ def ignored_draft_parallelism(arm: Arm) -> Hits:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
     """
-    size, place = arm.ctx.profile.target.tensor_parallel_size, "draft_tensor_parallel_size"
-    if size > 1 and arm.get(place) == 1 and arm.method in ("eagle", "eagle3", "mtp", "dflash"):
-        text = f"`{arm.method}` runs on the target's {size} ranks in any case"
+    size, place = variant.ctx.profile.target.tensor_parallel_size, "draft_tensor_parallel_size"
+    if size > 1 and variant.get(place) == 1 and variant.method in ("eagle", "eagle3", "mtp", "dflash"):
+        text = f"`{variant.method}` runs on the target's {size} ranks in any case"
         related = {"target.tensor_parallel_size": f"{size} ranks"}
-        yield arm.hit(place, text, related=related, help=f"leave `{place}` out")
+        yield variant.hit(place, text, related=related, help=f"leave `{place}` out")
 
 
-@arm_rule("SD158", INFO)
-def inherited_cache_type(arm: Arm) -> Hits:
+@variant_rule("SD158", INFO)
+def inherited_cache_type(variant: Variant) -> Hits:
     """A drafter with bidirectional attention inherits the target's quantized KV cache type.
 
     `dflash` and `dspark` need a non-causal attention backend, and few such backends support an 8-bit cache. vLLM may
@@ -283,18 +282,18 @@ def inherited_cache_type(arm: Arm) -> Hits:
     Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7, kv_cache_dtype: bfloat16}
     Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
     """
-    dtype = str(arm.ctx.engine.get("kv_cache_dtype") or "auto")
-    inherits = arm.method in ("dflash", "dspark") and "kv_cache_dtype" not in arm.block.keys
+    dtype = str(variant.ctx.engine.get("kv_cache_dtype") or "auto")
+    inherits = variant.method in ("dflash", "dspark") and "kv_cache_dtype" not in variant.block.keys
     if inherits and dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
         text = f"the drafter's KV cache will be {quoted(dtype)} too"
-        help_ = (
-            f"if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` under `{arm.path}`"
+        help_ = f"if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` under `{variant.path}`"
+        yield variant.hit(
+            "method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_
         )
-        yield arm.hit("method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_)
 
 
-@arm_rule("SD166", ERROR)
-def inherited_tensors(arm: Arm) -> Hits:
+@variant_rule("SD166", ERROR)
+def inherited_tensors(variant: Variant) -> Hits:
     """The draft is loaded from the target's tensor file.
 
     The draft is loaded like the target unless `draft_load_config` says otherwise. With `tensorizer`, vLLM reads it from
@@ -307,15 +306,15 @@ def inherited_tensors(arm: Arm) -> Hits:
           {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
     Source: vllm/model_executor/model_loader/utils.py (from 0.31), `return speculative_config.draft_load_config`
     """
-    is_shared = arm.model is not None and arm.get("draft_load_config") is None
-    if is_shared and arm.ctx.engine.get("load_format") == "tensorizer":
+    is_shared = variant.model is not None and variant.get("draft_load_config") is None
+    if is_shared and variant.ctx.engine.get("load_format") == "tensorizer":
         text = "vLLM will load the draft with `tensorizer`, too, and read the target's tensors instead of the draft's"
         help_ = "write `draft_load_config: {load_format: auto}`"
-        yield arm.hit("model", text, related={"engine.load_format": "asked for here"}, help=help_)
+        yield variant.hit("model", text, related={"engine.load_format": "asked for here"}, help=help_)
 
 
-@arm_rule("SD167", WARNING)
-def unshared_overrides(arm: Arm) -> Hits:
+@variant_rule("SD167", WARNING)
+def unshared_overrides(variant: Variant) -> Hits:
     """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.
 
     If `hf_overrides` is a mapping, vLLM applies it to the target only. The `mtp` layers then compute other positions
@@ -330,11 +329,11 @@ def unshared_overrides(arm: Arm) -> Hits:
         speculation: {method: mtp, num_speculative_tokens: 1}
     Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
     """
-    overrides = section(arm.ctx.engine, "hf_overrides")
+    overrides = section(variant.ctx.engine, "hf_overrides")
     places = (overrides, section(overrides, "text_config"))
     found = [key for place in places for key in _POSITIONS if key in place]
-    if found and arm.method == "mtp" and arm.model in (None, arm.ctx.profile.target.model):
+    if found and variant.method == "mtp" and variant.model in (None, variant.ctx.profile.target.model):
         text = f"`hf_overrides` changes `{found[0]}` for the target, but not for its `mtp` layers"
-        related = {arm.at("method"): "drafts with the target's own layers"}
+        related = {variant.at("method"): "drafts with the target's own layers"}
         help_ = "change config.json in a copy of the checkpoint instead"
         yield Hit("engine.hf_overrides", text, related=related, help=help_)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.config import Config, layers, section
-from specserve.checks.rule import ERROR, Arm, Context, Hit, Hits, arm_rule, rule
-from specserve.checks.rules.heads import head_arms, is_further, own_layers
+from specserve.checks.rule import ERROR, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rules.heads import head_variants, is_further, own_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import QUANTIZED_DFLASH
 
@@ -32,8 +32,8 @@ _LEAST_CAPABILITY = {
 """The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
 
 
-@arm_rule("SD234", ERROR, needs="models")
-def unquantized_mtp(arm: Arm) -> Hits:
+@variant_rule("SD234", ERROR, needs="models")
+def unquantized_mtp(variant: Variant) -> Hits:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
     vLLM builds every layer quantized unless the checkpoint's own list excludes it. Here the list does not exclude these
@@ -49,11 +49,11 @@ def unquantized_mtp(arm: Arm) -> Hits:
         vllm/model_executor/layers/quantization/quark/quark.py, `self.quant_config.get("exclude")`
         vllm/model_executor/layers/quantization/modelopt.py, `exclude_modules`
     """
-    config, facts = own_layers(arm) or ({}, None)
+    config, facts = own_layers(variant) or ({}, None)
     if facts is not None and (found := _plain_layer(facts, config)):
         text = f"`{found[0]}` is not packed, but `quantization_config.{found[1]}` does not list it"
         help_ = "use a checkpoint that lists these layers there, or one that quantized them"
-        yield arm.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
+        yield variant.hit("method", text, related={"target.model": "the checkpoint"}, help=help_)
 
 
 def _plain_layer(facts: ModelFacts, config: Config) -> tuple[str, str] | None:
@@ -141,10 +141,10 @@ def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
     target, quantization = ctx.target_config, ctx.profile.target.quantization
     if target is not None and ctx.target and isinstance(quantization, str):
         yield "target.quantization", target, ctx.target, quantization
-    for arm in ctx.arms:
-        own = arm.get("quantization")
-        if isinstance(own, str) and arm.config is not None and arm.draft:
-            yield arm.at("quantization"), arm.config, arm.draft, own
+    for variant in ctx.variants:
+        own = variant.get("quantization")
+        if isinstance(own, str) and variant.config is not None and variant.draft:
+            yield variant.at("quantization"), variant.config, variant.draft, own
 
 
 def _method(config: Config) -> str:
@@ -171,10 +171,10 @@ def quantized_block_head(ctx: Context) -> Hits:
     Source: vllm/model_executor/models/qwen3_dflash.py (from 0.31), `proj.quant_method, UnquantizedLinearMethod`
     """
     found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
-    for arm, config in head_arms(ctx) if found else ():
-        if arm.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
+    for variant, config in head_variants(ctx) if found else ():
+        if variant.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
             text = f"vLLM {', '.join(found)} does not support quantized DFlash heads"
-            yield arm.hit("model", text, versions=found, help="use a head that is not quantized")
+            yield variant.hit("model", text, versions=found, help="use a head that is not quantized")
 
 
 @rule("SD311", ERROR, needs="hardware")

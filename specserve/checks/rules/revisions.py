@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.errors import quoted
 
 _CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
@@ -36,10 +36,10 @@ def remote_code(ctx: Context) -> Hits:
         for section, values in (("engine", engine), ("frontend", profile.frontend))
         for path, value in _code(values, section)
     }
-    for arm in ctx.arms:
-        if arm.method == "custom_class":
-            text = f"the draft is a custom class, which the server imports: {_words(arm.model)}"
-            found[arm.at("model" if arm.model else "method")] = text
+    for variant in ctx.variants:
+        if variant.method == "custom_class":
+            text = f"the draft is a custom class, which the server imports: {_words(variant.model)}"
+            found[variant.at("model" if variant.model else "method")] = text
     for name in _CODE_ENV:
         if profile.env.get(name):
             found[f"env.{name}"] = f"`{name}` makes the server load code: {_words(profile.env[name])}"
@@ -47,7 +47,7 @@ def remote_code(ctx: Context) -> Hits:
         help_ = "keep it if you have read that code; `# specserve: ignore[SD111] reason` records that"
         yield Hit(path, text, help=help_)
     if engine.get("trust_remote_code") is True:
-        draft = " and with its draft" if any(arm.model for arm in ctx.arms) else ""
+        draft = " and with its draft" if any(variant.model for variant in ctx.variants) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
         # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
         help_ = "leave it out if the model does not need it"
@@ -152,8 +152,8 @@ def unpinned_revision(ctx: Context) -> Hits:
         )
 
 
-@arm_rule("SD114", WARNING)
-def split_revision(arm: Arm) -> Hits:
+@variant_rule("SD114", WARNING)
+def split_revision(variant: Variant) -> Hits:
     """The target is pinned, but its own prediction layers are not.
 
     If the `speculation` block names no model, the methods `mtp` and `dspark` draft with layers from the target's own
@@ -167,17 +167,17 @@ def split_revision(arm: Arm) -> Hits:
         speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789abcdef0123456789abcdef01234567}
     Source: vllm/config/speculative.py, `revision=self.revision,`
     """
-    target, revision = arm.ctx.profile.target, arm.get("revision")
-    is_own = arm.method in ("mtp", "dspark") and arm.model in (None, target.model)
-    if not is_own or not is_hub_id(target.model) or target.revision in (None, "main") or locked(arm.ctx):
+    target, revision = variant.ctx.profile.target, variant.get("revision")
+    is_own = variant.method in ("mtp", "dspark") and variant.model in (None, target.model)
+    if not is_own or not is_hub_id(target.model) or target.revision in (None, "main") or locked(variant.ctx):
         return
     if revision != target.revision:
         what = f"revision `{revision}`" if revision else "the default branch"
-        yield arm.hit(
+        yield variant.hit(
             "revision" if revision else "method",
             f"the prediction layers would come from {what}, not from the target's revision",
             related={"target.revision": "the target is pinned here"},
-            help=f"write `revision: {target.revision}` under `{arm.path}` too",
+            help=f"write `revision: {target.revision}` under `{variant.path}` too",
         )
 
 
@@ -186,10 +186,10 @@ def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
     target = ctx.profile.target
     if is_hub_id(target.model):
         yield target.model, target.revision, "target"
-    for arm in ctx.arms:
-        if arm.model and arm.method != "custom_class" and is_hub_id(arm.model):
-            revision = arm.get("revision")
-            yield arm.model, str(revision) if revision is not None else None, arm.path
+    for variant in ctx.variants:
+        if variant.model and variant.method != "custom_class" and is_hub_id(variant.model):
+            revision = variant.get("revision")
+            yield variant.model, str(revision) if revision is not None else None, variant.path
 
 
 def is_hub_id(model: str) -> bool:

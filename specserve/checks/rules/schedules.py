@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from specserve.checks.config import section, text_config
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hits, arm_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, variant_rule
 from specserve.checks.rules.steps_and_graphs import gpu_kind
 from specserve.models.config import prediction_layers
 from specserve.vllm.facts import FLASHINFER_WITHOUT_GRAPHS, V2_RUNS_MTP_LAYERS, WHOLE_GRAPH_BACKENDS
@@ -41,13 +41,13 @@ def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
     return None
 
 
-def _rows(arm: Arm) -> tuple[Row, ...]:
+def _rows(variant: Variant) -> tuple[Row, ...]:
     """The rows of a schedule; none under data parallelism, where vLLM drops it unread (SD120)."""
-    return () if (arm.ctx.count("data_parallel_size") or 1) > 1 else arm.get(KEY) or ()
+    return () if (variant.ctx.count("data_parallel_size") or 1) > 1 else variant.get(KEY) or ()
 
 
-@arm_rule("SD118", ERROR)
-def broken_schedule(arm: Arm) -> Hits:
+@variant_rule("SD118", ERROR)
+def broken_schedule(variant: Variant) -> Hits:
     """vLLM cannot start with this schedule of K.
 
     vLLM refuses a schedule with a gap at its start, ranges that overlap or an invalid range, but only after it has
@@ -70,61 +70,68 @@ def broken_schedule(arm: Arm) -> Hits:
         vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
         vllm/v1/worker/gpu/cudagraph_utils.py, `self.decode_query_len - self.vllm_config.num_speculative_tokens`
     """
-    if found := problem_of(_rows(arm)):
+    if found := problem_of(_rows(variant)):
         help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
-        yield arm.hit(f"{KEY}[{found[1]}]", found[0], help=help_)
+        yield variant.hit(f"{KEY}[{found[1]}]", found[0], help=help_)
         return
     failures: dict[tuple[int, tuple[str, ...]], list[str]] = {}
-    for version, failure in _failed_captures(arm).items():
+    for version, failure in _failed_captures(variant).items():
         failures.setdefault(failure, []).append(version)
     for (row, doubts), versions in failures.items():
-        if doubts and arm.ctx.is_past(versions):
+        if doubts and variant.ctx.is_past(versions):
             continue
-        yield arm.hit(
+        yield variant.hit(
             f"{KEY}[{row}]",
-            f"the V2 runner cannot capture the draft's CUDA graphs for a K of {_rows(arm)[row][2]}, and fails to start",
-            related={arm.at("num_speculative_tokens"): f"the largest K is {arm.k}"},
+            f"the V2 runner cannot capture the draft's CUDA graphs for a K of {_rows(variant)[row][2]}, "
+            "and fails to start",
+            related={variant.at("num_speculative_tokens"): f"the largest K is {variant.k}"},
             notes=tuple(f"this happens only if {doubt}" for doubt in doubts),
             versions=versions,
             help="write a K of at least 1"
-            if arm.method in BLOCK_DRAFTS
+            if variant.method in BLOCK_DRAFTS
             else f'leave the schedule out, or write `env: {{{SWITCH}: "0"}}`: the V1 runner follows it',
             severity=WARNING if doubts else None,
         )
 
 
-def _failed_captures(arm: Arm) -> dict[str, tuple[int, tuple[str, ...]]]:
+def _failed_captures(variant: Variant) -> dict[str, tuple[int, tuple[str, ...]]]:
     """The versions whose V2 runner fails while it captures the draft: the row, and what else must hold."""
-    ctx, rows = arm.ctx, _rows(arm)
-    has_graphs = has_full_graphs(ctx.engine, runner="v2", keys=arm.block.keys)
+    ctx, rows = variant.ctx, _rows(variant)
+    has_graphs = has_full_graphs(ctx.engine, runner="v2", keys=variant.block.keys)
     on_cpu = ctx.on_cpu or (ctx.machine is not None and ctx.machine.is_cpu)
-    if not rows or problem_of(rows) or arm.k is None or on_cpu or not has_graphs:
+    if not rows or problem_of(rows) or variant.k is None or on_cpu or not has_graphs:
         return {}
     requests = ctx.count("max_num_seqs") or min(
         LEAST_SEQUENCES, ctx.count("max_num_batched_tokens") or LEAST_SEQUENCES
     )
     found = {}
-    for version in arm.on("V2", by_target=True):
+    for version in variant.on("V2", by_target=True):
         row = uncaptured_row(
-            version, method=arm.method, num_speculative_tokens=arm.k, schedule=rows, sequences=requests
+            version,
+            method=variant.method,
+            num_speculative_tokens=variant.k,
+            schedule=rows,
+            sequences=requests,
         )
-        layers, doubts = _draft_doubts(arm, version), _attention_doubts(ctx, version)
+        layers, doubts = _draft_doubts(variant, version), _attention_doubts(ctx, version)
         if row is not None and layers is not None and doubts is not None:
             found[version] = row, (*layers, *doubts)
     return found
 
 
-def _draft_doubts(arm: Arm, version: str) -> tuple[str, ...] | None:
+def _draft_doubts(variant: Variant, version: str) -> tuple[str, ...] | None:
     """What must hold of the draft for the capture to fail; None if the draft is captured in another way."""
-    config = arm.config
-    if arm.method == "mtp" and V2_RUNS_MTP_LAYERS.at(version):
+    config = variant.config
+    if variant.method == "mtp" and V2_RUNS_MTP_LAYERS.at(version):
         if config is None:
             return ("the model has a single prediction layer",)
         return None if (prediction_layers(config) or 1) > 1 else ()
-    if arm.method == "dspark":
+    if variant.method == "dspark":
         if config is None:
             return ("the head drafts the first place of its block too",)
-        is_library = arm.facts is not None and arm.facts.config.get("speculators_model_type") is not None
+        is_library = (
+            variant.facts is not None and variant.facts.config.get("speculators_model_type") is not None
+        )
         own = config.get("sample_from_anchor", not is_library) is True
         return () if own and config.get("dspark_bonus_anchor") is not True else None
     return ()
@@ -146,8 +153,8 @@ def _attention_doubts(ctx: Context, version: str) -> tuple[str, ...] | None:
     return ("the attention backend captures decode steps of several tokens in full CUDA graphs",)
 
 
-@arm_rule("SD119", WARNING)
-def clamped_schedule(arm: Arm) -> Hits:
+@variant_rule("SD119", WARNING)
+def clamped_schedule(variant: Variant) -> Hits:
     """The schedule asks for more tokens than `num_speculative_tokens`.
 
     `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
@@ -165,17 +172,17 @@ def clamped_schedule(arm: Arm) -> Hits:
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
     Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
     """
-    for index, (_, _, k) in enumerate(_rows(arm)):
-        if arm.k is not None and k > arm.k:
-            text = f"the schedule asks for {k} tokens; {arm.k} will be drafted"
-            related = {arm.at("num_speculative_tokens"): f"the ceiling is {arm.k}"}
+    for index, (_, _, k) in enumerate(_rows(variant)):
+        if variant.k is not None and k > variant.k:
+            text = f"the schedule asks for {k} tokens; {variant.k} will be drafted"
+            related = {variant.at("num_speculative_tokens"): f"the ceiling is {variant.k}"}
             help_ = f"write `num_speculative_tokens: {k}`, or lower the value in this row"
-            yield arm.hit(f"{KEY}[{index}]", text, related=related, help=help_)
+            yield variant.hit(f"{KEY}[{index}]", text, related=related, help=help_)
             return
 
 
-@arm_rule("SD120", WARNING)
-def dropped_schedule(arm: Arm) -> Hits:
+@variant_rule("SD120", WARNING)
+def dropped_schedule(variant: Variant) -> Hits:
     """vLLM ignores the schedule and drafts the same number of tokens (K) at any load.
 
     With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
@@ -191,26 +198,26 @@ def dropped_schedule(arm: Arm) -> Hits:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
     Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
     """
-    if arm.get(KEY) and not _rows(arm):
-        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(arm)} at any load"
-        related = {"engine.data_parallel_size": f"{arm.ctx.count('data_parallel_size')} ranks"}
+    if variant.get(KEY) and not _rows(variant):
+        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(variant)} at any load"
+        related = {"engine.data_parallel_size": f"{variant.ctx.count('data_parallel_size')} ranks"}
         help_ = (
             "leave the schedule out, and set `num_speculative_tokens` for your usual load; "
             "or serve without data parallelism"
         )
-        yield arm.hit(KEY, text, related=related, help=help_)
-    served = arm.on("V1", by_target=True) if _rows(arm) else []
-    if found := [version for version in served if schedule_is_dropped(version, method=arm.method)]:
-        what = f"ignores the schedule with `{arm.method}` and drafts {_k(arm)} at any load"
-        yield arm.hit(KEY, f"the V1 runner {what}", versions=found)
+        yield variant.hit(KEY, text, related=related, help=help_)
+    served = variant.on("V1", by_target=True) if _rows(variant) else []
+    if found := [version for version in served if schedule_is_dropped(version, method=variant.method)]:
+        what = f"ignores the schedule with `{variant.method}` and drafts {_k(variant)} at any load"
+        yield variant.hit(KEY, f"the V1 runner {what}", versions=found)
 
 
-def _k(arm: Arm) -> str:
-    return f"{arm.k} token{'s' if arm.k != 1 else ''}" if arm.k else "the same K"
+def _k(variant: Variant) -> str:
+    return f"{variant.k} token{'s' if variant.k != 1 else ''}" if variant.k else "the same K"
 
 
-@arm_rule("SD121", INFO)
-def costly_schedule(arm: Arm) -> Hits:
+@variant_rule("SD121", INFO)
+def costly_schedule(variant: Variant) -> Hits:
     """The schedule saves less than it seems to, or has a cost of its own.
 
     With the V2 runner, the methods `draft_model` and `ngram` always draft `num_speculative_tokens` tokens. The schedule
@@ -228,13 +235,13 @@ def costly_schedule(arm: Arm) -> Hits:
     Source:
         vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
     """
-    if not _rows(arm):
+    if not _rows(variant):
         return
-    v1, on_v2 = arm.on("V1", by_target=True), arm.on("V2", by_target=True)
-    fails = {version for version, (_, doubts) in _failed_captures(arm).items() if not doubts}
-    v2 = [v for v in on_v2 if v not in fails and not drafts_are_shortened(v, method=arm.method)]
-    if v2 and not arm.ctx.is_past(v2):
-        text = f"with `{arm.method}` the schedule saves verification only: {_k(arm)} are drafted in any case"
-        yield arm.hit(KEY, text, versions=v2)
-    elif v1 and arm.ctx.on_gpu and arm.ctx.engine.get("enforce_eager") is not True:
-        yield arm.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)
+    v1, on_v2 = variant.on("V1", by_target=True), variant.on("V2", by_target=True)
+    fails = {version for version, (_, doubts) in _failed_captures(variant).items() if not doubts}
+    v2 = [v for v in on_v2 if v not in fails and not drafts_are_shortened(v, method=variant.method)]
+    if v2 and not variant.ctx.is_past(v2):
+        text = f"with `{variant.method}` the schedule saves verification only: {_k(variant)} are drafted in any case"
+        yield variant.hit(KEY, text, versions=v2)
+    elif v1 and variant.ctx.on_gpu and variant.ctx.engine.get("enforce_eager") is not True:
+        yield variant.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)

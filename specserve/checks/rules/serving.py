@@ -31,7 +31,7 @@ def is_open(profile: Profile) -> bool:
 
 def _speculates(ctx: Context, label: str = "speculation") -> dict[str, str]:
     """The first block of speculation, as a place beside; nothing without one."""
-    return {arm.at("method"): label for arm in ctx.arms[:1]}
+    return {variant.at("method"): label for variant in ctx.variants[:1]}
 
 
 @rule("SD146", WARNING)
@@ -46,7 +46,7 @@ def hidden_acceptance(ctx: Context) -> Hits:
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
     """
-    if ctx.engine.get("disable_log_stats") is True and ctx.arms:
+    if ctx.engine.get("disable_log_stats") is True and ctx.variants:
         text = "the server will not report how many draft tokens are accepted"
         yield Hit(
             "engine.disable_log_stats", text, related=_speculates(ctx), help="leave `disable_log_stats` out"
@@ -64,7 +64,7 @@ def metrics_without_speculation(ctx: Context) -> Hits:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
-    if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.arms:
+    if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.variants:
         text = "`per_request_spec_decode_metrics` has no effect, because the profile does not speculate"
         yield Hit(
             "engine.per_request_spec_decode_metrics", text, help="leave `per_request_spec_decode_metrics` out"
@@ -83,11 +83,11 @@ def default_min_p(ctx: Context) -> Hits:
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     value = section(ctx.engine, "override_generation_config").get("min_p")
-    if isinstance(value, int | float) and value > _EPSILON and ctx.arms:
+    if isinstance(value, int | float) and value > _EPSILON and ctx.variants:
         yield Hit(
             "engine.override_generation_config.min_p",
             f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
-            related=_speculates(ctx, f"`{ctx.arms[0].method}` speculates"),
+            related=_speculates(ctx, f"`{ctx.variants[0].method}` speculates"),
             help="write `min_p: 0`, and use `top_p` for the same purpose",
         )
 
@@ -105,7 +105,11 @@ def refused_model_default(ctx: Context) -> Hits:
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     overridden = "min_p" in section(ctx.engine, "override_generation_config")
-    if ctx.engine.get("generation_config", "auto") != "auto" or overridden or not (ctx.arms and ctx.target):
+    if (
+        ctx.engine.get("generation_config", "auto") != "auto"
+        or overridden
+        or not (ctx.variants and ctx.target)
+    ):
         return
     value = (ctx.target.generation_config or {}).get("min_p")
     if isinstance(value, int | float) and not isinstance(value, bool) and value > _EPSILON:
@@ -132,7 +136,10 @@ def refused_structured_output(ctx: Context) -> Hits:
     Instead: engine: {structured_outputs_config: {backend: xgrammar}}
     Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
     """
-    if section(ctx.engine, "structured_outputs_config").get("backend") == "lm-format-enforcer" and ctx.arms:
+    if (
+        section(ctx.engine, "structured_outputs_config").get("backend") == "lm-format-enforcer"
+        and ctx.variants
+    ):
         text = "`lm-format-enforcer` fails every request with a schema while the server speculates"
         help_ = "leave it out: vLLM picks `xgrammar` or `guidance`, which work with speculation"
         yield Hit("engine.structured_outputs_config.backend", text, related=_speculates(ctx), help=help_)
@@ -321,7 +328,7 @@ def secret_in_profile(ctx: Context) -> Hits:
         "engine": ctx.engine,
         "frontend": ctx.profile.frontend,
         "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
-        **{arm.path: arm.block.keys for arm in ctx.arms},
+        **{variant.path: variant.block.keys for variant in ctx.variants},
     }
     for path, name, text in _texts(sections, ""):
         if holds_a_secret(name, text):

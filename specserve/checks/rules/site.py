@@ -152,9 +152,9 @@ def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
     """What is still to be downloaded, in bytes, for each model of the launch."""
     if ctx.target:
         yield "target.model", missing_bytes(ctx.target)
-    for arm in ctx.arms:
-        if arm.path == "speculation" and arm.draft and arm.model:
-            yield arm.at("model"), missing_bytes(arm.draft)
+    for variant in ctx.variants:
+        if variant.path == "speculation" and variant.draft and variant.model:
+            yield variant.at("model"), missing_bytes(variant.draft)
 
 
 def missing_bytes(facts: ModelFacts) -> int:
@@ -177,13 +177,13 @@ def missing_arctic_inference(ctx: Context) -> Hits:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
     """
-    for arm in ctx.arms if ctx.host and ctx.host.arctic_inference is None else ():
-        if arm.method == "suffix":
+    for variant in ctx.variants if ctx.host and ctx.host.arctic_inference is None else ():
+        if variant.method == "suffix":
             text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
             help_ = f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`"
             # an alternative does not keep the profile's own speculation from starting
-            severity = None if arm.path == "speculation" else WARNING
-            yield Hit(arm.at("method"), text, help=help_, severity=severity)
+            severity = None if variant.path == "speculation" else WARNING
+            yield Hit(variant.at("method"), text, help=help_, severity=severity)
 
 
 @rule("SD408", INFO, needs="host")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specserve.checks.config import section, whole
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY, V2_REFUSES_BLOCK_STAGES
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
@@ -16,8 +16,8 @@ _NGRAM = ("ngram", "ngram_gpu")
 _HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
-@arm_rule("SD101", ERROR)
-def retyped_draft(arm: Arm) -> Hits:
+@variant_rule("SD101", ERROR)
+def retyped_draft(variant: Variant) -> Hits:
     """vLLM changes the method because of the draft's name.
 
     vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the draft's whole path, parent directories included, in
@@ -27,20 +27,20 @@ def retyped_draft(arm: Arm) -> Hits:
     Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     """
-    model = arm.model or (arm.ctx.profile.target.model if arm.method == "mtp" else None)
-    change = retyped(arm.method, model) if model else None
+    model = variant.model or (variant.ctx.profile.target.model if variant.method == "mtp" else None)
+    change = retyped(variant.method, model) if model else None
     if change:
         yield Hit(
-            arm.at("model") if arm.model else "target.model",
+            variant.at("model") if variant.model else "target.model",
             f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
-            related={arm.at("method"): f"the profile says `{arm.method}`"},
+            related={variant.at("method"): f"the profile says `{variant.method}`"},
             help=f"write `method: {change[0]}` if it is such a head; if not, keep it in a directory whose path does "
             f"not contain `{change[1]}`",
         )
 
 
-@arm_rule("SD104", ERROR)
-def split_draft(arm: Arm) -> Hits:
+@variant_rule("SD104", ERROR)
+def split_draft(variant: Variant) -> Hits:
     """The draft's tensor parallelism is not the target's.
 
     vLLM accepts only 1 and the target's `tensor_parallel_size`. With 1 and `method: draft_model`, the V1 runner fails
@@ -54,11 +54,11 @@ def split_draft(arm: Arm) -> Hits:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
-    size, draft = arm.ctx.profile.target.tensor_parallel_size, arm.get("draft_tensor_parallel_size")
-    if draft in (None, size) or (draft == 1 and arm.method != "draft_model"):
+    size, draft = variant.ctx.profile.target.tensor_parallel_size, variant.get("draft_tensor_parallel_size")
+    if draft in (None, size) or (draft == 1 and variant.method != "draft_model"):
         return
-    is_dropped = draft == 1 and _runs_on_v2(arm)
-    yield arm.hit(
+    is_dropped = draft == 1 and _runs_on_v2(variant)
+    yield variant.hit(
         "draft_tensor_parallel_size",
         "draft tensor parallelism is not the target's",
         label=f"draft asks for {draft}",
@@ -69,13 +69,13 @@ def split_draft(arm: Arm) -> Hits:
     )
 
 
-def _runs_on_v2(arm: Arm) -> bool:
+def _runs_on_v2(variant: Variant) -> bool:
     """Whether every judged version serves this launch with the V2 model runner."""
-    return arm.ctx.on_gpu and arm.on("V2") == list(arm.ctx.judged)
+    return variant.ctx.on_gpu and variant.on("V2") == list(variant.ctx.judged)
 
 
-@arm_rule("SD109", ERROR)
-def too_many_speculative_tokens(arm: Arm) -> Hits:
+@variant_rule("SD109", ERROR)
+def too_many_speculative_tokens(variant: Variant) -> Hits:
     """More tokens are drafted per step than the server or the head can use.
 
     With more than 128 tokens, the server starts, but at the first request the V1 runner's rejection sampler asserts
@@ -87,29 +87,29 @@ def too_many_speculative_tokens(arm: Arm) -> Hits:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
-    if arm.k is None:
+    if variant.k is None:
         return
-    if arm.k > MAX_K:
-        text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {arm.k}", None
-        if _runs_on_v2(arm):
-            text, severity = f"{arm.k} tokens are drafted and verified in every step", WARNING
+    if variant.k > MAX_K:
+        text, severity = f"vLLM drafts at most {MAX_K} tokens per step; found {variant.k}", None
+        if _runs_on_v2(variant):
+            text, severity = f"{variant.k} tokens are drafted and verified in every step", WARNING
         help_ = "usual values are 3 to 8, and up to 32 for `ngram` and `suffix`"
-        yield arm.hit("num_speculative_tokens", text, help=help_, severity=severity)
-    elif arm.method in ("eagle", "eagle3"):
-        trained, help_ = _trained_tokens(arm), "measure several K (`specserve tune`), and use the fastest"
-        if trained is not None and arm.k > 2 * trained:
-            text = f"the head was published for {trained} draft token{'s' * (trained > 1)}; found {arm.k}"
-            yield arm.hit("num_speculative_tokens", text, help=help_, severity=WARNING)
-        elif trained is None and arm.k > _FEW_TOKENS:
-            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {arm.k}"
-            yield arm.hit("num_speculative_tokens", text, help=help_, severity=INFO)
+        yield variant.hit("num_speculative_tokens", text, help=help_, severity=severity)
+    elif variant.method in ("eagle", "eagle3"):
+        trained, help_ = _trained_tokens(variant), "measure several K (`specserve tune`), and use the fastest"
+        if trained is not None and variant.k > 2 * trained:
+            text = f"the head was published for {trained} draft token{'s' * (trained > 1)}; found {variant.k}"
+            yield variant.hit("num_speculative_tokens", text, help=help_, severity=WARNING)
+        elif trained is None and variant.k > _FEW_TOKENS:
+            text = f"few heads gain from more than {_FEW_TOKENS} draft tokens per step; found {variant.k}"
+            yield variant.hit("num_speculative_tokens", text, help=help_, severity=INFO)
 
 
-def _trained_tokens(arm: Arm) -> int | None:
+def _trained_tokens(variant: Variant) -> int | None:
     """The most draft tokens that a source says of a head: the catalogue, or its config.json if it was read."""
     from specserve.models.drafts import heads_named
 
-    rows, config = heads_named(arm.model or ""), arm.draft.config if arm.draft else {}
+    rows, config = heads_named(variant.model or ""), variant.draft.config if variant.draft else {}
     methods = section(config, "speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     own = whole(first, "speculative_tokens") if isinstance(first, Mapping) else None
@@ -118,8 +118,8 @@ def _trained_tokens(arm: Arm) -> int | None:
     return max((k for k in said if k), default=None)
 
 
-@arm_rule("SD115", ERROR)
-def missing_speculative_tokens(arm: Arm) -> Hits:
+@variant_rule("SD115", ERROR)
+def missing_speculative_tokens(variant: Variant) -> Hits:
     """Speculation is asked for without a number of draft tokens.
 
     vLLM refuses `mtp` and `dspark` without `num_speculative_tokens`. If `speculation.model` is given with `mtp`, the
@@ -133,13 +133,13 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
         vllm/config/speculative.py, `num_speculative_tokens must be provided with `
         vllm/config/speculative.py, `self.num_speculative_tokens > 1`
     """
-    needs, head = f"`{arm.method}` needs `num_speculative_tokens`", arm.draft
-    if arm.k is not None:
+    needs, head = f"`{variant.method}` needs `num_speculative_tokens`", variant.draft
+    if variant.k is not None:
         return
-    if arm.method == "mtp" or (arm.method == "dspark" and arm.model is None):
-        unless = "" if arm.method == "mtp" else " if it has no `model` of its own"
-        yield arm.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
-    elif arm.method in ("eagle", "eagle3", "dflash") and arm.model:
+    if variant.method == "mtp" or (variant.method == "dspark" and variant.model is None):
+        unless = "" if variant.method == "mtp" else " if it has no `model` of its own"
+        yield variant.hit("method", needs + unless, help="for `mtp`, 1 is a good value to start with")
+    elif variant.method in ("eagle", "eagle3", "dflash") and variant.model:
         if head is None or "n_predict" not in head.config:
             why = (
                 ", which its head does not give"
@@ -147,11 +147,11 @@ def missing_speculative_tokens(arm: Arm) -> Hits:
                 else ", unless the config.json of its head has `n_predict`"
             )
             severity, help_ = None if head else WARNING, "most heads are used with 3"
-            yield arm.hit("method", needs + why, help=help_, severity=severity)
+            yield variant.hit("method", needs + why, help=help_, severity=severity)
 
 
-@arm_rule("SD116", WARNING)
-def surprising_ngram_window(arm: Arm) -> Hits:
+@variant_rule("SD116", WARNING)
+def surprising_ngram_window(variant: Variant) -> Hits:
     """The n-gram window has only one size, because one or both of its bounds are left out.
 
     If one bound is missing, vLLM sets it to the other; if both are missing, both are 5, whatever vLLM's documentation
@@ -160,11 +160,11 @@ def surprising_ngram_window(arm: Arm) -> Hits:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
     """
-    low, high = arm.get("prompt_lookup_min"), arm.get("prompt_lookup_max")
+    low, high = variant.get("prompt_lookup_min"), variant.get("prompt_lookup_max")
     size = high or low or 5
     # a window of one size as short as 2 finds matches all the same
-    if arm.method in _NGRAM and None in (low, high) and size > 2:
-        yield arm.hit(
+    if variant.method in _NGRAM and None in (low, high) and size > 2:
+        yield variant.hit(
             "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method",
             f"only matches of exactly {size} tokens will be looked up",
             notes=("if one bound is missing, vLLM sets it to the other; if both are missing, both are 5",),
@@ -172,8 +172,8 @@ def surprising_ngram_window(arm: Arm) -> Hits:
         )
 
 
-@arm_rule("SD117", ERROR)
-def empty_ngram_window(arm: Arm) -> Hits:
+@variant_rule("SD117", ERROR)
+def empty_ngram_window(variant: Variant) -> Hits:
     """The shortest n-gram is longer than the longest.
 
     vLLM refuses to start.
@@ -181,14 +181,16 @@ def empty_ngram_window(arm: Arm) -> Hits:
     Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/config/speculative.py, `be <= prompt_lookup_max=`
     """
-    low, high = arm.get("prompt_lookup_min"), arm.get("prompt_lookup_max")
-    if arm.method in _NGRAM and low and high and low > high:
+    low, high = variant.get("prompt_lookup_min"), variant.get("prompt_lookup_max")
+    if variant.method in _NGRAM and low and high and low > high:
         text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
-        yield arm.hit("prompt_lookup_min", text, related={arm.at("prompt_lookup_max"): f"which is {high}"})
+        yield variant.hit(
+            "prompt_lookup_min", text, related={variant.at("prompt_lookup_max"): f"which is {high}"}
+        )
 
 
-@arm_rule("SD139", WARNING)
-def unadapted_draft(arm: Arm) -> Hits:
+@variant_rule("SD139", WARNING)
+def unadapted_draft(variant: Variant) -> Hits:
     """Adapters change the target, but not the draft.
 
     vLLM applies LoRA adapters to the target only. The output stays right, but the draft predicts what the base model
@@ -200,14 +202,18 @@ def unadapted_draft(arm: Arm) -> Hits:
     Source:
         vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
-    if arm.ctx.engine.get("enable_lora") is True and arm.method not in (*_NGRAM, "suffix", "custom_class"):
-        text = f"adapters are not applied to the drafts of `{arm.method}`"
+    if variant.ctx.engine.get("enable_lora") is True and variant.method not in (
+        *_NGRAM,
+        "suffix",
+        "custom_class",
+    ):
+        text = f"adapters are not applied to the drafts of `{variant.method}`"
         help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`, which draft from the text itself"
-        yield arm.hit("method", text, related={"engine.enable_lora": "adapters are served"}, help=help_)
+        yield variant.hit("method", text, related={"engine.enable_lora": "adapters are served"}, help=help_)
 
 
-@arm_rule("SD140", WARNING)
-def pipelined_prediction_layers(arm: Arm) -> Hits:
+@variant_rule("SD140", WARNING)
+def pipelined_prediction_layers(variant: Variant) -> Hits:
     """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
 
     The drafter runs on the last stage. `mtp` also needs the embedding, which only the first stage has: after loading,
@@ -220,17 +226,17 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
     Instead: target: {model: ./model, tensor_parallel_size: 2}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
-    target, refused = arm.ctx.profile.target, list[str]()
+    target, refused = variant.ctx.profile.target, list[str]()
     stages = target.pipeline_parallel_size
-    if arm.method in BLOCK_DRAFTS:
-        stopped = arm.ctx.during(V2_REFUSES_BLOCK_STAGES)
-        refused = [version for version in arm.on("V2", by_target=True) if version in stopped]
-    in_turns = arm.method == "eagle3" and arm.ctx.engine.get("async_scheduling") is False
-    if stages > 1 and (refused or in_turns or arm.method == "mtp"):
-        text = f"`{arm.method}` is not reliable with pipeline parallelism ({stages} stages)"
+    if variant.method in BLOCK_DRAFTS:
+        stopped = variant.ctx.during(V2_REFUSES_BLOCK_STAGES)
+        refused = [version for version in variant.on("V2", by_target=True) if version in stopped]
+    in_turns = variant.method == "eagle3" and variant.ctx.engine.get("async_scheduling") is False
+    if stages > 1 and (refused or in_turns or variant.method == "mtp"):
+        text = f"`{variant.method}` is not reliable with pipeline parallelism ({stages} stages)"
         if refused:
-            text = f"the V2 runner refuses `{arm.method}` over {stages} pipeline stages"
-        yield arm.hit(
+            text = f"the V2 runner refuses `{variant.method}` over {stages} pipeline stages"
+        yield variant.hit(
             "method",
             text,
             related={"target.pipeline_parallel_size": "stages"},
@@ -240,8 +246,8 @@ def pipelined_prediction_layers(arm: Arm) -> Hits:
         )
 
 
-@arm_rule("SD141", INFO)
-def data_parallel_prediction_layers(arm: Arm) -> Hits:
+@variant_rule("SD141", INFO)
+def data_parallel_prediction_layers(variant: Variant) -> Hits:
     """Data and expert parallelism are combined with the target's own prediction layers.
 
     Users report that the server hangs near the end of the context (vllm-project/vllm#44185, vllm-project/vllm#44954),
@@ -255,10 +261,10 @@ def data_parallel_prediction_layers(arm: Arm) -> Hits:
         engine: {enable_expert_parallel: true}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
-    ranks = arm.ctx.count("data_parallel_size") or 1
-    if ranks > 1 and arm.ctx.engine.get("enable_expert_parallel") is True and arm.method == "mtp":
+    ranks = variant.ctx.count("data_parallel_size") or 1
+    if ranks > 1 and variant.ctx.engine.get("enable_expert_parallel") is True and variant.method == "mtp":
         text = "hangs were reported for `mtp` under data and expert parallelism"
-        yield arm.hit("method", text, related={"engine.data_parallel_size": f"{ranks} ranks"})
+        yield variant.hit("method", text, related={"engine.data_parallel_size": f"{ranks} ranks"})
 
 
 @rule("SD169", WARNING)
@@ -278,17 +284,17 @@ def interleaved_drafts(ctx: Context) -> Hits:
         return
     names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
     name = next((name for name in names if (ctx.count(name) or 1) > 1), None)
-    for arm in ctx.arms if name else ():
+    for variant in ctx.variants if name else ():
         text = (
             "most attention kernels cannot verify draft tokens if each rank stores several consecutive tokens"
         )
         yield Hit(
-            f"engine.{name}", text, related={arm.at("method"): "speculation"}, help=f"leave `{name}` out"
+            f"engine.{name}", text, related={variant.at("method"): "speculation"}, help=f"leave `{name}` out"
         )
 
 
-@arm_rule("SD127", ERROR, policy=True)
-def synthetic_acceptance(arm: Arm) -> Hits:
+@variant_rule("SD127", ERROR, policy=True)
+def synthetic_acceptance(variant: Variant) -> Hits:
     """Draft tokens are accepted at a rate that the profile sets, whether the target agrees or not.
 
     This is a tool for benchmarks of the engine. The server's answers are wrong, because the target did not choose their
@@ -303,14 +309,14 @@ def synthetic_acceptance(arm: Arm) -> Hits:
     Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
     """
-    if arm.get("rejection_sample_method") == "synthetic":
+    if variant.get("rejection_sample_method") == "synthetic":
         text = "`synthetic` accepts drafts at a fixed rate: the server's text is made up"
         help_ = "leave it out, or write `# specserve: ignore[SD127] reason` if this is a test of the engine"
-        yield arm.hit("rejection_sample_method", text, help=help_)
+        yield variant.hit("rejection_sample_method", text, help=help_)
 
 
-@arm_rule("SD128", WARNING)
-def lossy_verification(arm: Arm) -> Hits:
+@variant_rule("SD128", WARNING)
+def lossy_verification(variant: Variant) -> Hits:
     """Verification may keep tokens that the target would not have chosen.
 
     `fly` also accepts a draft token that the target disagrees with, if the target is unsure there and agrees with the
@@ -321,13 +327,13 @@ def lossy_verification(arm: Arm) -> Hits:
     Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
-    if arm.get("rejection_sample_method") == "fly":
+    if variant.get("rejection_sample_method") == "fly":
         text = "`fly` is lossy: the text is no longer the target's own"
-        yield arm.hit("rejection_sample_method", text, help="leave it out for lossless verification")
+        yield variant.hit("rejection_sample_method", text, help="leave it out for lossless verification")
 
 
-@arm_rule("SD131", INFO)
-def greedy_drafts(arm: Arm) -> Hits:
+@variant_rule("SD131", INFO)
+def greedy_drafts(variant: Variant) -> Hits:
     """The profile promises acceptance or speed (`expect`) at a temperature above 0, but its draft is greedy.
 
     The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
@@ -340,19 +346,19 @@ def greedy_drafts(arm: Arm) -> Hits:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
     Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
     """
-    promises = enumerate(arm.ctx.profile.expect)
+    promises = enumerate(variant.ctx.profile.expect)
     index = next((i for i, promise in promises if (promise.temperature or 0) > 0), None)
     tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")  # with these, drafts are greedy
-    is_chosen = "draft_sample_method" in arm.block.keys or any(arm.get(key) is True for key in tied)
-    if index is not None and arm.method in ("draft_model", *_HEADS) and not is_chosen:
-        text = f"`{arm.method}` will draft greedily, and a temperature above 0 is promised"
+    is_chosen = "draft_sample_method" in variant.block.keys or any(variant.get(key) is True for key in tied)
+    if index is not None and variant.method in ("draft_model", *_HEADS) and not is_chosen:
+        text = f"`{variant.method}` will draft greedily, and a temperature above 0 is promised"
         related = {f"expect[{index}].temperature": "promised here"}
         help_ = "benchmark `draft_sample_method: probabilistic` as an alternative"
-        yield arm.hit("method", text, related=related, help=help_)
+        yield variant.hit("method", text, related=related, help=help_)
 
 
-@arm_rule("SD132", ERROR)
-def contradictory_drafts(arm: Arm) -> Hits:
+@variant_rule("SD132", ERROR)
+def contradictory_drafts(variant: Variant) -> Hits:
     """Drafting options that vLLM refuses together.
 
     A draft with another vocabulary must draft greedily. With `use_local_argmax_reduction`, no rank has all logits, so
@@ -369,10 +375,10 @@ def contradictory_drafts(arm: Arm) -> Hits:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
     Source: vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
     """
-    argmax = arm.get("use_local_argmax_reduction") is True
-    probabilistic = arm.get("draft_sample_method") == "probabilistic"
-    if arm.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
-        found = list(arm.ctx.judged) if probabilistic else arm.ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
+    argmax = variant.get("use_local_argmax_reduction") is True
+    probabilistic = variant.get("draft_sample_method") == "probabilistic"
+    if variant.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
+        found = list(variant.ctx.judged) if probabilistic else variant.ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
         place = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
         why = (
             "must draft greedily"
@@ -380,19 +386,19 @@ def contradictory_drafts(arm: Arm) -> Hits:
             else "needs all its logits, which this option never gathers"
         )
         text = f"a draft with another vocabulary than the target's {why}"
-        related, help_ = {arm.at("use_heterogeneous_vocab"): "another vocabulary"}, f"leave `{place}` out"
+        related, help_ = {variant.at("use_heterogeneous_vocab"): "another vocabulary"}, f"leave `{place}` out"
     elif argmax and probabilistic:
-        found, place, help_ = arm.on("V2"), "use_local_argmax_reduction", ""
+        found, place, help_ = variant.on("V2"), "use_local_argmax_reduction", ""
         text = "local argmax has no probabilities for `draft_sample_method: probabilistic`"
-        related = {arm.at("draft_sample_method"): "asks for probabilities"}
+        related = {variant.at("draft_sample_method"): "asks for probabilities"}
     else:
         return
     if found:
-        yield arm.hit(place, text, related=related, versions=found, help=help_ or None)
+        yield variant.hit(place, text, related=related, versions=found, help=help_ or None)
 
 
-@arm_rule("SD133", ERROR)
-def refused_adaptive_verification(arm: Arm) -> Hits:
+@variant_rule("SD133", ERROR)
+def refused_adaptive_verification(variant: Variant) -> Hits:
     """Adaptive verification is combined with a setting that it does not support.
 
     Adaptive verification decides on the GPU how many draft tokens of each request are verified. It needs full CUDA
@@ -405,7 +411,7 @@ def refused_adaptive_verification(arm: Arm) -> Hits:
     Instead: speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
     Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
     """
-    engine, against = arm.ctx.engine, dict[str, str]()
+    engine, against = variant.ctx.engine, dict[str, str]()
     if engine.get("enable_lora") is True:
         against["engine.enable_lora"] = "with LoRA"
     graphs = section(engine, "compilation_config").get("cudagraph_mode")
@@ -413,16 +419,16 @@ def refused_adaptive_verification(arm: Arm) -> Hits:
         against["engine.enforce_eager"] = "without CUDA graphs"
     elif isinstance(graphs, str) and graphs.upper() in ("NONE", "PIECEWISE"):
         against["engine.compilation_config.cudagraph_mode"] = "without full CUDA graphs"
-    if arm.ctx.profile.target.pipeline_parallel_size > 1:
+    if variant.ctx.profile.target.pipeline_parallel_size > 1:
         against["target.pipeline_parallel_size"] = "with pipeline parallelism"
     for name in ("enable_return_routed_experts", "return_sampling_mask"):
         if engine.get(name) is True:
             against[f"engine.{name}"] = f"with `{name}`"
-    if arm.method != "dspark" and arm.get("use_local_argmax_reduction") is True:
-        against[arm.at("use_local_argmax_reduction")] = "with local argmax, which has no draft logits"
-    for place, what in against.items() if arm.get("enable_adaptive_verification") is True else ():
+    if variant.method != "dspark" and variant.get("use_local_argmax_reduction") is True:
+        against[variant.at("use_local_argmax_reduction")] = "with local argmax, which has no draft logits"
+    for place, what in against.items() if variant.get("enable_adaptive_verification") is True else ():
         text, help_ = (
             f"vLLM refuses adaptive verification {what}",
             "leave `enable_adaptive_verification` out, or the other setting",
         )
-        yield arm.hit("enable_adaptive_verification", text, related={place: "set here"}, help=help_)
+        yield variant.hit("enable_adaptive_verification", text, related={place: "set here"}, help=help_)

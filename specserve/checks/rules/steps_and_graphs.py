@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.checks.config import section
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, count, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, count, rule, variant_rule
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
@@ -34,16 +34,16 @@ def gpu_kind(ctx: Context) -> Accelerator | None:
         return None  # SD314 reports it
 
 
-def _beside(arm: Arm, requests: int) -> dict[str, str]:
+def _beside(variant: Variant, requests: int) -> dict[str, str]:
     """The two places that a number of tokens is the product of."""
     return {
         SEQUENCES: f"{requests} requests",
-        arm.at("num_speculative_tokens"): f"{arm.k} + 1 tokens per request",
+        variant.at("num_speculative_tokens"): f"{variant.k} + 1 tokens per request",
     }
 
 
-@arm_rule("SD164", WARNING)
-def uncaptured_decode(arm: Arm) -> Hits:
+@variant_rule("SD164", WARNING)
+def uncaptured_decode(variant: Variant) -> Hits:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
     With speculation, a decode step has K + 1 tokens of each request, and the size of a graph counts tokens. A step with
@@ -56,20 +56,25 @@ def uncaptured_decode(arm: Arm) -> Hits:
     Instead: engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
     Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
-    path, largest = _largest(arm.ctx.engine)
-    requests = arm.ctx.count("max_num_seqs")
-    if largest is None or requests is None or not arm.k or arm.ctx.engine.get("enforce_eager") is True:
+    path, largest = _largest(variant.ctx.engine)
+    requests = variant.ctx.count("max_num_seqs")
+    if (
+        largest is None
+        or requests is None
+        or not variant.k
+        or variant.ctx.engine.get("enforce_eager") is True
+    ):
         return
     captured = largest
     if path.endswith(_LARGEST):
         captured = largest // 16 * 16 if largest >= 256 else capture_sizes(largest)[-1]
-    needed = requests * (arm.k + 1)
+    needed = requests * (variant.k + 1)
     if captured < needed:
         step = 8 if needed <= 256 else 16
         words = f"{requests} request{'s' if requests > 1 else ''}"
         text = f"a decode step of {words} has {needed} tokens; CUDA graphs end at {captured} tokens"
         help_ = f"leave it out, or raise it to {-(-needed // step) * step}"
-        yield Hit(path, text, related=_beside(arm, requests), help=help_)
+        yield Hit(path, text, related=_beside(variant, requests), help=help_)
 
 
 def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -85,8 +90,8 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
     return "engine", None
 
 
-@arm_rule("SD165", WARNING)
-def flashinfer_without_graphs(arm: Arm) -> Hits:
+@variant_rule("SD165", WARNING)
+def flashinfer_without_graphs(variant: Variant) -> Hits:
     """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
 
     A step that verifies drafts has several tokens per request. On these GPUs, FlashInfer's CUDA graphs support only one
@@ -102,34 +107,34 @@ def flashinfer_without_graphs(arm: Arm) -> Hits:
         hardware: {accelerator: L4-24GB}
     Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
     """
-    ctx, kind, own = arm.ctx, gpu_kind(arm.ctx), arm.ctx.engine.get("attention_backend")
+    ctx, kind, own = variant.ctx, gpu_kind(variant.ctx), variant.ctx.engine.get("attention_backend")
     backend = str(own or section(ctx.engine, "attention_config").get("backend")).upper()
-    if backend != "FLASHINFER" or kind is None or ctx.engine.get("enforce_eager") is True or arm.k == 0:
+    if backend != "FLASHINFER" or kind is None or ctx.engine.get("enforce_eager") is True or variant.k == 0:
         return
     major = kind.compute_capability[0] if kind.compute_capability else None
     if found := [version for version in ctx.judged if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]:
         yield Hit(
             "engine.attention_backend" if own else "engine.attention_config.backend",
             f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
-            related={arm.at("method"): "speculation"},
+            related={variant.at("method"): "speculation"},
             versions=found,
             help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
         )
 
 
-def needed_slots(arm: Arm, version: str, *, sequences: int | None) -> int:
+def needed_slots(variant: Variant, version: str, *, sequences: int | None) -> int:
     """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start."""
     return slots(
         version,
-        method=arm.method,
-        num_speculative_tokens=arm.k or 0,
-        parallel=arm.get("parallel_drafting") is True,
+        method=variant.method,
+        num_speculative_tokens=variant.k or 0,
+        parallel=variant.get("parallel_drafting") is True,
         sequences=sequences,
     )
 
 
-@arm_rule("SD135", ERROR)
-def small_step_with_lora(arm: Arm) -> Hits:
+@variant_rule("SD135", ERROR)
+def small_step_with_lora(variant: Variant) -> Hits:
     """With LoRA, a step has no room for the draft tokens of every request.
 
     vLLM refuses to start unless `max_num_batched_tokens` has room for K + 1 tokens of each of `max_num_seqs` requests.
@@ -139,17 +144,21 @@ def small_step_with_lora(arm: Arm) -> Hits:
     Instead: engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
     Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
     """
-    ctx, budget, requests = arm.ctx, arm.ctx.count("max_num_batched_tokens"), arm.ctx.count("max_num_seqs")
+    ctx, budget, requests = (
+        variant.ctx,
+        variant.ctx.count("max_num_batched_tokens"),
+        variant.ctx.count("max_num_seqs"),
+    )
     if requests is None and budget is not None and ctx.on_gpu:
         requests = min(LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
-    if ctx.engine.get("enable_lora") is not True or None in (budget, requests, arm.k):
+    if ctx.engine.get("enable_lora") is not True or None in (budget, requests, variant.k):
         return
-    assert budget is not None and requests is not None and arm.k is not None
-    needed = requests * (arm.k + 1)
+    assert budget is not None and requests is not None and variant.k is not None
+    needed = requests * (variant.k + 1)
     if budget < needed:
         text = f"LoRA with speculation needs {needed} tokens in a step; found {budget}"
         help_ = f"write `max_num_batched_tokens: {needed}`, or lower one of the other two values"
-        yield Hit(TOKENS, text, related=_beside(arm, requests), help=help_)
+        yield Hit(TOKENS, text, related=_beside(variant, requests), help=help_)
 
 
 @rule("SD136", ERROR)
@@ -174,8 +183,8 @@ def too_few_slots(ctx: Context) -> Hits:
     if small := _small_step(ctx, budget, given):
         yield small
         return
-    for arm in ctx.arms:
-        needs = {version: needed_slots(arm, version, sequences=given) for version in ctx.judged}
+    for variant in ctx.variants:
+        needs = {version: needed_slots(variant, version, sequences=given) for version in ctx.judged}
         if ctx.engine.get("max_num_scheduled_tokens") is not None:
             # a version that keeps slots for every request then asks another question
             needs = {version: needed for version, needed in needs.items() if SLOTS.at(version) != "requests"}
@@ -183,7 +192,7 @@ def too_few_slots(ctx: Context) -> Hits:
         if found:
             least = max(needs[version] for version in found) + 1
             text = f"drafting takes all tokens of a step: at least {least} are needed; found {budget}"
-            related = {arm.at("num_speculative_tokens"): f"{arm.k} are drafted"}
+            related = {variant.at("num_speculative_tokens"): f"{variant.k} are drafted"}
             help_ = "8192 is a good value for speculation"
             yield Hit(TOKENS, text, related=related, versions=found, help=help_)
 
@@ -194,17 +203,17 @@ def _overfilled_default(ctx: Context) -> Hits:
     on_other = ctx.on_cpu or (ctx.machine is not None and ctx.machine.is_cpu)
     if said or on_other or ctx.engine.get("enable_chunked_prefill") is False:
         return
-    for arm in ctx.arms:
+    for variant in ctx.variants:
         found = [
             version
             for version in ctx.judged
             if SLOTS.at(version) == "requests"
-            and needed_slots(arm, version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
+            and needed_slots(variant, version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
         ]
         if found:
-            text = f"drafts of {arm.k} tokens take all tokens of vLLM's default step"
+            text = f"drafts of {variant.k} tokens take all tokens of vLLM's default step"
             help_ = "set `max_num_batched_tokens`, and a smaller `max_num_seqs`"
-            yield arm.hit("num_speculative_tokens", text, versions=found, help=help_)
+            yield variant.hit("num_speculative_tokens", text, versions=found, help=help_)
 
 
 def _small_step(ctx: Context, budget: int, requests: int | None) -> Hit | None:
@@ -222,8 +231,8 @@ def _small_step(ctx: Context, budget: int, requests: int | None) -> Hit | None:
     return None
 
 
-@arm_rule("SD137", WARNING)
-def fewer_active_requests(arm: Arm) -> Hits:
+@variant_rule("SD137", WARNING)
+def fewer_active_requests(variant: Variant) -> Hits:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
     `dflash` and `dspark` draft in a separate pass, whose tokens must fit into `max_num_batched_tokens`: K + 1 per
@@ -236,19 +245,19 @@ def fewer_active_requests(arm: Arm) -> Hits:
     Instead: engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
     Source: vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
-    budget, given = arm.ctx.count("max_num_batched_tokens"), arm.ctx.count("max_num_seqs")
-    capped = arm.ctx.during(BLOCK_DRAFTS_CAP_REQUESTS)
-    if budget is None or given is None or not capped or arm.method not in BLOCK_DRAFTS:
+    budget, given = variant.ctx.count("max_num_batched_tokens"), variant.ctx.count("max_num_seqs")
+    capped = variant.ctx.during(BLOCK_DRAFTS_CAP_REQUESTS)
+    if budget is None or given is None or not capped or variant.method not in BLOCK_DRAFTS:
         return
-    active = arm.ctx.count("max_num_active_seqs") or given
-    needed = needed_slots(arm, capped[-1], sequences=given)
+    active = variant.ctx.count("max_num_active_seqs") or given
+    needed = needed_slots(variant, capped[-1], sequences=given)
     if needed < budget and budget // needed < active:
         yield Hit(
             TOKENS,
             f"at most {budget // needed} of {active} requests will run in parallel: the drafter has room for no more",
             related={
                 SEQUENCES: f"{active} are allowed",
-                arm.at("method"): f"takes {needed} tokens for each request",
+                variant.at("method"): f"takes {needed} tokens for each request",
             },
             versions=capped,
             help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
@@ -273,24 +282,24 @@ def small_steps(ctx: Context) -> Hits:
     budget = ctx.count("max_num_batched_tokens")
     if ctx.profile.speculation is None or ctx.on_cpu:
         return
-    for arm in ctx.arms if budget is None else ():
-        if text := _default_step(arm):
-            yield arm.hit("num_speculative_tokens", text, help="write `max_num_batched_tokens: 8192`")
+    for variant in ctx.variants if budget is None else ():
+        if text := _default_step(variant):
+            yield variant.hit("num_speculative_tokens", text, help="write `max_num_batched_tokens: 8192`")
     if budget is not None and budget < 8192:
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below 8192"
         yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, if the memory allows it")
 
 
-def _default_step(arm: Arm) -> str | None:
+def _default_step(variant: Variant) -> str | None:
     """What is wrong with the step that vLLM takes by itself, if the drafts of all requests overfill it."""
-    kind, version = gpu_kind(arm.ctx), arm.ctx.judged[-1]
+    kind, version = gpu_kind(variant.ctx), variant.ctx.judged[-1]
     if kind is None or kind.vendor != "nvidia":
         return None
     least, requests = batch_defaults(
         version, gpu=kind.name, gpu_bytes=kind.total_bytes, compute_capability=kind.compute_capability
     )
-    requests = arm.ctx.count("max_num_seqs") or requests
+    requests = variant.ctx.count("max_num_seqs") or requests
     step = max(least, requests)
-    if least >= 8192 or requests * ((arm.k or 0) + 1) <= step:
+    if least >= 8192 or requests * ((variant.k or 0) + 1) <= step:
         return None
     return f"a step holds {step} tokens by default on `{kind.name}`; {requests} requests need more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Arm, Context, Hit, Hits, arm_rule, rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 
@@ -20,10 +20,10 @@ KEPT = 0.5
 KEY = "use_heterogeneous_vocab"
 
 
-def _compared(arm: Arm, *, mapped: bool = False) -> TokenizerComparison | None:
+def _compared(variant: Variant, *, mapped: bool = False) -> TokenizerComparison | None:
     """The tokenizers of a draft model and its target; `mapped`: with `use_heterogeneous_vocab`, else without it."""
-    is_wanted = arm.method == "draft_model" and (arm.get(KEY) is True) is mapped
-    return arm.tokenizer if is_wanted else None
+    is_wanted = variant.method == "draft_model" and (variant.get(KEY) is True) is mapped
+    return variant.tokenizer if is_wanted else None
 
 
 def _same_size(found: TokenizerComparison) -> bool:
@@ -38,18 +38,19 @@ def _by_share(share: float | None) -> Severity:
     return INFO if share < RARE else ERROR
 
 
-def _clash(arm: Arm) -> tuple[TokenizerFamily, TokenizerFamily] | None:
+def _clash(variant: Variant) -> tuple[TokenizerFamily, TokenizerFamily] | None:
     """The published families of target and draft if they differ in kind or size; None if the files were compared."""
-    found, profile, engine = arm.tokenizer, arm.ctx.profile, arm.ctx.engine
+    found, profile, engine = variant.tokenizer, variant.ctx.profile, variant.ctx.engine
     model, tokenizer = profile.target.model, profile.target.tokenizer or profile.target.model
-    is_wanted = arm.method == "draft_model" and arm.get(KEY) is not True and arm.model is not None
-    is_overridden = _overrides_size(arm) or engine.get("hf_config_path") is not None
+    is_wanted = variant.method == "draft_model" and variant.get(KEY) is not True and variant.model is not None
+    is_overridden = _overrides_size(variant) or engine.get("hf_config_path") is not None
     if not is_wanted or is_overridden or (found and found.verdict != "not_checked"):
         return None
     from specserve.models.families import tokenizer_family
 
     target, draft, ids = (
-        tokenizer_family(name) if name and is_hub_id(name) else None for name in (model, arm.model, tokenizer)
+        tokenizer_family(name) if name and is_hub_id(name) else None
+        for name in (model, variant.model, tokenizer)
     )
     if target is None or draft is None:
         return None
@@ -60,11 +61,11 @@ def _clash(arm: Arm) -> tuple[TokenizerFamily, TokenizerFamily] | None:
     return None if target[:2] == draft[:2] else (target, draft)
 
 
-def _overrides_size(arm: Arm) -> bool:
-    return "vocab_size" in str(arm.ctx.engine.get("hf_overrides"))
+def _overrides_size(variant: Variant) -> bool:
+    return "vocab_size" in str(variant.ctx.engine.get("hf_overrides"))
 
 
-def _of_families(arm: Arm, target: TokenizerFamily, draft: TokenizerFamily, note: str = "") -> Hit:
+def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFamily, note: str = "") -> Hit:
     """A hit that names both families, or only both sizes if they are of one family."""
     text, sizes = (
         "draft and target have vocabularies of different sizes",
@@ -75,7 +76,7 @@ def _of_families(arm: Arm, target: TokenizerFamily, draft: TokenizerFamily, note
         text = f"draft and target have different tokenizers: {draft.name} and {target.name}"
         labels = [f"{each.name}: {each.vocab_size:,} entries" for each in (target, draft)]
     sources = dict.fromkeys(f"{each.source} ({each.date})" for each in (target, draft))
-    return arm.hit(
+    return variant.hit(
         "model",
         text,
         label=labels[1],
@@ -85,8 +86,8 @@ def _of_families(arm: Arm, target: TokenizerFamily, draft: TokenizerFamily, note
     )
 
 
-@arm_rule("SD201", ERROR, needs="models", published=True)
-def unequal_vocabularies(arm: Arm) -> Hits:
+@variant_rule("SD201", ERROR, needs="models", published=True)
+def unequal_vocabularies(variant: Variant) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
     vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
@@ -100,16 +101,16 @@ def unequal_vocabularies(arm: Arm) -> Hits:
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
     """
-    if clash := _clash(arm):
+    if clash := _clash(variant):
         target_family, draft_family = clash
         target, draft = target_family.vocab_size, draft_family.vocab_size
         if target != draft:
-            yield _of_families(arm, target_family, draft_family, _refusal(target, draft))
+            yield _of_families(variant, target_family, draft_family, _refusal(target, draft))
         return
-    found = _compared(arm)
-    if found is None or _same_size(found) or _overrides_size(arm):
+    found = _compared(variant)
+    if found is None or _same_size(found) or _overrides_size(variant):
         return  # overrides change the sizes that config.json states
-    yield arm.hit(
+    yield variant.hit(
         "model",
         "draft and target have vocabularies of different sizes",
         label=f"{found.draft_vocab_size:,} entries",
@@ -139,8 +140,8 @@ def _way_out(found: TokenizerComparison) -> str:
     return f"take a draft with the target's tokenizer and {size} entries, or a method without one, such as `ngram`"
 
 
-@arm_rule("SD202", ERROR, needs="models", published=True)
-def foreign_token_ids(arm: Arm) -> Hits:
+@variant_rule("SD202", ERROR, needs="models", published=True)
+def foreign_token_ids(variant: Variant) -> Hits:
     """The target's token ids mean other tokens to the draft.
 
     vLLM compares only the sizes of the vocabularies. A draft with another tokenizer reads and proposes nonsense: most
@@ -153,14 +154,14 @@ def foreign_token_ids(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
-    if (clash := _clash(arm)) and clash[0].vocab_size == clash[1].vocab_size:
-        yield _of_families(arm, *clash)
-    found = _compared(arm)
+    if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
+        yield _of_families(variant, *clash)
+    found = _compared(variant)
     if found is None or not _same_size(found):
         return
     share = found.mismatch_by_occurrence
     if found.verdict in ("overlap", "incompatible") or share:
-        yield arm.hit(
+        yield variant.hit(
             "model",
             f"{_ids(found.differing_ids)} the draft{_often(share)}",
             label=_here(found.first_difference),
@@ -171,8 +172,8 @@ def foreign_token_ids(arm: Arm) -> Hits:
         )
 
 
-@arm_rule("SD203", WARNING, needs="models")
-def foreign_special_tokens(arm: Arm) -> Hits:
+@variant_rule("SD203", WARNING, needs="models")
+def foreign_special_tokens(variant: Variant) -> Hits:
     """Special tokens of the target mean something else to the draft.
 
     If the chat template writes them, the draft reads each conversation with marks that it was not trained on, and does
@@ -184,14 +185,14 @@ def foreign_special_tokens(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, tokenizer.json and the chat template of both models
     """
-    found = _compared(arm)
+    found = _compared(variant)
     if found is None or not _same_size(found) or found.verdict != "special_tokens_differ":
         return
     if not found.template_ids and found.mismatch_by_occurrence:
         return
     first = found.template_ids[0] if found.template_ids else found.first_difference
     used = "" if found.template_ids else ", though the chat template uses none of them"
-    yield arm.hit(
+    yield variant.hit(
         "model",
         f"special tokens of the target mean something else to the draft{used}",
         label=_here(first),
@@ -208,8 +209,8 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
     return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
 
 
-@arm_rule("SD204", INFO, needs="models")
-def other_segmentation(arm: Arm) -> Hits:
+@variant_rule("SD204", INFO, needs="models")
+def other_segmentation(variant: Variant) -> Hits:
     """Draft and target have the same tokens, but split text or format chats differently.
 
     vLLM does not refuse this, and no output changes, because it uses the target's tokenizer and chat template for both.
@@ -220,10 +221,10 @@ def other_segmentation(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, tokenizer.json and the chat template of both models
     """
-    found = _compared(arm)
+    found = _compared(variant)
     if found and found.verdict == "identical" and found.reasons:
         related = {"target.model": "its tokenizer and chat template serve both"}
-        yield arm.hit("model", found.reasons[0], related=related, notes=found.reasons[1:])
+        yield variant.hit("model", found.reasons[0], related=related, notes=found.reasons[1:])
 
 
 @rule("SD208", ERROR, needs="models")
@@ -253,8 +254,8 @@ def foreign_tokenizer(ctx: Context) -> Hits:
     )
 
 
-@arm_rule("SD209", INFO, needs="models")
-def unchecked_tokenizers(arm: Arm) -> Hits:
+@variant_rule("SD209", INFO, needs="models")
+def unchecked_tokenizers(variant: Variant) -> Hits:
     """The tokenizers of draft and target could not be compared.
 
     vLLM compares only the sizes of the vocabularies. So it is not known whether the draft understands the target's
@@ -265,15 +266,15 @@ def unchecked_tokenizers(arm: Arm) -> Hits:
     Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
-    found = _compared(arm)
-    if found and found.verdict == "not_checked" and not _clash(arm):
+    found = _compared(variant)
+    if found and found.verdict == "not_checked" and not _clash(variant):
         help_ = "start the server, and look at the acceptance rate that `specserve ask` prints"
-        if any(facts and facts.origin == "published" for facts in (arm.ctx.target, arm.draft)):
+        if any(facts and facts.origin == "published" for facts in (variant.ctx.target, variant.draft)):
             help_ = (
                 "run `check` on a machine that reaches the Hub; or run `specserve lock` there, and copy the lock "
                 "beside this profile"
             )
-        yield arm.hit(
+        yield variant.hit(
             "model",
             "the tokenizers of draft and target could not be compared",
             related={"target.model": "its token ids go to the draft"},
@@ -311,8 +312,8 @@ def _often(share: float | None) -> str:
     return f": {share:.1%} of a sample text" if share >= RARE else ": under 0.1% of a sample text"
 
 
-@arm_rule("SD205", WARNING, needs="models")
-def small_shared_vocabulary(arm: Arm) -> Hits:
+@variant_rule("SD205", WARNING, needs="models")
+def small_shared_vocabulary(variant: Variant) -> Hits:
     """The two vocabularies that are mapped to each other have little in common.
 
     With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the prompt and in the
@@ -330,21 +331,21 @@ def small_shared_vocabulary(arm: Arm) -> Hits:
     """
     from specserve.models.tokenizercompare import FEW_SHARED
 
-    found = _compared(arm, mapped=True)
+    found = _compared(variant, mapped=True)
     shared, kept = (found.shared_tokens, found.kept_by_occurrence) if found else (None, None)
     if found is None or shared is None or kept is None or (shared >= FEW_SHARED and kept >= KEPT):
         return
-    yield arm.hit(
+    yield variant.hit(
         "model",
         f"the vocabularies share {shared:,} tokens: the draft can propose {kept:.0%} of a sample text",
         label=f"{found.overlap or 0:.0%} of its tokens are in the target's vocabulary",
-        related={arm.at(KEY): "keeps the shared tokens only"},
+        related={variant.at(KEY): "keeps the shared tokens only"},
         help="use a draft that is closer to the target, or a method without a draft, such as `ngram`",
     )
 
 
-@arm_rule("SD207", ERROR, needs="models")
-def missing_draft_tokenizer(arm: Arm) -> Hits:
+@variant_rule("SD207", ERROR, needs="models")
+def missing_draft_tokenizer(variant: Variant) -> Hits:
     """The profile lets vLLM map the draft's vocabulary, but the draft has no tokenizer.
 
     To map the vocabularies (`use_heterogeneous_vocab`), vLLM's workers load the draft's tokenizer from the draft's own
@@ -362,12 +363,12 @@ def missing_draft_tokenizer(arm: Arm) -> Hits:
     """
     from specserve.models.vocabulary import holds_tokenizer
 
-    is_read = arm.draft is not None and arm.draft.origin != "published"
-    files = arm.draft.files if arm.draft and is_read and _compared(arm, mapped=True) else None
+    is_read = variant.draft is not None and variant.draft.origin != "published"
+    files = variant.draft.files if variant.draft and is_read and _compared(variant, mapped=True) else None
     if files is not None and not holds_tokenizer(files):
         text, related = (
             "the draft has no tokenizer, and its vocabulary has to be mapped",
-            {arm.at(KEY): "needs the draft's tokenizer"},
+            {variant.at(KEY): "needs the draft's tokenizer"},
         )
         help_ = "copy the tokenizer that the draft was trained with into its directory"
-        yield arm.hit("model", text, related=related, help=help_)
+        yield variant.hit("model", text, related=related, help=help_)

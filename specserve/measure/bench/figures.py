@@ -150,7 +150,7 @@ def break_even(
 def speedup(
     passes: Sequence[Pass],
     *,
-    arm: str,
+    variant: str,
     against: str,
     at: Point,
     launched: int = 2,
@@ -162,7 +162,7 @@ def speedup(
     """
     mine, theirs = (
         {(each.launch, each.block): each for each in of(passes, name, at)}
-        for name in (arm, against)
+        for name in (variant, against)
     )
     both = mine.keys() & theirs.keys()
     sides = [
@@ -172,16 +172,16 @@ def speedup(
     return ratio(sides[0], against=sides[1], launched=launched)
 
 
-def of(passes: Sequence[Pass], arm: str | None, at: Point) -> list[Pass]:
+def of(passes: Sequence[Pass], variant: str | None, at: Point) -> list[Pass]:
     """Return those of a variant at a point."""
-    return [each for each in passes if each.arm == arm and each.point == at]
+    return [each for each in passes if each.variant == variant and each.point == at]
 
 
 def compared(
     cells: Mapping[tuple[str, Point], Cell],
     passes: Sequence[Pass],
     *,
-    arm: str,
+    variant: str,
     against: str,
     at: Point,
     launched: int = 2,
@@ -193,17 +193,19 @@ def compared(
     `launched`: of the two, those that were started for this. `quick`: with few prompts on purpose.
     `budget_s`: what there was for measuring.
     """
-    mine, theirs = cells[arm, at], cells[against, at]
+    mine, theirs = cells[variant, at], cells[against, at]
     is_invalid = bool(mine.invalid or theirs.invalid)
     found = None
     if not is_invalid:
-        found = speedup(passes, arm=arm, against=against, at=at, launched=launched)
+        found = speedup(passes, variant=variant, against=against, at=at, launched=launched)
     if found is None or mine.figures is None or theirs.figures is None:
         missing = f"it needs {'a valid cell' if is_invalid else 'more blocks'}"
-        return Comparison(arm, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
+        return Comparison(variant, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
     own, other, judged = mine.figures, theirs.figures, verdict(found)
     if judged.level == "open":
-        block_s = sum(each.duration_s for name in (arm, against) for each in of(passes, name, at))
+        block_s = sum(
+            each.duration_s for name in (variant, against) for each in of(passes, name, at)
+        )
         block_s /= max(1, found.blocks)
         advice = _advice(found, quick=quick, block_s=block_s, budget_s=budget_s)
         judged = replace(judged, sentence=f"{judged.sentence}; {advice}")
@@ -212,7 +214,7 @@ def compared(
         tokens = own.output_tokens
         even = break_even(own.acceptance, output_tokens=tokens, speedup=found.value)
     return Comparison(
-        arm=arm,
+        variant=variant,
         against=against,
         point=at,
         speedup=found.estimate,
@@ -220,7 +222,9 @@ def compared(
         e2e_p99_ratio=own.e2e_ms.p99 / other.e2e_ms.p99 if other.e2e_ms.p99 > 0 else None,
         break_even_mean_acceptance_length=even,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
-        by_length=tuple(_by_length(passes, arm=arm, against=against, at=at, launched=launched)),
+        by_length=tuple(
+            _by_length(passes, variant=variant, against=against, at=at, launched=launched)
+        ),
     )
 
 
@@ -242,10 +246,10 @@ def _advice(estimate: LogEstimate, *, quick: bool, block_s: float, budget_s: flo
 
 
 def _by_length(
-    passes: Sequence[Pass], *, arm: str, against: str, at: Point, launched: int
+    passes: Sequence[Pass], *, variant: str, against: str, at: Point, launched: int
 ) -> Iterator[LengthPart]:
     """Yield the speedup of shorter and longer prompts, where prompts differ fourfold in length."""
-    requests = [request for each in of(passes, arm, at) for request in each.requests]
+    requests = [request for each in of(passes, variant, at) for request in each.requests]
     tokens = {each.prompt: each.prompt_tokens for each in requests if each.prompt_tokens}
     lengths = sorted(tokens.values())
     if len(lengths) < 2 * _LENGTH_PARTS or lengths[-1] < _LENGTHS * lengths[0]:
@@ -258,7 +262,7 @@ def _by_length(
         names = {name for name, count in tokens.items() if low < count <= high}
         found = speedup(
             passes,
-            arm=arm,
+            variant=variant,
             against=against,
             at=at,
             launched=launched,
@@ -285,7 +289,7 @@ def stops_paying(
     groups: dict[str, dict[int, Comparison]] = defaultdict(dict)
     for item in comparisons:
         at = item.point
-        groups[f"{item.arm}, {at.workload}, {at.temperature:g}"][at.concurrency] = item
+        groups[f"{item.variant}, {at.workload}, {at.temperature:g}"][at.concurrency] = item
     clauses = {}
     for key, found in groups.items():
         loads = sorted(found)
@@ -297,7 +301,7 @@ def stops_paying(
             continue
         first = loads[loads.index(pays[-1]) + 1] if pays else loads[0]
         end = found[first]
-        mine, theirs = cells[end.arm, end.point], cells[end.against, end.point]
+        mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
         why = _lack_of_room(mine, theirs, kv_cache_tokens)
         if pays:
             words = verdict_words(end.verdict)
@@ -310,7 +314,7 @@ def stops_paying(
 def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | None]) -> str:
     """Return the clause that its smaller KV cache is why, where requests waited for room."""
     own, other = mine.figures, theirs.figures
-    room, other_room = kv_cache_tokens.get(mine.arm), kv_cache_tokens.get(theirs.arm)
+    room, other_room = kv_cache_tokens.get(mine.variant), kv_cache_tokens.get(theirs.variant)
     if own is None or other is None or not room or not other_room or room >= other_room:
         return ""
     waited, other_waited = own.queue_ms or 0.0, other.queue_ms or 0.0
@@ -318,9 +322,9 @@ def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | 
     if not waits and own.preemptions <= other.preemptions:
         return ""
     return (
-        f" because its KV cache is smaller ({room:,} tokens, `{theirs.arm}` {other_room:,}): "
-        f"requests waited {waited:.0f} ms (`{theirs.arm}` {other_waited:.0f} ms), "
-        f"{own.preemptions} were preempted (`{theirs.arm}` {other.preemptions})"
+        f" because its KV cache is smaller ({room:,} tokens, `{theirs.variant}` {other_room:,}): "
+        f"requests waited {waited:.0f} ms (`{theirs.variant}` {other_waited:.0f} ms), "
+        f"{own.preemptions} were preempted (`{theirs.variant}` {other.preemptions})"
     )
 
 
@@ -328,7 +332,7 @@ def _promises(plan: BenchPlan, passes: Sequence[Pass], at: Point) -> Iterator[Ju
     """Yield each limit of `expect` that holds at a point, held against what was measured there."""
     if plan.profile is None:
         return
-    own, first = plan.own_arm, plan.arms[0]
+    own, first = plan.own_variant, plan.variants[0]
     mine, theirs = of(passes, own, at), of(passes, first.name, at)
     for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency):
         measured: Estimate | LogEstimate | None = None
@@ -347,7 +351,9 @@ def _promises(plan: BenchPlan, passes: Sequence[Pass], at: Point) -> Iterator[Ju
                 measured = rate(accepted)
             elif first.is_baseline and first.name != own and invalid_reason(theirs) is None:
                 launched = plan.launched(own, first.name)
-                measured = speedup(passes, arm=own, against=first.name, at=at, launched=launched)
+                measured = speedup(
+                    passes, variant=own, against=first.name, at=at, launched=launched
+                )
         yield judge(limit, measured.estimate if isinstance(measured, LogEstimate) else measured)
 
 
@@ -366,17 +372,19 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
     """Return `about`, which has no figures yet, with what the passes say of the plan's points."""
     cells: dict[tuple[str, Point], Cell] = {}
     for at in plan.points:
-        for arm in plan.arms:
-            there = of(passes, arm.name, at)
-            promises = tuple(_promises(plan, passes, at)) if arm.name == plan.own_arm else ()
+        for variant in plan.variants:
+            there = of(passes, variant.name, at)
+            promises = (
+                tuple(_promises(plan, passes, at)) if variant.name == plan.own_variant else ()
+            )
             reason = invalid_reason(there)
-            cells[arm.name, at] = Cell(arm.name, at, figures(there), reason, promises)
-    against, *others = (arm.name for arm in plan.arms)
+            cells[variant.name, at] = Cell(variant.name, at, figures(there), reason, promises)
+    against, *others = (variant.name for variant in plan.variants)
     comparisons = tuple(
         compared(
             cells,
             passes,
-            arm=name,
+            variant=name,
             against=against,
             at=at,
             launched=plan.launched(name, against),
@@ -387,8 +395,10 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
         for name in others
         if cells[name, at].figures is not None
     )
-    own = next((arm.plan for arm in plan.arms if arm.name == plan.own_arm), None)
-    room = {arm.name: arm.kv_cache_tokens for arm in about.arms}
+    own = next(
+        (variant.plan for variant in plan.variants if variant.name == plan.own_variant), None
+    )
+    room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
     return replace(
         about,
         fingerprint=own.fingerprint if own else None,
@@ -402,10 +412,10 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
 def _notes(plan: BenchPlan, passes: Sequence[Pass]) -> Iterator[str]:
     """Yield what a reader must know of the answers, and of promises that were not measured."""
     yield from cut_answers(passes)
-    for arm in plan.arms:
-        if arm.plan and (arm.plan.speculation or {}).get("method") == "suffix":
+    for variant in plan.variants:
+        if variant.plan and (variant.plan.speculation or {}).get("method") == "suffix":
             yield (
-                f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a "
+                f"`{variant.name}` remembers answers (suffix decoding), and prompts recur in a "
                 "launch: this is the acceptance of traffic that repeats itself"
             )
     holding: dict[str, bool] = {}

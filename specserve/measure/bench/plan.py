@@ -24,7 +24,7 @@ from specserve.measure.bench.variants import (
     Variant,
     checked,
     fit,
-    plan_arm,
+    plan_variant,
     sessions,
 )
 from specserve.measure.values import numbers, refuse_given, seconds, whole_numbers
@@ -65,7 +65,7 @@ class BenchRequest:
 class BenchPlan:
     """What a benchmark measures."""
 
-    arms: tuple[Variant, ...]
+    variants: tuple[Variant, ...]
     """The one that the others are compared with first."""
     sessions: tuple[Session, ...]
     points: tuple[Point, ...]
@@ -88,28 +88,30 @@ class BenchPlan:
     @property
     def name(self) -> str:
         """The profile's, or the first variant's."""
-        return self.profile.name if self.profile is not None else self.arms[0].name
+        return self.profile.name if self.profile is not None else self.variants[0].name
 
     @property
-    def own_arm(self) -> str:
+    def own_variant(self) -> str:
         """The variant that the profile itself is; without `speculation` it is the baseline."""
         if self.profile is None:
-            return self.arms[0].name
+            return self.variants[0].name
         return PROFILE if self.profile.speculation is not None else BASELINE
 
     @property
     def launches(self) -> int:
         """Launches of each variant."""
-        return sum(self.arms[-1].name in each.arms for each in self.sessions)
+        return sum(self.variants[-1].name in each.variants for each in self.sessions)
 
     def launched(self, *names: str) -> int:
         """Return how many of these variants are started for the benchmark."""
-        return sum(arm.name in names and arm.plan is not None for arm in self.arms)
+        return sum(variant.name in names and variant.plan is not None for variant in self.variants)
 
     @property
     def platform(self) -> str | None:
         """`cpu` or `cuda` if any variant is started here."""
-        return next((arm.plan.platform for arm in self.arms if arm.plan is not None), None)
+        return next(
+            (variant.plan.platform for variant in self.variants if variant.plan is not None), None
+        )
 
 
 def plan_bench(
@@ -120,22 +122,24 @@ def plan_bench(
     `at_once`: as many variants as a run that is resumed had at the same time. Raises ProfileError,
     CheckFailed, UsageError.
     """
-    profile, arms = _arms(request, starts=starts, notices=notices)
-    room = fit(arms)
+    profile, variants = _variants(request, starts=starts, notices=notices)
+    room = fit(variants)
     if at_once is not None:
         room = room._replace(at_once=at_once)
-    platform = next((arm.plan.platform for arm in arms if arm.plan is not None), "cuda")
+    platform = next(
+        (variant.plan.platform for variant in variants if variant.plan is not None), "cuda"
+    )
     wanted = points_of(request, profile, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
-    if request.launches and not any(arm.plan is not None for arm in arms):
+    if request.launches and not any(variant.plan is not None for variant in variants):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
     # one server at a time: A B B A, so that a steady drift of the machine cancels
-    launches = request.launches or (1 if room.at_once >= len(arms) or request.quick else 2)
+    launches = request.launches or (1 if room.at_once >= len(variants) or request.quick else 2)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None
     return BenchPlan(
-        arms=arms,
-        sessions=sessions(arms, launches=launches, at_once=room.at_once, slots=room.slots),
+        variants=variants,
+        sessions=sessions(variants, launches=launches, at_once=room.at_once, slots=room.slots),
         points=wanted,
         blocks=_QUICK_BLOCKS if request.quick else _BLOCKS,
         sources=files,
@@ -247,7 +251,7 @@ def is_url(text: str) -> bool:
     return "://" in text or bool(re.fullmatch(address, text))
 
 
-def _arms(
+def _variants(
     request: BenchRequest, *, starts: bool, notices: Notices
 ) -> tuple[Profile | None, tuple[Variant, ...]]:
     """Return the main profile, None if it is a URL, and all variants, the baseline first."""
@@ -262,7 +266,7 @@ def _arms(
         baseline: bool = False,
         alternative: str | None = None,
     ) -> Variant:
-        return plan_arm(
+        return plan_variant(
             path,
             name,
             settings,
@@ -399,6 +403,6 @@ def seeded(text: str) -> random.Random:
     return random.Random(text)  # noqa: S311  # an order, no secret
 
 
-def arm_order(block: Block, arms: Sequence[str]) -> list[str]:
+def variant_order(block: Block, variants: Sequence[str]) -> list[str]:
     """Return the variants of a block in an order drawn from its seed."""
-    return seeded(f"{block.seed} arms").sample(arms, len(arms))
+    return seeded(f"{block.seed} variants").sample(variants, len(variants))

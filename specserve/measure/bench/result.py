@@ -32,7 +32,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class ArmInfo:
+class VariantInfo:
     """One of the variants that are compared."""
 
     name: str
@@ -87,7 +87,7 @@ class Figures:
 class Cell:
     """One variant at one point."""
 
-    arm: str
+    variant: str
     point: Point
     figures: Figures | None
     invalid: str | None = None
@@ -110,7 +110,7 @@ class LengthPart:
 class Comparison:
     """One variant against the baseline (or the first variant, if there is none) at one point."""
 
-    arm: str
+    variant: str
     against: str
     point: Point
     speedup: Estimate | None
@@ -151,7 +151,7 @@ class Result:
     """Allow-listed: accelerator, cpu, cores, memory."""
     launches: int
     """Launches of each variant."""
-    arms: tuple[ArmInfo, ...]
+    variants: tuple[VariantInfo, ...]
     workloads: tuple[WorkloadInfo, ...]
     cells: tuple[Cell, ...]
     comparisons: tuple[Comparison, ...]

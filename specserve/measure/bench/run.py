@@ -18,15 +18,15 @@ from specserve.measure.bench.plan import (
     BenchPlan,
     BenchRequest,
     Block,
-    arm_order,
     blocks,
     plan_bench,
+    variant_order,
     with_places,
 )
 from specserve.measure.bench.result import (
-    ArmInfo,
     Point,
     Result,
+    VariantInfo,
     WorkloadInfo,
     from_json,
     read_result,
@@ -93,7 +93,9 @@ class Bench(Measurement):
             block
             for block in every
             if block.point in wanted
-            and any((launch, block.number, block.point, name) not in there for name in session.arms)
+            and any(
+                (launch, block.number, block.point, name) not in there for name in session.variants
+            )
         ]
 
     def _next_round(self, session: Session) -> list[Block]:
@@ -116,15 +118,15 @@ class Bench(Measurement):
             return self.points
         if self.plan.request.quick:
             return ()
-        first, *others = (arm.name for arm in self.plan.arms)
+        first, *others = (variant.name for variant in self.plan.variants)
         pairs = others
-        if len(session.arms) == 1:
-            is_first = session.arms == (first,)
+        if len(session.variants) == 1:
+            is_first = session.variants == (first,)
             partners = others if is_first else [first]
-            pairs = others if is_first else list(session.arms)
+            pairs = others if is_first else list(session.variants)
             most: dict[Point, int] = {}
             for each in self.passes:
-                if each.launch == session.launch and each.arm in partners:
+                if each.launch == session.launch and each.variant in partners:
                     number = each.block // (self.plan.blocks * len(self.points))
                     most[each.point] = max(most.get(each.point, 0), number)
             if most:
@@ -137,40 +139,42 @@ class Bench(Measurement):
 
     def _is_open(self, name: str, at: Point, session: Session, place: int) -> bool:
         """Return whether a round of a session still serves to decide a comparison."""
-        plan, first = self.plan, self.plan.arms[0].name
+        plan, first = self.plan, self.plan.variants[0].name
         launched = plan.launched(name, first)
-        found = speedup(self.passes, arm=name, against=first, at=at, launched=launched)
+        found = speedup(self.passes, variant=name, against=first, at=at, launched=launched)
         if found is None or verdict(found).level != "open":
             return False
         what, more = needed(found)
         # those that were sent without their pair, and those that later launches will send anyway
         later = plan.sessions[plan.sessions.index(session) + 1 :]
-        coming = sum(name in each.arms for each in later) * plan.blocks
-        if len(session.arms) == 1:
+        coming = sum(name in each.variants for each in later) * plan.blocks
+        if len(session.variants) == 1:
             coming += place * plan.blocks
         return what == "blocks" and more > coming
 
     def _session(self, session: Session, left_s: float) -> None:
         """Start its servers, measure what is not there yet on all of them, stop them."""
-        arms = [arm for arm in self.plan.arms if arm.name in session.arms]
-        self.launches_left = sum(arm.plan is not None for arm in arms)
+        variants = [variant for variant in self.plan.variants if variant.name in session.variants]
+        self.launches_left = sum(variant.plan is not None for variant in variants)
         label, launch = str(session.launch), session.launch
-        with self.session(arms, label=label, devices=session.devices) as (servers, driver):
+        with self.session(variants, label=label, devices=session.devices) as (servers, driver):
             ends_s = time.monotonic() + left_s
             while todo := self._next_round(session):
                 self.expected.clear()
-                self.expected.update((name, each.point) for each in todo for name in session.arms)
+                self.expected.update(
+                    (name, each.point) for each in todo for name in session.variants
+                )
                 for block in todo:
                     if time.monotonic() > ends_s:
                         self.is_cut |= block.number < self.plan.blocks * len(self.points)
                         return
                     # half a block is measured again, by one launch of all its variants
-                    for name in arm_order(block, session.arms):
+                    for name in variant_order(block, session.variants):
                         self.send_block(servers[name], driver, block, launch=launch)
 
     def _budget_s(self) -> float:
         """What is left of the budget of all sessions of the run; launches do not count."""
-        rest_s = REST_S if any(len(each.arms) > 1 for each in self.plan.sessions) else 0.0
+        rest_s = REST_S if any(len(each.variants) > 1 for each in self.plan.sessions) else 0.0
         return self.plan.budget_s - sum(each.duration_s + rest_s for each in self.passes)
 
     def _left_s(self) -> float:
@@ -183,7 +187,7 @@ class Bench(Measurement):
         if plan.platform is None:
             known.pop("vllm", None)  # nobody knows which one answers at a URL
         # variants, versions and machine as they were when the run began
-        infos = [from_json(ArmInfo, json.dumps(each)) for each in content["arms"]]
+        infos = [from_json(VariantInfo, json.dumps(each)) for each in content["variants"]]
         about = Result(
             name=plan.name,
             fingerprint=None,
@@ -192,7 +196,7 @@ class Bench(Measurement):
             versions={**known, **self.versions},
             host=self.host,
             launches=plan.launches,
-            arms=tuple(
+            variants=tuple(
                 dataclasses.replace(
                     each,
                     model=each.model or self.models.get(each.name, ""),
@@ -227,7 +231,7 @@ class Bench(Measurement):
                 f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks "
                 "were measured: `--resume` with a longer `--budget` goes on"
             )
-        if plan.fit.at_once < len(plan.arms):
+        if plan.fit.at_once < len(plan.variants):
             yield f"variants ran one after another ({plan.fit.why})"
         elif plan.fit.slots:
             yield "variants ran at the same time on different GPUs, one under load at a time"
@@ -246,7 +250,7 @@ def run_benchmark(
     """
     if resumed is None:
         plan = plan_bench(with_places(request), notices=outlet.notices)
-        _refuse_silent(plan.arms)
+        _refuse_silent(plan.variants)
         with new_directory(plan, output) as directory:
             return _run(plan, directory, outlet=outlet), directory.path
     if dataclasses.replace(request, budget=None) != BenchRequest():
@@ -259,14 +263,14 @@ def run_benchmark(
         return _run(plan, directory, outlet=outlet), directory.path
 
 
-def _refuse_silent(arms: Sequence[Variant]) -> None:
+def _refuse_silent(variants: Sequence[Variant]) -> None:
     """Raise TrafficError if a server at a URL does not answer, before anything is made."""
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
-    for arm in arms:
-        if arm.url is not None:
-            with Client(endpoint(arm.url, api_key_env=arm.api_key_env)) as client:
+    for variant in variants:
+        if variant.url is not None:
+            with Client(endpoint(variant.url, api_key_env=variant.api_key_env)) as client:
                 client.models()
 
 
@@ -274,9 +278,13 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
     """Return the directory of a new run: `output`, or one in the state folder."""
     from specserve.plan.launchplan import as_json
 
-    marks = [arm.plan.fingerprint[:8] for arm in plan.arms if arm.plan is not None][:3]
+    marks = [variant.plan.fingerprint[:8] for variant in plan.variants if variant.plan is not None][
+        :3
+    ]
     stem = "-".join([plan.name, *dict.fromkeys(marks), time.strftime("%Y%m%d-%H%M%S")])
-    launches = [as_json(arm.plan) if arm.plan is not None else None for arm in plan.arms]
+    launches = [
+        as_json(variant.plan) if variant.plan is not None else None for variant in plan.variants
+    ]
     directory = create(
         Path(output) if output is not None else new_place("bench", stem),
         {
@@ -284,12 +292,15 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "asked": dataclasses.asdict(plan.request),
             "at_once": plan.fit.at_once,
-            "arms": [
-                {**dataclasses.asdict(arm.info), "launch": launch}  # with the name of a key, no key
-                for arm, launch in zip(plan.arms, launches, strict=True)
+            "variants": [
+                {
+                    **dataclasses.asdict(variant.info),
+                    "launch": launch,
+                }  # with the name of a key, no key
+                for variant, launch in zip(plan.variants, launches, strict=True)
             ],
             "versions": versions(),
-            "host": host(platform_of_arms=plan.platform),
+            "host": host(platform_of_variants=plan.platform),
             "spent_s": 0.0,
         },
     )
@@ -298,9 +309,9 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
 
 
 def _require_profiles(plan: BenchPlan, directory: RunDirectory) -> None:
-    for arm in plan.arms:
-        what = arm.plan.fingerprint if arm.plan is not None else arm.url or ""
-        directory.require(f"`{arm.name}`", what)
+    for variant in plan.variants:
+        what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
+        directory.require(f"`{variant.name}`", what)
 
 
 def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices) -> BenchPlan:
@@ -339,7 +350,7 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
             if (found := _complete(directory.path)) is not None:
                 return found
         else:
-            names = ", ".join(arm.name for arm in plan.arms)
+            names = ", ".join(variant.name for variant in plan.variants)
             points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
             say(f"measuring {points} (a point is a workload, load and temperature) on {names}")
             say(f"run directory: {directory.path}")

@@ -60,7 +60,7 @@ class Pass:
     """Which start of the servers it was, from 0."""
     block: int
     point: Point
-    arm: str
+    variant: str
     duration_s: float
     client_cpu: float
     """Share of one core that the load generator used."""
@@ -80,7 +80,7 @@ class Pass:
     @property
     def key(self) -> tuple[int, int, Point, str]:
         """What tells it from every other pass of a run."""
-        return self.launch, self.block, self.point, self.arm
+        return self.launch, self.block, self.point, self.variant
 
 
 RUN, PASSES = "run.json", "passes.jsonl"
@@ -250,7 +250,7 @@ class Noted:
 class Passed:
     """A block was measured on a variant."""
 
-    arm: str
+    variant: str
     point: Point
     tokens_per_s: float
     done: int

@@ -196,7 +196,7 @@ class Abilities:
 class Running:
     """A variant's server, ready for passes; a context manager. `check` raises if it is gone."""
 
-    arm: Variant
+    variant: Variant
     url: str
     abilities: Abilities
     check: Callable[[], None]
@@ -220,7 +220,7 @@ class Running:
         """Send a block and return what was measured. Raises TrafficError without an answer."""
         point = block.point
         # another variant may be at the same URL; a mark is as long for every variant
-        mark = hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
+        mark = hashlib.sha256(self.variant.name.encode()).hexdigest()[:8]
         requests = []
         for index, item in enumerate(block.items):
             own: dict[str, Any] = {}
@@ -235,7 +235,7 @@ class Running:
             launch,
             block.number,
             point,
-            self.arm.name,
+            self.variant.name,
             sent.duration_s,
             sent.client_cpu,
             sent.requests,
@@ -253,14 +253,14 @@ class Running:
             "requests": requests,
             "concurrency": point.concurrency,
             "extra_body": {"temperature": point.temperature},
-            "api_key_env": self.arm.api_key_env,
-            "ssl_verify": self.arm.plan is None,  # that of a server of ours is not checked
+            "api_key_env": self.variant.api_key_env,
+            "ssl_verify": self.variant.plan is None,  # that of a server of ours is not checked
         }
         sent = driver.send(self.url, traffic)
         self.check()
         if not any(request.ok for request in sent.requests):
             why = next((each.error for each in sent.requests if each.error), "no answer")
-            place = f"`{self.arm.name}` at {self.url}"
+            place = f"`{self.variant.name}` at {self.url}"
             raise TrafficError(f"{place} answered none of {len(requests)} requests: {why}")
         now = None
         if before is not None:
@@ -299,11 +299,11 @@ def _request(item: Item, own: Mapping[str, Any] | None = None) -> dict[str, Any]
     return {**about, **item.prompt.body}
 
 
-def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
+def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Running:
     """Return a server that answers, once it was asked what it can. Raises TrafficError."""
-    place = endpoint(url, api_key_env=arm.api_key_env)
+    place = endpoint(url, api_key_env=variant.api_key_env)
     client = Client(place)
-    model = arm.plan.model if arm.plan is not None else client.first_model()
+    model = variant.plan.model if variant.plan is not None else client.first_model()
 
     def post(path: str, **fields: Any) -> None:
         body = {"model": model, "max_tokens": 1, "temperature": 0, **fields}
@@ -328,5 +328,5 @@ def connect(arm: Variant, url: str, *, check: Callable[[], None]) -> Running:
         is_sglang=client.is_sglang(model),
         can_count=client.count_tokens({"model": model, "prompt": "Hello"}) is not None,
     )
-    known = arm if arm.model else replace(arm, model=model)
+    known = variant if variant.model else replace(variant, model=model)
     return Running(known, place.root, abilities, check, _client=client)

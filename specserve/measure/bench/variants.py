@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.result import ArmInfo
+from specserve.measure.bench.result import VariantInfo
 from specserve.plan.host import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -45,14 +45,14 @@ class Variant:
     """Of the host, on the CPU; None if nobody knows."""
 
     @property
-    def info(self) -> ArmInfo:
+    def info(self) -> VariantInfo:
         """What a result says about it."""
-        about = ArmInfo(self.name, self.is_baseline, self.model, url=self.url)
+        about = VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
         if self.plan is None:
             return about
         block: Mapping[str, object] = self.plan.speculation or {}
         k = block.get("num_speculative_tokens")
-        return ArmInfo(
+        return VariantInfo(
             name=self.name,
             is_baseline=self.is_baseline,
             model=self.model,
@@ -72,10 +72,10 @@ class Variant:
         return self.devices
 
 
-def checked(arms: Sequence[Variant]) -> tuple[Variant, ...]:
+def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Return them, the one to compare with first. Raises UsageError if there are not two."""
-    if len(arms) < 2:
-        if arms and arms[0].url is not None:
+    if len(variants) < 2:
+        if variants and variants[0].url is not None:
             raise UsageError(
                 "there is nothing to compare with this server",
                 hint="add another server with `--with PROFILE|URL`",
@@ -85,14 +85,14 @@ def checked(arms: Sequence[Variant]) -> tuple[Variant, ...]:
             "given",
             hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
         )
-    name, count = Counter(arm.name for arm in arms).most_common(1)[0]
+    name, count = Counter(variant.name for variant in variants).most_common(1)[0]
     if count > 1:
         hint = "use `--with NAME=PROFILE` to give one of them another name"
         raise UsageError(f"two variants are named `{name}`", hint=hint)
-    return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
+    return tuple(sorted(variants, key=lambda variant: not variant.is_baseline))
 
 
-def plan_arm(
+def plan_variant(
     path: str,
     name: str | None,
     settings: Iterable[str],
@@ -139,13 +139,13 @@ class Session:
 
     launch: int
     """Number of the launch; blocks of two variants are compared if they have the same one."""
-    arms: tuple[str, ...]
+    variants: tuple[str, ...]
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By variant: the accelerators that it gets, if each has its own."""
 
 
 def sessions(
-    arms: Sequence[Variant],
+    variants: Sequence[Variant],
     *,
     launches: int,
     at_once: int,
@@ -157,8 +157,12 @@ def sessions(
     launch to launch: a steady drift of the machine cancels. Raises UsageError if there are fewer
     slots than servers.
     """
-    names = [arm.name for arm in arms]
-    started = [arm.name for arm in arms if arm.plan is not None and arm.plan.platform != "cpu"]
+    names = [variant.name for variant in variants]
+    started = [
+        variant.name
+        for variant in variants
+        if variant.plan is not None and variant.plan.platform != "cpu"
+    ]
     found: list[Session] = []
     for launch in range(launches):
         groups = [[name] for name in (reversed(names) if launch % 2 else names)]
@@ -187,30 +191,30 @@ class Fit(NamedTuple):
     """Accelerators for each of them."""
 
 
-def fit(arms: Sequence[Variant]) -> Fit:
+def fit(variants: Sequence[Variant]) -> Fit:
     """Return how many variants run at the same time; those at a URL take no room."""
     from specserve.hardware.accelerators import gpus, selected
     from specserve.hardware.host import host_memory
 
-    planned = [arm for arm in arms if arm.plan is not None]
+    planned = [variant for variant in variants if variant.plan is not None]
     if len(planned) < 2:
-        return Fit(len(arms), "one server is started" if planned else "all servers run already")
+        return Fit(len(variants), "one server is started" if planned else "all servers run already")
     assert planned[0].plan is not None
     if planned[0].plan.platform == "cpu":
         free = host_memory().free_bytes * 0.9
-        needs = [arm.memory_bytes for arm in planned if arm.memory_bytes is not None]
+        needs = [variant.memory_bytes for variant in planned if variant.memory_bytes is not None]
         if len(needs) < len(planned):
             return Fit(1, "how much memory a server takes is not known")
         needs.sort(reverse=True)
         most = next((n for n in range(len(needs), 0, -1) if sum(needs[:n]) <= free), 1)
         room = f"{free / 2**30:.1f} GiB are free"
         found = Fit(most, f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {room}")
-    elif len({arm.visible for arm in planned}) > 1:
+    elif len({variant.visible for variant in planned}) > 1:
         return Fit(1, "the profiles name different devices")
     else:
         # what a profile names wins over our own environment, as in its launch
         here = selected(gpus(), devices=planned[0].visible, environ=os.environ)
-        ranks = max(arm.ranks for arm in planned)
+        ranks = max(variant.ranks for variant in planned)
         why = f"{len(here)} GPU{'' if len(here) == 1 else 's'} here; each server needs {ranks}"
         if len({gpu.name for gpu in here}) > 1:
             return Fit(1, f"{why}, of different kinds")
@@ -218,7 +222,7 @@ def fit(arms: Sequence[Variant]) -> Fit:
         starts = range(0, len(uuids) - ranks + 1, ranks)
         slots = tuple(tuple(uuids[at : at + ranks]) for at in starts)
         found = Fit(len(slots), why, slots) if len(slots) > 1 else Fit(1, why)
-    return found._replace(at_once=len(arms)) if found.at_once >= len(planned) else found
+    return found._replace(at_once=len(variants)) if found.at_once >= len(planned) else found
 
 
 _PROCESSES_BYTES = 2 << 30
@@ -266,7 +270,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def host(*, platform_of_arms: str | None) -> dict[str, str]:
+def host(*, platform_of_variants: str | None) -> dict[str, str]:
     """Return the accelerators that the variants use, and the processor and memory beside them."""
     import psutil
 
@@ -282,9 +286,9 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
     }
-    if platform_of_arms == "cpu":
+    if platform_of_variants == "cpu":
         return found | {"accelerator": "cpu"}
-    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_arms else []
+    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_variants else []
     if here:
         names = sorted({kind(gpu).name for gpu in here})
         found["accelerator"] = f"{len(here)}x{names[0]}" if len(names) == 1 else ", ".join(names)

@@ -212,7 +212,7 @@ def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distill
     result, path = run_benchmark(request, output=output, resumed=resumed, outlet=views.outlet)
     passes = read_passes(path)
     gain = _gain(passes)
-    beside = speedup(passes, arm=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)
+    beside = speedup(passes, variant=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)
     is_slower = beside is not None and verdict(beside).word == COSTS
     views.outlet.notices.say("verifying the new draft's output")
     verified = run_verification(
@@ -246,11 +246,11 @@ def _gain(passes: list[Pass]) -> Gain:
                 one.prompt, one.acceptance.accepted_tokens, one.acceptance.draft_tokens
             )
             for each in passes
-            if each.arm == arm
+            if each.variant == variant
             for one in each.requests
             if one.ok and one.acceptance is not None
         ]
-        for arm in (PROFILE, ALTERNATIVE)
+        for variant in (PROFILE, ALTERNATIVE)
     )
     difference = acceptance_gain(new, over=old)
     if difference is None:

@@ -76,12 +76,12 @@ class Choice:
 
 def passes_of(passes: Sequence[Pass], name: str, point: Point) -> list[Pass]:
     """Those of one variant at one point."""
-    return [each for each in passes if (each.arm, each.point) == (name, point)]
+    return [each for each in passes if (each.variant, each.point) == (name, point)]
 
 
 def launched_tokens(passes: Sequence[Pass]) -> list[int]:
     """Every K that has passes."""
-    names = {each.arm for each in passes}
+    names = {each.variant for each in passes}
     return sorted(int(name[1:]) for name in names if re.fullmatch(r"k\d+", name))
 
 
@@ -102,7 +102,7 @@ def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
 
 def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
     """All answers with this K to the same text: the load changes no acceptance."""
-    same = [each for each in passes if each.arm == f"k{tokens}"]
+    same = [each for each in passes if each.variant == f"k{tokens}"]
     place = (point.workload, point.temperature)
     return steps_by_request(
         [each for each in same if (each.point.workload, each.point.temperature) == place]
@@ -111,7 +111,7 @@ def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
 
 def _measured(point: Point, tokens: int, passes: Sequence[Pass]) -> Row | None:
     """A K that was launched. Its steps cost what they do in the median round."""
-    estimate = speedup(passes, arm=f"k{tokens}", against=BASELINE, at=point)
+    estimate = speedup(passes, variant=f"k{tokens}", against=BASELINE, at=point)
     if estimate is None:
         return None
     rates, without = (
@@ -236,11 +236,11 @@ def pooled(
     """
     parts: list[tuple[LogEstimate, float]] = []
     for point in points:
-        mine = speedup(passes, arm=name, against=over, at=point)
+        mine = speedup(passes, variant=name, against=over, at=point)
         if mine is not None:
             parts.append((mine, 1 / len(points)))
             continue
-        sides = [speedup(passes, arm=each, against=BASELINE, at=point) for each in (name, over)]
+        sides = [speedup(passes, variant=each, against=BASELINE, at=point) for each in (name, over)]
         if over == BASELINE or sides[0] is None or sides[1] is None:
             return None
         parts += [(sides[0], 1 / len(points)), (sides[1], -1 / len(points))]

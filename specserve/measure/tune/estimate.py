@@ -187,9 +187,9 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
         elif not unread.path.startswith("alternatives."):
             raise unread.error
     context = known.context
-    arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
+    variant = next((variant for variant in context.variants if variant.path == "speculation"), None)
     target = context.target or shipped.get("target.model")
-    if arm is None:
+    if variant is None:
         raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if target is None:
         raise FactError(f"`{profile.target.model}` could not be read")
@@ -198,8 +198,8 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
         target=target,
         machine=machine,
         version=(context.versions or known_versions())[-1],
-        speculation=arm.block,
-        draft=arm.draft or shipped.get("speculation.model"),
+        speculation=variant.block,
+        draft=variant.draft or shipped.get("speculation.model"),
     )
     most = s.settings.max_num_seqs
     loads = whole_numbers(request.concurrency, "--concurrency", least=1, most=65536)

@@ -15,7 +15,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.plan import BenchRequest, points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_arm
+from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_variant
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
 from specserve.vllm.speculation import BLOCK_DRAFTS, drafts_are_shortened, schedule_is_dropped
@@ -212,7 +212,7 @@ def _planned(
 
     told = [] if block is None else [f"speculation={json.dumps(jsonable(block))}", _DETAILED]
     more = {"starts": starts, "notices": notices, "baseline": block is None}
-    return plan_arm(path, name, told, check=False, **more)  # type: ignore[arg-type]
+    return plan_variant(path, name, told, check=False, **more)  # type: ignore[arg-type]
 
 
 def too_many_requests(profile: Profile, most: int) -> UsageError:

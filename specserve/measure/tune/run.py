@@ -14,7 +14,7 @@ from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
 from specserve.measure.bench.figures import figures, speedup
-from specserve.measure.bench.plan import Block, arm_order, numbered, seeded
+from specserve.measure.bench.plan import Block, numbered, seeded, variant_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Noted, RunDirectory, create, resume
 from specserve.measure.bench.traffic import Running
@@ -68,7 +68,7 @@ class Tune(Measurement):
         largest = next((k for k in first if self.measure(Setting(k), later=k > 1)), None)
         if largest is None:
             raise next(iter(self.failed.values()))
-        speculating = [each for each in self.passes if each.arm != BASELINE]
+        speculating = [each for each in self.passes if each.variant != BASELINE]
         if speculating and not steps_by_request(speculating):
             self.note("the server does not report its steps: K that were not launched are unknown")
         launched = [k for k in choose.launched_tokens(self.passes) if k != largest]
@@ -154,7 +154,7 @@ class Tune(Measurement):
         """Rounds at a point: twice as many where these do not tell the speedup well."""
         if len(group) < 2:
             return ROUNDS
-        found = speedup(self.passes, arm=group[-1].name, against=BASELINE, at=point)
+        found = speedup(self.passes, variant=group[-1].name, against=BASELINE, at=point)
         is_noisy = found is not None and found.blocks >= ROUNDS and found.half() > MAX_NOISE
         return 2 * ROUNDS if is_noisy else ROUNDS
 
@@ -200,7 +200,7 @@ class Tune(Measurement):
                 if time.monotonic() + took_s > ends_s:
                     return
                 block = self._block(number, point)
-                for name in arm_order(block, [each.name for each in group]):
+                for name in variant_order(block, [each.name for each in group]):
                     if (launch, number, point, name) not in {each.key for each in self.passes}:
                         self.send_block(servers[name], driver, block, launch=launch)
                 todo = self._todo(launch, group, points)
@@ -249,7 +249,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         "kind": "tune",
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": host(platform_of_arms=plan.platform),
+        "host": host(platform_of_variants=plan.platform),
         "at_once": plan.room.at_once,
         "per_slot": plan.per_slot,
         "spent_s": 0.0,

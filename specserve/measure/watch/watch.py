@@ -72,11 +72,13 @@ class WatchedServer:
         if record is not None and self.profile is None:
             if record.profile == "-":
                 self.no_promises = "the server's profile came from stdin: `--profile` names it"
-            elif record.arm.alternative is not None:
-                self.no_promises = f"`expect` is not for alternatives: `{record.arm.alternative}`"
+            elif record.variant.alternative is not None:
+                self.no_promises = (
+                    f"`expect` is not for alternatives: `{record.variant.alternative}`"
+                )
             else:
                 try:
-                    self.profile = load_profile(record.profile, settings=record.arm.settings)
+                    self.profile = load_profile(record.profile, settings=record.variant.settings)
                 except SpecserveError as error:
                     self.profile_error = error
                     self.no_promises = f"the server's profile cannot be read: {error.message}"

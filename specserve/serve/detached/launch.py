@@ -23,7 +23,7 @@ from specserve.profile.schema import Profile
 from specserve.serve import events
 from specserve.serve.detached import processes, registry, watcher
 from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, identity, is_running, mark
-from specserve.serve.detached.registry import LaunchedArm, Record
+from specserve.serve.detached.registry import LaunchedVariant, Record
 from specserve.serve.events import OnEvent
 from specserve.serve.files import make_scratch, private, remove_scratch, within
 from specserve.serve.logs import default_log
@@ -52,7 +52,7 @@ def launch(
     *,
     name: str,
     profile: str,
-    arm: LaunchedArm | None = None,
+    variant: LaunchedVariant | None = None,
     room: DeviceRoom | None = None,
     log_path: Path | None = None,
     stop: StopRequest | None = None,
@@ -61,7 +61,7 @@ def launch(
 ) -> Record:
     """Start the plan's server under a name; return when it is ready, and leave it. A signal until then stops it.
 
-    `room`: what it declares to take of each device. `arm`: which launch of the profile it is.
+    `room`: what it declares to take of each device. `variant`: which launch of the profile it is.
 
     Raises UsageError (no name, or a variable is unset), LaunchError (the name or the port is in use, it did not come
     up), Interrupted; nothing is left then, and nothing in the registry.
@@ -70,7 +70,7 @@ def launch(
     with contextlib.ExitStack() as stack:
         # no handler of a signal raises from here on: an exception while a process starts would leave it behind
         stop = stop or stack.enter_context(stop_on_signals())
-        record = _new_record(plan, name, profile, arm, room, log_path or default_log(name))
+        record = _new_record(plan, name, profile, variant, room, log_path or default_log(name))
         _claim(record, plan)
         undo = stack.enter_context(contextlib.ExitStack())
         undo.callback(registry.remove, name, run=record.run)
@@ -110,7 +110,7 @@ def _new_record(
     plan: LaunchPlan,
     name: str,
     profile: str,
-    arm: LaunchedArm | None,
+    variant: LaunchedVariant | None,
     room: DeviceRoom | None,
     log_path: Path,
 ) -> Record:
@@ -141,7 +141,7 @@ def _new_record(
         api_key_env=plan.api_key_env,
         launcher=identity(os.getpid()),
         oom_kills=count_oom_kills(),
-        arm=arm or LaunchedArm(),
+        variant=variant or LaunchedVariant(),
         **{key: getattr(plan, key) for key in taken_over},
     )
 

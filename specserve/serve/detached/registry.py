@@ -50,7 +50,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchedArm:
+class LaunchedVariant:
     """Which launch of its profile a server is: what the command line said over the file."""
 
     alternative: str | None = None
@@ -62,15 +62,15 @@ _PROMISED = frozenset({"name", "target", "speculation", "alternatives", "expect"
 """Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
 
 
-def arm_of(alternative: str | None, settings: Iterable[str]) -> LaunchedArm:
+def variant_of(alternative: str | None, settings: Iterable[str]) -> LaunchedVariant:
     """What has to be known later of the command line, to say what the server promises."""
     kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _PROMISED)
-    return LaunchedArm(alternative, tuple(kept))
+    return LaunchedVariant(alternative, tuple(kept))
 
 
-def default_name(profile_name: str, *, arm: str | None) -> str:
-    """The profile's name, with the arm that is served: both may run at the same time."""
-    text = f"{profile_name}-{arm}" if arm else profile_name
+def default_name(profile_name: str, *, variant: str | None) -> str:
+    """The profile's name, with the variant that is served: both may run at the same time."""
+    text = f"{profile_name}-{variant}" if variant else profile_name
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
 
 
@@ -120,8 +120,8 @@ class Record:
     stopper: tuple[int, int] | None = None
     """The command that is stopping it."""
     ended: Ended | None = None
-    arm: LaunchedArm = field(default_factory=LaunchedArm)
-    """A state that is older than this field tells no arm; `method` still says whether it speculates."""
+    variant: LaunchedVariant = field(default_factory=LaunchedVariant)
+    """A state that is older than this field tells no variant; `method` still says whether it speculates."""
 
 
 def to_json(record: Record) -> str:

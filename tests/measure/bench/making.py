@@ -40,7 +40,7 @@ def request(
 
 
 def made(
-    arm: str,
+    variant: str,
     block: int,
     *requests: Request,
     point: Point = POINT,
@@ -51,21 +51,21 @@ def made(
 ) -> Pass:
     each = requests or (request(f"p{block}"),)
     seconds = sum(item.latency_s for item in each) if duration_s is None else duration_s
-    return Pass(launch, block, point, arm, seconds, client_cpu, each, acceptance)
+    return Pass(launch, block, point, variant, seconds, client_cpu, each, acceptance)
 
 
 def blocks_of(
-    arm: str, seconds: Sequence[float], *, tokens: int = 100, point: Point = POINT, launch: int = 0
+    variant: str, seconds: Sequence[float], *, tokens: int = 100, point: Point = POINT, launch: int = 0
 ) -> list[Pass]:
     """One pass of one request for each time."""
     return [
         made(
-            arm,
+            variant,
             number,
             request(f"p{number}", tokens=tokens, latency_s=cost),
             point=point,
             launch=launch,
-            acceptance=Acceptance(40, 160, 60) if arm != "baseline" else None,
+            acceptance=Acceptance(40, 160, 60) if variant != "baseline" else None,
         )
         for number, cost in enumerate(seconds)
     ]

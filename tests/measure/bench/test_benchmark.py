@@ -55,8 +55,10 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
         for session in plan.sessions:
             for block in blocks(plan.points, workloads, count=plan.blocks, launch=session.launch):
                 requests = tuple(request(item.id) for item in block.items)
-                for arm in session.arms:
-                    directory.append(Pass(session.launch, block.number, block.point, arm, 1.0, 0.1, requests))
+                for variant in session.variants:
+                    directory.append(
+                        Pass(session.launch, block.number, block.point, variant, 1.0, 0.1, requests)
+                    )
         directory.update(
             room={"chat": True, "max_model_len": None}, notes=[NOTE],
             models={"127.0.0.1:9": "served", "b": "served"},
@@ -79,7 +81,7 @@ def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = resumed(run, capsys)
-    assert [arm["model"] for arm in content["arms"]] == ["served", "served"]
+    assert [variant["model"] for variant in content["variants"]] == ["served", "served"]
     assert content["versions"]["load generator"] == "vLLM 0.32.0" and NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
     assert content["is_complete"] and len(content["cells"]) == 2
@@ -114,7 +116,7 @@ def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
 def test_a_run_that_was_never_resumed_has_a_result(plan: BenchPlan, tmp_path: Path) -> None:
     with new_directory(plan, str(tmp_path / "new")) as directory:
         found = bench(plan, directory).write(is_complete=False, outlet=OUTLET)
-    assert [arm.name for arm in found.arms] == ["127.0.0.1:9", "b"]
+    assert [variant.name for variant in found.variants] == ["127.0.0.1:9", "b"]
     assert read_result(tmp_path / "new") == found
 
 

@@ -1,4 +1,4 @@
-"""Figures of an arm, against sums done by hand."""
+"""Figures of a variant, against sums done by hand."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""How many arms run at the same time: by GPUs of one kind, or by memory on the CPU."""
+"""How many variants run at the same time: by GPUs of one kind, or by memory on the CPU."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def gpus(count: int, *, names: tuple[str, ...] = ("H100",)) -> list[Gpu]:
 
 
 @pytest.mark.parametrize(
-    ("count", "ranks", "arms", "at_once", "slots"),
+    ("count", "ranks", "variants", "at_once", "slots"),
     [(8, 4, 2, 2, 2), (8, 4, 3, 2, 2), (8, 2, 3, 3, 4), (4, 4, 2, 1, 1), (1, 1, 2, 1, 1), (0, 1, 2, 1, 0)],
 )
-def test_each_arm_gets_gpus_of_its_own(
-    count: int, ranks: int, arms: int, at_once: int, slots: int, monkeypatch: pytest.MonkeyPatch
+def test_each_variant_gets_gpus_of_its_own(
+    count: int, ranks: int, variants: int, at_once: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: gpus(count))
-    found = fit([planned(f"arm{number}", "cuda", ranks=ranks) for number in range(arms)])
+    found = fit([planned(f"variant{number}", "cuda", ranks=ranks) for number in range(variants)])
     assert found.at_once == at_once
     used = [device for slot in found.slots for device in slot]
     assert len(found.slots) in (0, slots) and len(set(used)) == len(used)
@@ -81,9 +81,9 @@ def test_on_the_cpu_memory_decides() -> None:
 
 
 def test_servers_that_run_already_take_no_room() -> None:
-    arms = [Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2")]
-    assert fit(arms).at_once == 2
-    assert fit([*arms, planned("c", "cpu")]).at_once == 3
+    variants = [Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2")]
+    assert fit(variants).at_once == 2
+    assert fit([*variants, planned("c", "cpu")]).at_once == 3
 
 
 def test_what_a_server_takes_is_weights_cache_and_processes(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
 
-ARMS = (
+VARIANTS = (
     Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
     Variant("profile", url="http://127.0.0.1:9002", model="m"),
 )
@@ -50,16 +50,26 @@ def result(
     *,
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
-    arms: tuple[Variant, ...] = ARMS,
+    variants: tuple[Variant, ...] = VARIANTS,
 ) -> Result:
-    plan = BenchPlan(arms=arms, sessions=(), points=points, blocks=6, profile=promised)
+    plan = BenchPlan(variants=variants, sessions=(), points=points, blocks=6, profile=promised)
     about = Result(
-        "x", None, "2026-01-31T00:00:00+00:00", 1.0, {}, {}, 1, tuple(arm.info for arm in arms), (), (), ()
+        "x",
+        None,
+        "2026-01-31T00:00:00+00:00",
+        1.0,
+        {},
+        {},
+        1,
+        tuple(variant.info for variant in variants),
+        (),
+        (),
+        (),
     )
     return summarise(plan, passes, about=about)
 
 
-def test_an_arm_twice_as_fast_pays() -> None:
+def test_a_variant_twice_as_fast_pays() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
     (comparison,) = found.comparisons
     assert comparison.verdict.word == PAYS
@@ -81,7 +91,7 @@ def test_only_blocks_that_both_have_are_compared() -> None:
 def test_an_invalid_cell_has_figures_and_no_speedup() -> None:
     bad = [made("profile", 0, request(), request("p2", error="status 500"))]
     found = result(blocks_of("baseline", SLOW) + bad)
-    cell = next(cell for cell in found.cells if cell.arm == "profile")
+    cell = next(cell for cell in found.cells if cell.variant == "profile")
     assert cell.invalid is not None and cell.figures is not None
     assert found.comparisons[0].speedup is None
     assert found.comparisons[0].verdict.sentence == "it needs a valid cell"
@@ -132,9 +142,9 @@ def test_promises_are_those_of_the_profile_and_not_of_its_alternatives(tmp_path:
     file = tmp_path / "p.yaml"
     head = "target: {model: m}\nalternatives: {lookup: {method: ngram, num_speculative_tokens: 3}}\n"
     file.write_text(head + "expect: [{workload: chat, max_tpot_p99_ms: 1000, min_speedup: 1.1}]\n")
-    arms = (planned("baseline", "cpu", is_baseline=True), planned("lookup", "cpu"))
+    variants = (planned("baseline", "cpu", is_baseline=True), planned("lookup", "cpu"))
     slow = blocks_of("lookup", [300 * value for value in SLOW])
-    found = result(blocks_of("baseline", SLOW) + slow, promised=load_profile(file), arms=arms)
+    found = result(blocks_of("baseline", SLOW) + slow, promised=load_profile(file), variants=variants)
     measured = {each.limit.key: each.measured for each in judged(found)}
     assert not found.is_missed and measured["max_tpot_p99_ms"] is not None
     assert measured["min_speedup"] is None  # nobody is faster than itself
@@ -167,7 +177,7 @@ def loads(values: dict[int, list[float]]) -> Result:
     return result(passes, points=places)
 
 
-def test_where_it_stops_paying_is_told_per_arm_and_workload() -> None:
+def test_where_it_stops_paying_is_told_per_variant_and_workload() -> None:
     found = loads({1: FAST, 4: SLOW, 16: [3 * value for value in FAST]})
     assert found.stops_paying == {"profile, chat, 0": "pays up to concurrency 1, makes no difference at 4"}
     always = loads({1: FAST, 4: FAST})
@@ -193,13 +203,13 @@ def test_a_smaller_kv_cache_is_named_where_requests_waited_for_room(
 ) -> None:
     found = loads({1: FAST, 4: SLOW})
     waits = {
-        arm: {"queue_ms": 1000 * queue_s[at], "preemptions": preemptions[at]}
-        for at, arm in enumerate(("profile", "baseline"))
+        variant: {"queue_ms": 1000 * queue_s[at], "preemptions": preemptions[at]}
+        for at, variant in enumerate(("profile", "baseline"))
     }
     cells = {
-        (cell.arm, cell.point): dataclasses.replace(
+        (cell.variant, cell.point): dataclasses.replace(
             cell,
-            figures=dataclasses.replace(cell.figures, **waits[cell.arm]),  # type: ignore[arg-type]
+            figures=dataclasses.replace(cell.figures, **waits[cell.variant]),  # type: ignore[arg-type]
         )
         for cell in found.cells
         if cell.figures is not None
@@ -211,11 +221,11 @@ def test_a_smaller_kv_cache_is_named_where_requests_waited_for_room(
 
 
 def test_prompts_that_differ_fourfold_in_length_are_also_judged_by_length() -> None:
-    def sent(arm: str, factor: dict[int, float], longest: int) -> list[Pass]:
+    def sent(variant: str, factor: dict[int, float], longest: int) -> list[Pass]:
         lengths = [*[100] * 4, *[200] * 4, *[longest] * 4]
         return [
             made(
-                arm,
+                variant,
                 block,
                 *(
                     dataclasses.replace(
@@ -248,8 +258,10 @@ def test_prompts_that_differ_fourfold_in_length_are_also_judged_by_length() -> N
 def test_what_is_open_says_what_would_decide_it(seconds: list[float], quick: bool, advice: str) -> None:
     passes = blocks_of("baseline", [1.3] * 6) + blocks_of("profile", seconds)
     cells = {
-        (arm, POINT): Cell(arm, POINT, figures([each for each in passes if each.arm == arm]))
-        for arm in ("baseline", "profile")
+        (variant, POINT): Cell(variant, POINT, figures([each for each in passes if each.variant == variant]))
+        for variant in ("baseline", "profile")
     }
-    found = compared(cells, passes, arm="profile", against="baseline", at=POINT, quick=quick, budget_s=1800)
+    found = compared(
+        cells, passes, variant="profile", against="baseline", at=POINT, quick=quick, budget_s=1800
+    )
     assert found.verdict.level == "open" and found.verdict.sentence.endswith(advice)

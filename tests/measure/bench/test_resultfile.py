@@ -71,7 +71,7 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
         (["cells", 0, "figures", "output_tokens_per_s"], None, "`cells.0.figures.output_tokens_per_s`"),
         (["comparisons", 0, "verdict", "level"], "WINS", "`comparisons.0.verdict.level`"),
         (["comparisons", 0, "speedup"], [], "`comparisons.0.speedup`"),
-        (["arms"], {}, "`arms`"),
+        (["variants"], {}, "`variants`"),
         (["host", "cpu"], None, "`host.cpu`"),
         (["name"], "\ud800", "Invalid JSON"),
     ],

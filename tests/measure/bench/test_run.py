@@ -30,7 +30,7 @@ from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
 
-ARMS = (Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2"))
+VARIANTS = (Variant("a", url="http://127.0.0.1:1"), Variant("b", url="http://127.0.0.1:2"))
 POINT = Point("mine", 0.0, 1)
 
 
@@ -47,10 +47,10 @@ class World:
     connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
-    seconds: Callable[[str, Block], float] = lambda _arm, _block: 1.0
+    seconds: Callable[[str, Block], float] = lambda _variant, _block: 1.0
     """What a block takes on a variant."""
 
-    def connect(self, arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
+    def connect(self, variant: Variant, url: str, *, check: Callable[[], None]) -> Any:
         """In the place of a server's first questions."""
         del url, check
 
@@ -59,8 +59,8 @@ class World:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             self.sent.append(block)
             requests = tuple(request(item.id) for item in block.items)
-            took_s = self.seconds(arm.name, block)
-            return Pass(launch, block.number, block.point, arm.name, took_s, 0.1, requests)
+            took_s = self.seconds(variant.name, block)
+            return Pass(launch, block.number, block.point, variant.name, took_s, 0.1, requests)
 
         def count(prompt: Prompt) -> int:
             self.counted.append(prompt.id)
@@ -68,7 +68,7 @@ class World:
 
         self.connections.append(
             Connected(
-                arm=replace(arm, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
+                variant=replace(variant, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
                 check=lambda: None, warm_up=lambda *_, **__: None,
             )
         )  # fmt: skip
@@ -93,7 +93,7 @@ def plan(tmp_path: Path) -> BenchPlan:
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return BenchPlan(ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), 3, {"mine": str(file)})
+    return BenchPlan(VARIANTS, sessions(VARIANTS, launches=1, at_once=2), (POINT,), 3, {"mine": str(file)})
 
 
 def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
@@ -212,8 +212,8 @@ def timed(
     for module in ("specserve.measure.servers", "specserve.measure.bench.run"):
         patch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
 
-    def connecting(arm: Variant, url: str, *, check: Callable[[], None]) -> Any:
-        made = connect(arm, url, check=check)
+    def connecting(variant: Variant, url: str, *, check: Callable[[], None]) -> Any:
+        made = connect(variant, url, check=check)
         send = made.run
 
         def slow(driver: object, block: Block, *, launch: int) -> Pass:
@@ -265,7 +265,7 @@ def test_a_budget_counts_what_earlier_sessions_measured(
 def noisy(spread: float) -> Callable[[str, Block], float]:
     """Variant b is 10 % faster, give or take."""
     rng = random.Random(3)
-    return lambda arm, _: (1.1 if arm == "a" else 1.0) * math.exp(rng.gauss(0, spread))
+    return lambda variant, _: (1.1 if variant == "a" else 1.0) * math.exp(rng.gauss(0, spread))
 
 
 def many(plan: BenchPlan, **changes: Any) -> BenchPlan:
@@ -282,10 +282,10 @@ def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: W
         here.run()
         count = len(here.passes)
         assert count > 2 * 8 and count % (2 * 8) == 0 and not here.is_cut
-        found = speedup(here.passes, arm="b", against="a", at=POINT, launched=0)
+        found = speedup(here.passes, variant="b", against="a", at=POINT, launched=0)
         assert found is not None and verdict(found).word == PAYS
         fewer = [each for each in here.passes if each.block < here.passes[-1].block // 8 * 8]
-        before = speedup(fewer, arm="b", against="a", at=POINT, launched=0)
+        before = speedup(fewer, variant="b", against="a", at=POINT, launched=0)
         assert before is not None and verdict(before).level == "open"
         assert here.is_done()
         again = bench(many(plan), directory)
@@ -296,7 +296,7 @@ def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: W
 def test_only_the_budget_ends_what_stays_open_and_a_quick_run_has_one_round(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
-    world.seconds = lambda arm, block: 1.0 + 0.2 * ((block.number + (arm == "a")) % 2)
+    world.seconds = lambda variant, block: 1.0 + 0.2 * ((block.number + (variant == "a")) % 2)
     open_one = many(plan, budget_s=60.0)
     with create(tmp_path / "run", {}) as directory:
         here = bench(replace(open_one, request=BenchRequest(quick=True)), directory)
@@ -309,15 +309,15 @@ def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
 ) -> None:
     """A B B A: the second launch has the rounds that the first one calls for, for both."""
     world.seconds = noisy(0.12)
-    alone = many(plan, sessions=sessions(ARMS, launches=2, at_once=1))
+    alone = many(plan, sessions=sessions(VARIANTS, launches=2, at_once=1))
     with create(tmp_path / "run", {}) as directory:
         here = bench(alone, directory)
         here.run()
     blocks = {
-        (launch, arm): sorted(p.block for p in here.passes if (p.launch, p.arm) == (launch, arm))
+        (launch, variant): sorted(p.block for p in here.passes if (p.launch, p.variant) == (launch, variant))
         for launch in (0, 1)
-        for arm in "ab"
+        for variant in "ab"
     }
     assert blocks[0, "a"] == blocks[0, "b"] == list(range(8))
     assert blocks[1, "a"] == blocks[1, "b"] and len(blocks[1, "a"]) > 8
-    assert [each.arm.name for each in world.connections] == ["a", "b", "b", "a"]
+    assert [each.variant.name for each in world.connections] == ["a", "b", "b", "a"]

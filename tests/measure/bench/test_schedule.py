@@ -1,4 +1,4 @@
-"""What is sent when: fair to every arm and every prompt, and the same in every run."""
+"""What is sent when: fair to every variant and every prompt, and the same in every run."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.plan import Item, arm_order, blocks, deal
+from specserve.measure.bench.plan import Item, blocks, deal, variant_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant, checked, sessions
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -70,29 +70,32 @@ def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> No
     assert len({tuple(each) for each in rounds}) > 1
 
 
-def test_arms_take_turns_in_being_first() -> None:
+def test_variants_take_turns_in_being_first() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
     wanted = [Point("chat", heat, load) for heat in (0.0,) for load in (1,)]
     first = Counter(
-        arm_order(block, ["baseline", "profile"])[0]
+        variant_order(block, ["baseline", "profile"])[0]
         for block in blocks(wanted, workloads, count=40, launch=0)
     )
     assert 10 <= first["baseline"] <= 30
 
 
-ARMS = tuple(
+VARIANTS = tuple(
     Variant(name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(("base", "a", "b"), 9001)
 )
 
 
-def test_arms_that_fit_run_together_in_every_launch() -> None:
-    found = sessions(ARMS, launches=2, at_once=3)
-    assert [(each.launch, each.arms) for each in found] == [(0, ("base", "a", "b")), (1, ("base", "a", "b"))]
+def test_variants_that_fit_run_together_in_every_launch() -> None:
+    found = sessions(VARIANTS, launches=2, at_once=3)
+    assert [(each.launch, each.variants) for each in found] == [
+        (0, ("base", "a", "b")),
+        (1, ("base", "a", "b")),
+    ]
 
 
-def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
-    found = sessions(ARMS[:2], launches=2, at_once=1)
-    assert [each.arms for each in found] == [("base",), ("a",), ("a",), ("base",)]
+def test_variants_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
+    found = sessions(VARIANTS[:2], launches=2, at_once=1)
+    assert [each.variants for each in found] == [("base",), ("a",), ("a",), ("base",)]
     assert [each.launch for each in found] == [0, 0, 1, 1]
 
 
@@ -111,10 +114,10 @@ def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str
     assert sessions(on_cpu, launches=1, at_once=2)[0].devices == {}
 
 
-def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:
+def test_the_baseline_comes_first_and_one_variant_is_nothing_to_compare() -> None:
     base = Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True)
-    assert [arm.name for arm in checked([ARMS[1], base])] == ["baseline", "a"]
+    assert [variant.name for variant in checked([VARIANTS[1], base])] == ["baseline", "a"]
     with pytest.raises(UsageError, match="nothing to compare"):
         checked([base])
     with pytest.raises(UsageError, match="two variants are named `a`"):
-        checked([ARMS[1], ARMS[1]])
+        checked([VARIANTS[1], VARIANTS[1]])

@@ -1,4 +1,4 @@
-"""What an arm is sent: the same as the others, and nothing that an earlier run or another arm left in a cache."""
+"""What a variant is sent: the same as the others, and nothing that an earlier run left in a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in ran
 
 
 def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
-    """Of the requests of one block, as they are sent to an arm."""
+    """Of the requests of one block, as they are sent to a variant."""
     sent: list[dict[str, Any]] = []
 
     def send(_url: str, traffic: dict[str, Any]) -> Sent:
@@ -50,7 +50,7 @@ def test_requests_of_a_block_may_share_prefixes() -> None:
     assert salts("a", takes_salt=False) == [None] * 3
 
 
-def test_two_arms_at_one_url_find_nothing_of_each_other() -> None:
+def test_two_variants_at_one_url_find_nothing_of_each_other() -> None:
     (one,), (other,) = set(salts("a")), set(salts("a much longer name"))
     assert one != other and len(one or "") == len(other or "")
 

@@ -21,14 +21,14 @@ from specserve.measure.tune.estimate import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm
+from tune_pair import LLAMA_8B, MIXTURE, NGRAM, variant
 
 LOADS = (1, 4, 16, 64, 128)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 128, 512])
 def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Path, tokens: int) -> None:
-    found = step_times(arm(tmp_path), context_tokens=0)
+    found = step_times(variant(tmp_path), context_tokens=0)
     published_s = 5.886e-3 + 21.0e-6 * tokens
     assert found.model_s(found.target, tokens=tokens, batch=1) == pytest.approx(published_s, rel=0.02)
 
@@ -62,7 +62,7 @@ def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
 
 
 def test_the_best_k_falls_with_the_load_of_a_dense_model_and_no_other_brings_more(tmp_path: Path) -> None:
-    s = arm(tmp_path, name="H200-141GB")
+    s = variant(tmp_path, name="H200-141GB")
     found = estimate(s, name="p", acceptance=0.7, loads=LOADS, k_max=8)
     best = [point.num_speculative_tokens for point in found.points]
     assert best == sorted(best, reverse=True) and best[0] >= 2
@@ -75,7 +75,7 @@ def test_the_best_k_falls_with_the_load_of_a_dense_model_and_no_other_brings_mor
 
 
 def test_a_mixture_reads_experts_as_tokens_reach_them(tmp_path: Path) -> None:
-    work = step_times(arm(tmp_path, target=MIXTURE, speculation=NGRAM), context_tokens=0).target
+    work = step_times(variant(tmp_path, target=MIXTURE, speculation=NGRAM), context_tokens=0).target
     assert work.expert_share == 8 / 128
     assert work.expert_bytes > 20 * work.dense_bytes * work.expert_share
 
@@ -83,21 +83,21 @@ def test_a_mixture_reads_experts_as_tokens_reach_them(tmp_path: Path) -> None:
 def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Path) -> None:
     target = {**LLAMA_8B, "num_nextn_predict_layers": 1}
     head = "{method: mtp, num_speculative_tokens: 4}"
-    draft = step_times(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
+    draft = step_times(variant(tmp_path, target=target, speculation=head), context_tokens=0).draft
     assert draft is not None
     assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]
 
 
 def test_loads_that_the_kv_cache_cannot_hold_are_left_out(tmp_path: Path) -> None:
     small, large = (
-        estimate(arm(tmp_path, name=name), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+        estimate(variant(tmp_path, name=name), name="p", acceptance=0.7, loads=LOADS, k_max=8)
         for name in ("L4-24GB", "H200-141GB")
     )
     assert [point.concurrency for point in large.points] == list(LOADS)
     loads = [point.concurrency for point in small.points]
     assert loads and max(loads) <= small.most_requests < 128
     with pytest.raises(UsageError, match="not even 1 requests of 1,024 tokens fit on 1x T4-16GB"):
-        estimate(arm(tmp_path, name="T4-16GB"), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+        estimate(variant(tmp_path, name="T4-16GB"), name="p", acceptance=0.7, loads=LOADS, k_max=8)
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 64))

@@ -218,7 +218,7 @@ def test_an_interrupted_tune_leaves_no_server_and_measures_nothing_twice(
     command("-c", "1")
     (folder,) = (command.profile.parent / "state" / "tune").iterdir()
     lines = [json.loads(line) for line in (folder / "passes.jsonl").read_text().splitlines()]
-    keys = [(each["launch"], each["block"], str(each["point"]), each["arm"]) for each in lines]
+    keys = [(each["launch"], each["block"], str(each["point"]), each["variant"]) for each in lines]
     assert len(keys) == len(set(keys)) == len(world.sent)
     assert world.running == []
 

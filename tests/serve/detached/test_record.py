@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import UsageError
 from specserve.serve.detached import registry
-from specserve.serve.detached.registry import BrokenRecord, Ended, LaunchedArm, Record, from_json, to_json
+from specserve.serve.detached.registry import BrokenRecord, Ended, LaunchedVariant, Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
@@ -46,14 +46,17 @@ RECORD = Record(
 
 def test_a_record_is_read_as_it_was_written() -> None:
     ended = Ended(1.0, -9, "was killed", "nobody knows", None, ("/dev/shm/psm_1",))
-    arm = LaunchedArm("eagle3", ("speculation.num_speculative_tokens=2",))
-    for record in (RECORD, dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5, arm=arm)):
+    variant = LaunchedVariant("eagle3", ("speculation.num_speculative_tokens=2",))
+    for record in (
+        RECORD,
+        dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5, variant=variant),
+    ):
         assert from_json(to_json(record)) == record
 
 
-def test_a_record_that_is_older_than_arms_is_read() -> None:
+def test_a_record_that_is_older_than_variants_is_read() -> None:
     content = json.loads(to_json(RECORD))
-    del content["arm"]
+    del content["variant"]
     assert from_json(json.dumps(content)) == RECORD
 
 
@@ -81,10 +84,10 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("started_at_s", True),
         ("version", 2),
         ("ended", {"at_s": 1}),
-        ("arm", {"alternative": 1}),
-        ("arm", {"settings": "a=b"}),
-        ("arm", {"settings": [1]}),
-        ("arm", None),
+        ("variant", {"alternative": 1}),
+        ("variant", {"settings": "a=b"}),
+        ("variant", {"settings": [1]}),
+        ("variant", None),
         ("unheard", 1),
     ],
 )
