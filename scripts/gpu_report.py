@@ -96,7 +96,7 @@ class Server:
                 events[event["event"]] = event
         self.log = read(Path(events.get("started", {}).get("log_path", self.file)))
         if ready := events.get("ready"):
-            self.url = ready["url"].removesuffix("/v1")
+            self.url = ready["url"]
         elif is_gone or "failed" in events:
             causes = events.get("failed", {}).get("causes")
             self.cause = "; ".join(causes or ()) or last_line(read(self.file))
@@ -279,9 +279,9 @@ def compare_text(session: Session, step: Step) -> tuple[Json, list[Json]]:
     same = sum(one["text"] == other["text"] for one, other in zip(greedy, alone, strict=True))
     row: Json = {"greedy text equal": f"{same} of {len(greedy)}"}
     for temperature, answers in (("0", greedy), ("0.7", sampled)):
-        counts = [answer.get("speculation") or {} for answer in answers]
-        drafted = sum(each.get("num_draft_tokens") or 0 for each in counts)
-        accepted = sum(each.get("num_accepted_tokens") or 0 for each in counts)
+        counts = [answer["speculation"]["acceptance"] or {} for answer in answers]
+        drafted = sum(each.get("draft_tokens", 0) for each in counts)
+        accepted = sum(each.get("accepted_tokens", 0) for each in counts)
         row[f"acceptance at T = {temperature}"] = round(accepted / drafted, 3) if drafted else None
     row |= {"verify": (verified.get("verdict") or {}).get("word"), "seconds": verified.get("elapsed_s")}
     return {"greedy": greedy, "alone": alone, "sampled": sampled, "verify": verified}, [row]

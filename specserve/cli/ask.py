@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from contextlib import closing
@@ -71,8 +70,9 @@ def ask(
     cat prompt.txt | specserve ask - --server llama70b-8b --format json
     """
     from specserve.errors import Interrupted, TrafficError
-    from specserve.report.answer import AnswerScreen, answer_json, figures
+    from specserve.report.answer import AnswerScreen, figures
     from specserve.report.console import in_one_line, out, say
+    from specserve.report.text import json_document, json_values
     from specserve.serve.client import Client, Question
     from specserve.serve.detached.observe import find_server
     from specserve.serve.requests import endpoint
@@ -99,7 +99,7 @@ def ask(
         message = "interrupted before the answer was complete"
         raise Interrupted(message, signal_number=signal.SIGINT) from None
     if format is TextOrJson.JSON:
-        out(json.dumps(answer_json(answer, url=place), indent=2))
+        out(json_document({"url": place, **json_values(answer)}))
         return
     if answer.mode == "completion":
         served = in_one_line(answer.model)

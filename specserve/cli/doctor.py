@@ -33,18 +33,21 @@ def doctor(
     """
     from specserve.checks.doctor.host import host_lines
     from specserve.report.console import out
-    from specserve.report.doctor import accelerators_json, accelerators_text, doctor_json, doctor_text
+    from specserve.report.doctor import accelerators_text, doctor_text
+    from specserve.report.text import json_document
     from specserve.serve.files import state_folder
 
     as_json = format is TextOrJson.JSON
     if accelerators:
-        from specserve.hardware.accelerators import gpus, this_cpu
+        from specserve.hardware.accelerators import catalogue, gpus, this_cpu
 
-        out((accelerators_json if as_json else accelerators_text)(gpus(), cpu=this_cpu()))
+        found, cpu = gpus(), this_cpu()
+        known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
+        out(json_document(known) if as_json else accelerators_text(found, cpu=cpu))
         return
     ours, about_servers = _servers_here()
     lines = [*host_lines(state=state_folder(), ours=ours), *about_servers]
-    out((doctor_json if as_json else doctor_text)(lines))
+    out(json_document({"lines": lines}) if as_json else doctor_text(lines))
     if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
 

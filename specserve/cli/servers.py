@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from functools import partial
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +13,7 @@ from specserve.cli.options import Format, TextOrJson, flag
 
 if TYPE_CHECKING:
     from specserve.serve.events import Event
+    from specserve.serve.logs import LogTail
     from specserve.serve.signals import StopRequest
 
 
@@ -32,13 +32,14 @@ def ps(
     specserve ps --format json
     """
     from specserve.report.console import out, say
-    from specserve.report.servers import as_json, table
+    from specserve.report.servers import table
+    from specserve.report.text import json_document
     from specserve.serve.detached.observe import observe_all
     from specserve.serve.detached.registry import remove
 
     servers = list(observe_all())
     if format is TextOrJson.JSON:
-        out(json.dumps(as_json(servers), indent=2))
+        out(json_document({"servers": servers}))
     elif servers:
         out(table(servers))
     else:
@@ -78,25 +79,45 @@ def logs(
     specserve logs demo -f
     specserve logs demo -n 0 | grep SpecDecoding
     """
-    from specserve.report.servers import print_last, print_lines
+    from specserve.report.servers import print_log
     from specserve.serve.detached.processes import Detached
     from specserve.serve.detached.registry import only_server
 
     record = only_server(name)
-    tail = print_last(Path(record.log_path), lines=lines)
-    server = Detached(record)
+    tail, server = print_last(Path(record.log_path), lines=lines), Detached(record)
     try:
         while follow:
             runs = server.is_running()
             new = tail.read_raw()
-            print_lines(new)
+            print_log(new)
             if not new and not runs:
-                print_lines([tail.rest] if tail.rest else [])
+                print_log([tail.rest] if tail.rest else [])
                 return
             if not new:
                 time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         return
+
+
+def print_last(path: Path, *, lines: int) -> LogTail:
+    """Print the last lines of a log, or all of it for 0; what comes later is to be read."""
+    from specserve.errors import FactError
+    from specserve.files import open_regular
+    from specserve.report.servers import print_log
+    from specserve.serve.logs import LogTail
+
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise FactError(f"the log cannot be read: {path}: {error.strerror}") from error
+    tail, kept = LogTail(path), deque[bytes](maxlen=lines or None)
+    while new := tail.read_raw():
+        kept.extend(new)
+        if not lines:
+            print_log(kept)
+            kept.clear()
+    print_log(kept)
+    return tail
 
 
 def down(
@@ -144,10 +165,13 @@ def _stop_one(name: str, stop: StopRequest) -> bool:
     from specserve.errors import FactError, SpecserveError
     from specserve.report.console import escaped, say
     from specserve.report.findings import failure
+    from specserve.report.servers import event_words
     from specserve.serve.detached.processes import stop_marked, stop_server
     from specserve.serve.detached.registry import read, remove
 
-    show = partial(_say_event, name)
+    def show(event: Event) -> None:
+        say(f"{name}: {event_words(event)}")
+
     try:
         try:
             record = read(name)
@@ -167,18 +191,3 @@ def _stop_one(name: str, stop: StopRequest) -> bool:
         say(failure(error))
         return False
     return True
-
-
-def _say_event(name: str, event: Event) -> None:
-    """Say what happens to a server."""
-    from specserve.report.console import say
-    from specserve.report.text import duration
-    from specserve.serve import events
-
-    match event:
-        case events.Stopping():
-            grace = duration(event.grace_s)
-            say(f"{name}: sent {event.signal}; running requests may finish for up to {grace}")
-        case events.Stopped():
-            how = " by SIGKILL" if event.killed else ""
-            say(f"{name}: stopped in {duration(event.took_s)}{how}; nothing is left running")

@@ -165,8 +165,8 @@ def start(
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
-    is_json = format is TextOrJson.JSON
-    view = JsonView(plan) if is_json else TextView(plan, stays_as=name)
+    as_json = format is TextOrJson.JSON
+    view = JsonView(plan) if as_json else TextView(plan, stays_as=name)
     try:
         if name is not None:
             launch(plan, name=name, on_event=view, **options)
@@ -179,7 +179,7 @@ def start(
         ):
             server.wait()
     except SpecserveError as error:
-        view.failed(error)
-        if is_json:
+        if isinstance(view, JsonView):
+            view.failed(error)
             raise typer.Exit(error.exit_code) from error
         raise

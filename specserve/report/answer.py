@@ -1,7 +1,4 @@
-"""What `ask` and `generate` show.
-
-An answer as it comes, its figures, and how far a file of prompts is.
-"""
+"""What `ask` and `generate` show: an answer as it comes, its figures, the state of a long run."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
 from specserve.report.console import LiveLine, escaped, say
-from specserve.report.text import VERSION, count, fields_of
+from specserve.report.text import count, fields_of
 from specserve.serve.client import Answer, SpeculationCounts
 
 if TYPE_CHECKING:
@@ -23,7 +20,7 @@ _SHOWN_ERRORS = 20
 
 
 def acceptance_line(run: Acceptance | None) -> str:
-    """One line: the rate, the mean length, the rate per position; or why there is none."""
+    """Returns the rate, the mean length and the rate per position; or why there is none."""
     if run is None:
         return "no speculation"
     rate, length = run.acceptance_rate, run.mean_acceptance_length
@@ -47,7 +44,7 @@ def acceptance_json(run: Acceptance | None) -> dict[str, object] | None:
 
 
 def figures(answer: Answer) -> list[str]:
-    """The lines under an answer: its speed, and what speculation did for it."""
+    """Returns the lines under an answer: its speed, and what speculation did for it."""
     parts = []
     if answer.ttft_s is not None:
         parts.append(f"TTFT {1000 * answer.ttft_s:.0f} ms")
@@ -61,46 +58,18 @@ def figures(answer: Answer) -> list[str]:
 
 
 def speculation_line(speculation: SpeculationCounts) -> str:
-    """The acceptance, and how much of it is this request's own."""
-    if speculation.is_on is None:
+    """Returns the acceptance, and whether others share in it."""
+    if speculation.is_on is None or (speculation.is_on and speculation.basis is None):
         return "acceptance unknown: the server shows no metrics"
-    if not speculation.is_on:
-        return "no speculation"
-    if speculation.basis is None:
-        return "acceptance unknown: the server's metrics went away"
-    line = acceptance_line(speculation.acceptance)
+    line = acceptance_line(speculation.acceptance if speculation.is_on else None)
     if speculation.other_requests:
         others = count(speculation.other_requests, "other request")
         line += f" ({others} ran: acceptance is the server's)"
     return line
 
 
-def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
-    """Returns the same for scripts.
-
-    Times in ms, `speculation` null if the server does not speculate.
-    """
-    speculation = answer.speculation
-    return {
-        "version": VERSION,
-        "url": url,
-        **fields_of(answer, "model", "mode", "text"),
-        "reasoning": answer.reasoning or None,
-        **fields_of(answer, "finish_reason", "prompt_tokens", "completion_tokens"),
-        "ttft_ms": None if answer.ttft_s is None else round(1000 * answer.ttft_s, 3),
-        "tokens_per_s": None if answer.tokens_per_s is None else round(answer.tokens_per_s, 3),
-        "speculates": speculation.is_on,
-        "speculation": acceptance_json(speculation.acceptance),
-        "speculation_basis": speculation.basis,
-        "other_requests": speculation.other_requests,
-    }
-
-
 class AnswerScreen:
-    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens.
-
-    A context manager.
-    """
+    """Text to stdout, reasoning to stderr; what was begun ends with a newline whatever happens."""
 
     def __init__(self) -> None:
         self._open: TextIO | None = None
@@ -114,7 +83,7 @@ class AnswerScreen:
     def show(self, kind: str, text: str) -> None:
         """Write a piece of the answer as it comes."""
         stream = sys.stdout if kind == "text" else sys.stderr
-        if self._open is not None and stream is not self._open:
+        if stream is not self._open:
             self._end()
         self._open = stream  # before the write, which a Ctrl-C may end
         encoding = stream.encoding or "utf-8"
@@ -125,9 +94,9 @@ class AnswerScreen:
 
     def _end(self) -> None:
         if self._open is not None:
-            stream, self._open = self._open, None
-            stream.write("\n")
-            stream.flush()
+            self._open.write("\n")
+            self._open.flush()
+            self._open = None
 
 
 def say_generated(found: Generated) -> None:
@@ -137,31 +106,23 @@ def say_generated(found: Generated) -> None:
         say(f"{found.completion_tokens} tokens in {found.took_s:.1f} s: {speed:.1f} tokens/s")
         say(acceptance_line(found.acceptance))
     if found.errors:
-        say(f"{count(len(found.errors), 'line')} failed:")
-        for error in found.errors[:_SHOWN_ERRORS]:
-            say(f"  {escaped(error)}")
-        if len(found.errors) > _SHOWN_ERRORS:
-            say(
-                f"  and {len(found.errors) - _SHOWN_ERRORS} more, "
-                "each with its `error` in the output"
-            )
+        say(f"{count(len(found.errors), 'line')} failed; each has its `error` in the output:")
+    for error in found.errors[:_SHOWN_ERRORS]:
+        say(f"  {escaped(error)}")
 
 
 @contextlib.contextmanager
 def generation_line() -> Iterator[Callable[[GenerateStatus], None]]:
-    """Yields what shows lines done and tokens per second; the live line is erased at the end."""
-    line = LiveLine(every_s=10.0)
+    """Yields what shows lines done and tokens per second, in one line that is rewritten."""
 
     def show(status: GenerateStatus) -> None:
         now_s = time.monotonic()
-        phase, rate = "starting the engine", ""
+        words = f"starting the engine, {now_s - status.began_s:.0f} s"
         if status.ready_s is not None:
-            phase = f"generating: {status.done} of {status.total} lines"
-            if status.tokens and now_s > status.ready_s:
-                rate = f", {status.tokens / (now_s - status.ready_s):.0f} tokens/s"
-        line.show(f"{phase}, {now_s - status.began_s:.0f} s{rate}")
+            lines = f"{status.done} of {status.total} lines"
+            rate = status.tokens / max(now_s - status.ready_s, 1.0)
+            words = f"generating: {lines}, {now_s - status.began_s:.0f} s, {rate:.0f} tokens/s"
+        line.show(words)
 
-    try:
+    with LiveLine(every_s=10.0) as line:
         yield show
-    finally:
-        line.erase()

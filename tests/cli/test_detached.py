@@ -84,12 +84,8 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
     assert "`specserve down demo` stops it" in captured.err
     assert "Ctrl-C" not in captured.err
     (seen,) = servers(capsys)
-    assert (seen["name"], seen["state"], seen["port"], seen["fingerprint"]) == (
-        "demo",
-        "ready",
-        server.port,
-        "0" * 64,
-    )
+    assert (seen["name"], seen["state"]) == ("demo", "ready")
+    assert (seen["record"]["port"], seen["record"]["fingerprint"]) == (server.port, "0" * 64)
     assert run(["ps"]) == 0
     assert capsys.readouterr().out.startswith("NAME  STATE  PORT")
     assert run(["down", "demo"]) == 0
@@ -143,11 +139,11 @@ def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str
 def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.CaptureFixture[str]) -> None:
     left()
     (seen,) = servers(capsys)
-    os.kill(seen["pid"], signal.SIGKILL)
+    os.kill(seen["record"]["leader"][0], signal.SIGKILL)
     deadline = time.monotonic() + 60
     while (found := servers(capsys))[0]["state"] != "dead":
         assert time.monotonic() < deadline
-    assert found[0]["ended"]["exit_code"] == -9
+    assert found[0]["record"]["ended"]["exit_code"] == -9
     for words in (
         ["ask", "hi", "--server", "demo"],
         ["ask", "hi"],
@@ -157,7 +153,7 @@ def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.Cap
         assert run(words) == 2
         told = capsys.readouterr().err
         assert "error: the server `demo` is dead: vLLM was killed by SIGKILL" in told
-        assert found[0]["ended"]["cause"] in told
+        assert found[0]["record"]["ended"]["cause"] in told
     assert run(["down", "demo"]) == 0
     assert "demo: had ended by itself: vLLM was killed by SIGKILL" in capsys.readouterr().err
     assert servers(capsys) == []
@@ -201,9 +197,9 @@ def test_ps_shows_no_acceptance_of_the_warm_up_request(
 
     figures(-10, accepted=5, drafted=5)  # before the server was ready
     figures(0.1, accepted=5, drafted=5)
-    assert servers(capsys)[0]["acceptance_rate"] is None
+    assert servers(capsys)[0]["lately"]["drafted_tokens"] == 0
     figures(10.1, accepted=10, drafted=40)
-    assert servers(capsys)[0]["acceptance_rate"] == 0.25
+    assert servers(capsys)[0]["lately"]["drafted_tokens"] == 40 * engines
 
 
 def test_a_broken_state_is_told_and_down_clears_what_runs(

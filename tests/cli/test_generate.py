@@ -92,7 +92,7 @@ def test_lines_that_are_no_requests_need_no_engine(profile: Path) -> None:
         "line 2: one of `prompt` and `messages` is needed",
     ]
     assert b"`frontend` applies only to a server and is ignored here: chat_template" in done.stderr
-    assert b"2 lines failed:" in done.stderr
+    assert b"2 lines failed;" in done.stderr
 
 
 ENGINE = """

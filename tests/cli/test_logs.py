@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.report.servers import print_last
+from specserve.cli.servers import print_last
 from specserve.serve import logs
 
 
@@ -54,7 +54,7 @@ def test_in_a_job_of_github_a_log_gives_no_orders(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     print_last(log, lines=0)
     told = capsys.readouterr().out.splitlines()
-    assert told == [r"\x3a:error::boo", r"\x3a:set-output name=a::b", r"x \x23#[group]y", "C::D"]
+    assert told == [r"\:error::boo", r"  \:set-output name=a::b", r"x \#[group]y", "C::D"]
     monkeypatch.delenv("GITHUB_ACTIONS")
     print_last(log, lines=1)
     print_last(log, lines=0)

@@ -27,14 +27,13 @@ def test_the_server_counts_the_acceptance_of_this_request(tiny_server: Up) -> No
     answer = json.loads(done.stdout)
     assert (answer["model"], answer["mode"], answer["completion_tokens"]) == ("tiny", "chat", 48)
     assert answer["text"]
-    assert answer["ttft_ms"] > 0
-    assert answer["tokens_per_s"] > 0
-    assert answer["speculation_basis"] == "request"
-    found = answer["speculation"]
-    assert found["num_draft_tokens"] >= found["num_accepted_tokens"] > 0
+    assert answer["last_token_s"] > answer["ttft_s"] > 0
+    assert answer["speculation"]["basis"] == "request"
+    found = answer["speculation"]["acceptance"]
+    assert found["draft_tokens"] >= found["accepted_tokens"] > 0
     # Every step gives the accepted tokens and one of the target's own; the first token comes from the prompt,
     # and of the last step's tokens those beyond the limit are dropped.
-    steps, accepted = found["num_drafts"], found["num_accepted_tokens"]
+    steps, accepted = found["drafts"], found["accepted_tokens"]
     assert 48 - 1 <= steps + accepted <= 48 + 4
 
 

@@ -176,8 +176,8 @@ def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> No
 def test_the_command_shows_which_accelerators_can_be_estimated(specserve: Program) -> None:
     _, _, names = specserve("doctor", "--accelerators").stdout.decode().partition("Names for")
     assert all(len(line) <= 80 for line in names.splitlines())
-    assert re.search(r"H100-80GB +79.18 GiB +9.0 +3,350 GB/s +989 TFLOPS\n", names)
-    assert re.search(r"DGX-Spark-128GB +119.18 GiB +12.1 +- +-\n", names)
+    assert re.search(r"H100-80GB +79.18 +9.0 +3,350 +989\n", names)
+    assert re.search(r"DGX-Spark-128GB +119.18 +12.1 +- +-\n", names)
     rows = {
         row["name"]: row
         for row in json.loads(specserve("doctor", "--accelerators", "--format", "json").stdout)["catalogue"]

@@ -26,7 +26,7 @@ def test_the_speed_is_one_line() -> None:
     [
         (SpeculationCounts(None), "acceptance unknown: the server shows no metrics"),
         (SpeculationCounts(False), "no speculation"),
-        (SpeculationCounts(True), "acceptance unknown: the server's metrics went away"),
+        (SpeculationCounts(True), "acceptance unknown: the server shows no metrics"),
         (SpeculationCounts(True, Acceptance(), "request"), "speculation is on, but nothing was drafted"),
         (
             SpeculationCounts(True, RUN, "request"),

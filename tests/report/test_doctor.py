@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.doctor.limits import Line, State
-from specserve.report.doctor import doctor_json, doctor_text
+from specserve.report.doctor import doctor_text
 
 LINES = [
     Line("Python", "ok", "3.11.9, /v/bin/python"),
@@ -53,12 +52,3 @@ def test_no_text_of_the_system_can_steer_a_terminal_or_forge_a_line(lines: list[
     text = doctor_text(lines, stream=io.StringIO())
     assert not {char for char in text if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n"}
     assert sum(row.startswith(("ok ", "note ", "bad ")) for row in text.split("\n")) == len(lines)
-
-
-def test_json_has_every_line() -> None:
-    data = json.loads(doctor_json(LINES))
-    assert next(iter(data)) == "version" and data["version"] == 1
-    assert [(line["name"], line["state"], line["text"], line["fix"]) for line in data["lines"]] == [
-        (line.name, line.state, line.text, line.fix) for line in LINES
-    ]
-    assert data["summary"] == {"ok": 2, "note": 1, "bad": 1}

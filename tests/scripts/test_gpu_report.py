@@ -112,7 +112,7 @@ def test_a_start_is_a_memory_point_that_the_scores_read(tmp_path: Path) -> None:
     log, events = tmp_path / "vllm.log", tmp_path / "events"
     log.write_text(LOG)
     said: list[Json] = [{"event": "started", "log_path": str(log)}]
-    said += [{"event": "ready", "url": "http://127.0.0.1:1/v1", "elapsed_s": 3.0}]
+    said += [{"event": "ready", "url": "http://127.0.0.1:1", "elapsed_s": 3.0}]
     events.write_text("\n".join(["noise", "3", *map(json.dumps, said)]))
     server = Server(child, events)
     assert server.has_started()

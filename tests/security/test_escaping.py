@@ -21,7 +21,8 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import escaped, in_one_line, json_text
 from specserve.report.findings import concise, render
 from specserve.report.formats import github, report_json, sarif
-from specserve.report.servers import JsonView, TextView, as_json, table
+from specserve.report.servers import JsonView, TextView, table
+from specserve.report.text import json_document
 from specserve.serve import events
 from specserve.serve.detached.observe import Seen
 from specserve.serve.detached.registry import Ended, Record
@@ -138,18 +139,14 @@ RECORD = Record(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", ["80", "4000"])
-def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other(
-    width: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", width)
+def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other() -> None:
     record = dataclasses.replace(RECORD, method="ngram")
     text = table([Seen("demo", "dead", EVIL, record), Seen("lost", "lost", EVIL)])
     assert not _ORDER.search(text)
     lines = text.splitlines()
     assert [line[:4] for line in lines[:3]] == ["NAME", "demo", "lost"]
     assert all(line.startswith("  ") for line in lines[3:])
-    assert not _ORDER.search(json.dumps(as_json([Seen("demo", "dead", EVIL, RECORD)])))
+    assert not _ORDER.search(json_document({"servers": [Seen("demo", "dead", EVIL, RECORD)]}))
 
 
 def test_a_servers_life_is_told_without_orders(
