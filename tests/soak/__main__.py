@@ -30,8 +30,10 @@ PARTS = {
     "load": Part(20, "4,000 requests: none fails, nothing grows", "under_load"),
     "watch": Part(6, "a draft that dies: seconds until watch says so", "draft_that_dies"),
     "verify": Part(45, "verdicts on a right temperature and on two that are 5 % off", "temperature"),
-    "same": Part(45, "bench of a server against itself, 10 times", "told_apart"),
-    "demo": Part(60, "bench of the demo, 10 times: PAYS", "pays_on_the_demo"),
+    "demo": Part(
+        50, "bench of the demo and of its baseline twice, 10 times: PAYS, and no verdict", "pays_and"
+    ),
+    "tune": Part(18, "the K that tune chooses against a sweep of all", "chooses"),
     "launches": Part(30, "how much launches of one server differ", "launches_of_one_server"),
     "noise": Part(6, "bench with a draft of noise: COSTS", "draft_of_noise"),
     "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),

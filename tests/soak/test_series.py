@@ -170,18 +170,6 @@ def bench(*options: str, folder: Path) -> list[dict[str, Any]]:
     return comparisons
 
 
-def test_a_server_is_not_told_apart_from_itself(server: Server, tmp_path: Path) -> None:
-    server.up_detached()
-    options = ("-w", "code", "-c", "1", "-t", "0,0.7", "--quick")
-    runs = [
-        bench(server.url, "--with", f"again={server.url}", *options, folder=tmp_path) for _ in range(RUNS)
-    ]
-    verdicts = Counter(each["verdict"]["word"] for comparisons in runs for each in comparisons)
-    server.down("demo")
-    figures(dict(verdicts))
-    assert verdicts["PAYS"] + verdicts["COSTS"] <= verdicts.total() / 10
-
-
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
 def test_an_interval_covers_the_truth_as_often_as_it_says(scenario: Scenario) -> None:
     """The table of docs/bench.md."""
@@ -216,10 +204,54 @@ def test_launches_of_one_server_differ_by_no_more_than_is_known(tmp_path: Path) 
         assert spread <= 2 * LAUNCH_SPREAD
 
 
-@pytest.mark.parametrize("number", range(RUNS))
-def test_speculation_pays_on_the_demo(number: int, tmp_path: Path) -> None:
-    (found,) = bench(DEMO, "-w", str(ROOT / "demo" / "prompts.jsonl"), "-c", "1", "-t", "0", folder=tmp_path)
-    assert found["verdict"]["word"] == "PAYS"
+QUICK = ("-w", "code", "-c", "1", "-t", "0", "--quick")
+
+
+def demo_as(folder: Path, **blocks: Any) -> Path:
+    """The demo's profile in another folder, with these blocks in the place of its own; None: without."""
+    content = {**yaml.safe_load(Path(DEMO).read_text()), **blocks}
+    content["target"]["model"] = str(ROOT / "demo" / "wide")
+    profile = folder / "other.yaml"
+    profile.write_text(yaml.safe_dump({key: each for key, each in content.items() if each is not None}))
+    return profile
+
+
+def test_the_demo_pays_and_a_second_baseline_is_not_told_apart(tmp_path: Path) -> None:
+    """One and the same settings: the demo and a second server without speculation against the first."""
+    again = demo_as(tmp_path, speculation=None)
+    verdicts: dict[str, Counter[str]] = {"profile": Counter(), "again": Counter()}
+    for _ in range(RUNS):
+        for each in bench(DEMO, "--with", f"again={again}", *QUICK, folder=tmp_path):
+            verdicts[each["variant"]][each["verdict"]["word"]] += 1
+    figures(verdicts)
+    assert verdicts["profile"]["PAYS"] == RUNS
+    assert verdicts["again"]["PAYS"] + verdicts["again"]["COSTS"] <= RUNS / 10
+
+
+def test_the_k_that_tune_chooses_is_the_best_of_a_sweep(tmp_path: Path) -> None:
+    """`tune` within five minutes, and every K as an alternative of one benchmark."""
+    draft = {**yaml.safe_load(Path(DEMO).read_text())["speculation"], "model": str(ROOT / "demo" / "draft")}
+    others = {f"k{k}": {**draft, "num_speculative_tokens": k} for k in range(1, 9)}
+    profile = demo_as(tmp_path, speculation=others.pop("k4"), alternatives=others)
+    began = time.monotonic()
+    words = ("tune", str(profile), "-w", "code", "-c", "1", "--budget", "5m", "--format", "json")
+    done = subprocess.run(
+        [sys.executable, "-m", "specserve", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    took_s = time.monotonic() - began
+    assert done.returncode == 0, done.stdout
+    chosen = json.loads(done.stdout)["choice"]["speculation"]["num_speculative_tokens"]
+    figures(f"tune chose K {chosen} in {took_s:.0f} s")
+    found = bench(str(profile), *QUICK, folder=tmp_path)
+    speedups = {each["variant"]: each["speedup"]["value"] for each in found}
+    share = speedups["profile" if chosen == 4 else f"k{chosen}"] / max(speedups.values())
+    figures(f"K {chosen} is as fast as {share:.1%} of the best K")
+    assert took_s <= 330
+    assert share >= 0.97
 
 
 def test_a_draft_of_noise_costs(tmp_path: Path) -> None:
