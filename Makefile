@@ -38,7 +38,7 @@ demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev
 
-heads: python ## setup, and .venv-heads, whose Python trains EAGLE-3 heads (`distill --python`)
+heads: python ## setup, and .venv-heads, where `distill` trains EAGLE-3 heads, too
 	@$(PYTHON) scripts/setup.py --heads
 
 test: dev ## everything that CI runs

@@ -238,7 +238,7 @@ def set_up(venv: Path, *, dev: bool) -> None:
 
 
 def set_up_heads(venv: Path) -> None:
-    """An environment on top of the engine's, `VENV-heads`, that trains EAGLE-3 heads; the engine's stays as it is."""
+    """An environment on top of the engine's, `VENV-heads`, where `distill` trains EAGLE-3 heads."""
     heads = venv.with_name(f"{venv.name}-heads")
     python, step = str(heads / "bin/python"), Step("heads", "speculators, for heads", (HEADS,), 350, [])
     if is_usable(heads) and not pending([step], heads):
@@ -247,7 +247,7 @@ def set_up_heads(venv: Path) -> None:
     engine = str(venv / "bin/python")
     perform("environment for heads", [[engine, "-m", "venv", "--without-pip", "--clear", str(heads)]])
     (place,), (below,) = ((one / "lib").glob("python3*/site-packages") for one in (heads, venv))
-    (place / "engine.pth").write_text(f"{below}\n", encoding="utf-8")
+    (place / "engine.pth").write_text(f"{below}\n{ROOT}\n", encoding="utf-8")
     pip = [engine, "-m", "pip", "--python", python, *PIP[2:], "--no-deps", "-r", str(HEADS)]
     perform(step.title, [pip])
     (heads / ".done").mkdir()

@@ -75,10 +75,6 @@ def distill(
         str | None,
         text_option("DIR", "Keep answers, the new draft and the proof below this folder.", "--output", "-o"),
     ] = None,
-    python: Annotated[
-        str | None,
-        text_option("PATH", "Train an EAGLE-3 head with this Python, which has speculators.", "--python"),
-    ] = None,
     dry_run: Annotated[
         bool, flag("--dry-run", "Split the traffic, print what would be done, and exit.")
     ] = False,
@@ -86,11 +82,11 @@ def distill(
     """Train the profile's draft on your own traffic.
 
     The target answers the prompts of the traffic, and the draft learns from the answers. A fifth of the prompts is held
-    out. If the training finds a better state, bench measures both drafts on the held-out prompts, and verify looks for
-    faults. Only then is the new draft written into the profile, as the alternative `distilled`. Nothing leaves this
+    out. If the training finds a better state, bench measures both drafts on the held-out prompts. Only if the new draft
+    is surely accepted more often, it is written into the profile, as the alternative `distilled`. Nothing leaves this
     machine. The same command resumes a distillation that was interrupted.
 
-    Exit codes: 1 if the new draft is not better, or faulty; 2 if the traffic is too small or anything cannot be read.
+    Exit codes: 1 if the new draft is not better; 2 if the traffic is too small or anything cannot be read.
 
     \b
     specserve distill configs/demo.yaml --traffic log.jsonl
@@ -105,7 +101,7 @@ def distill(
     from specserve.report.text import json_document, json_values
 
     train_for_s = seconds(train_for, option="--train-for", least_s=5.0)
-    request = DistillRequest(profile, traffic, train_for_s, output, python)
+    request = DistillRequest(profile, traffic, train_for_s, output)
     plan = plan_distillation(request, notices=StderrNotices(), starts=not dry_run)
     if dry_run:
         out(distill_plan_document(plan).text(sys.stdout).rstrip("\n"))
@@ -114,5 +110,5 @@ def distill(
     found = run_distillation(plan, views=distill_views(StderrNotices()))
     plan.write("result.json", json_document(json_values(found)))
     out(distilled_document(found).text(sys.stdout).rstrip("\n"))
-    if found.outcome != "better":
+    if not found.is_better:
         raise typer.Exit(1)

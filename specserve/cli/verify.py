@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, NoCheck, TextOrJson, flag, text_option
+from specserve.cli.options import Format, TextOrJson, flag, text_option
 
 
 def verify(
     server: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME|URL|PROFILE",
+            metavar="NAME|URL",
             show_default=False,
             help=(
-                "A detached server, the URL of any vLLM server, or a profile to start, verify and"
-                " stop. Default: the only detached server, else port 8000 on this host."
+                "A detached server, or the URL of any vLLM server. Default: the only detached"
+                " server, else port 8000 on this host."
             ),
         ),
     ] = None,
@@ -53,7 +53,6 @@ def verify(
             help="Stop measuring after this long; a longer run excludes smaller faults.",
         ),
     ] = 60.0,
-    no_check: NoCheck = False,
     strict: Annotated[bool, flag("--strict", "Exit with 1 unless the verdict is LOSSLESS.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that was measured.")] = False,
     format: Format = TextOrJson.TEXT,
@@ -67,8 +66,8 @@ def verify(
 
     LOSSY: a fault was found. NO FAULT FOUND: the report says how large a fault the run excludes at
     99 % confidence. LOSSLESS: even a temperature that is wrong by 5 % and 1.5 % wrong tokens are
-    excluded. INCONCLUSIVE: too little was measured. Smoke tests try JSON schemas, stop strings
-    and log-probabilities. The key of a server that needs one comes from VLLM_API_KEY; for a
+    excluded. INCONCLUSIVE: too little was measured. Smoke tests try a JSON schema and
+    a stop string, and look for drafts. The key of a server that needs one comes from VLLM_API_KEY; for a
     detached server, from the variable that its profile names.
 
     Exit codes: 1 if the verdict is LOSSY or a smoke test fails; 2 if the server could not be
@@ -76,34 +75,20 @@ def verify(
 
     \b
     specserve verify http://127.0.0.1:8000
-    specserve verify configs/demo.yaml --temperature 0.7 -v
+    specserve verify demo --temperature 0.7 -v
     specserve verify llama70b-8b --against http://10.0.0.7:8000 --format json
     """
     from specserve.measure.values import numbers
-    from specserve.measure.verify.run import VerifyRequest
-    from specserve.measure.verify.server import load_prompts, run_verification
+    from specserve.measure.verify.run import VerifyRequest, load_prompts, run_verification
     from specserve.report.console import out, say
-    from specserve.report.findings import StderrNotices
-    from specserve.report.servers import StartView
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
     found, beyond = load_prompts(prompts)
     if beyond:
         say(f"{prompts}: the first {len(found)} prompts are used, the other {beyond} are not")
-    request = VerifyRequest(
-        temperatures=numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7),
-        prompts=found,
-        limit_s=seconds,
-        server=server,
-        against=against,
-        check=not no_check,
-    )
-    result = run_verification(
-        request,
-        notices=StderrNotices(),
-        progress=VerifyProgress(limit_s=seconds),
-        start_view=StartView,
-    )
+    temperatures = numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7)
+    request = VerifyRequest(server, temperatures, found, seconds, against)
+    result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
     is_json = format is TextOrJson.JSON
     out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
     if result.has_failed or (strict and result.verdict.level == "open"):

@@ -17,7 +17,6 @@ from specserve.report.bench import rendered
 from specserve.report.console import LiveLine, say
 from specserve.report.estimates import BenchView
 from specserve.report.page import Block, Document, Items, Paragraph, Section
-from specserve.report.servers import StartView
 from specserve.report.text import (
     DASH,
     GIB,
@@ -28,7 +27,6 @@ from specserve.report.text import (
     duration,
     with_spread,
 )
-from specserve.report.verify import VerifyProgress
 
 _TELLS = (
     "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures "
@@ -121,13 +119,6 @@ def _about(draft: Draft) -> Items:
     return Items([("", line) for line in (*lines, *(source.url for source in draft.sources))])
 
 
-_OUTCOMES = {
-    "better": "the new draft is better, and is the profile's alternative `distilled`",
-    "no_gain": "the new draft is not better; the profile is unchanged",
-    "faulty": "`verify` found a fault in the output with the new draft; the profile is unchanged",
-}
-
-
 def distill_plan_document(plan: DistillPlan) -> Document:
     """Returns what would be done, for `--dry-run`."""
     traffic, questions = plan.traffic, plan.questions
@@ -137,8 +128,7 @@ def distill_plan_document(plan: DistillPlan) -> Document:
             "traffic",
             f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
             f"{len(traffic.test)} held out; {count(traffic.groups, 'group')} of near-duplicates, "
-            f"{traffic.repeated or 'none'} repeated; {traffic.overlap:.0%} of a held-out prompt is "
-            "in training",
+            f"{traffic.repeated or 'none'} repeated",
         ),
         (
             "answers",
@@ -156,27 +146,22 @@ def distill_plan_document(plan: DistillPlan) -> Document:
 
 def distilled_document(found: Distilled) -> Document:
     """Returns the result; its first line answers."""
-    gain, answer = found.gain, _OUTCOMES[found.outcome]
-    if gain is None:
-        answer += "; no state of the training did better on the prompts to choose by, and nothing "
-        answer += "was served"
-    else:
-        by = gain.difference
-        points = f"{100 * by.value:+.1f} points, {100 * by.low:+.1f} to {100 * by.high:+.1f}"
-        answer += f": acceptance {decimals(gain.old, 3)} to {decimals(gain.new, 3)} ({points}) "
-        answer += f"on {count(by.n, 'held-out prompt')} at K = {found.k}"
+    proof, answer = found.proof, "the new draft is not better; the profile is unchanged"
+    if found.is_better:
+        answer = "the new draft is better, and is the profile's alternative `distilled`"
     training = (
         f"{count(found.steps, 'step')} on {found.answers:,} answers in {duration(found.trained_s)}"
     )
     lines = [("training", training)]
-    for each in found.speedups:
-        name = {"profile": "the present draft", "distilled": "the new draft"}.get(
-            each.variant, each.variant
-        )
-        spread = f"{with_spread(each.speedup, unit='x')} against none"
-        spread += f", concurrency {each.point.concurrency}"
-        lines.append(("speed", f"{name} {spread}: {each.verdict.word}"))
-    lines += [("verify", found.verified)] if found.verified else []
+    if proof is None:
+        answer += "; no state of the training did better on the validation prompts, and nothing "
+        answer += "was served"
+    else:
+        gain, rates = proof.gain, (proof.old_acceptance, proof.new_acceptance)
+        points = f"{100 * gain.value:+.1f} points, {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+        answer += f": acceptance {' to '.join(decimals(rate, 3) for rate in rates)} ({points}) "
+        answer += f"on {count(gain.n, 'held-out prompt')} at K = {found.k}"
+        lines.append(("speed", f"{with_spread(proof.speedup, unit='x')} the present draft's"))
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
     return Document("draft", found.name, [Paragraph(answer), Items(lines)], has_answer=True)
 
@@ -210,6 +195,4 @@ def distill_views(notices: Notices) -> DistillViews:
         outlet=Outlet(notices, BenchView, files),
         generating=generation_line,
         training=TrainingLine(),
-        verify=lambda: VerifyProgress(limit_s=60.0),
-        start=StartView,
     )

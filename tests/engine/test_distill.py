@@ -78,4 +78,4 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
     assert "the new draft is not better" in second.stdout
     assert profile.read_bytes() == before
     result = json.loads((folder / "result.json").read_text())
-    assert (result["outcome"], result["gain"]) == ("no_gain", None)
+    assert (result["is_better"], result["proof"]) == (False, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from typing import Any
 import pytest
 
 from specserve.errors import Interrupted
-from specserve.measure.distill.plan import has_speculators
-from specserve.measure.distill.run import ask_child
+from specserve.measure.distill.run import train
 from specserve.serve.signals import StopRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]
@@ -44,18 +44,21 @@ def answers(file: Path) -> Path:
 def accepted(request: dict[str, Any], head: Path) -> float:
     """By the head's own guesses, in the environment that has its classes."""
     code = (
-        "import json, sys; sys.path.append(sys.argv[1]); request = json.loads(sys.argv[2])\n"
+        "import json, sys; request = json.loads(sys.argv[1])\n"
         "from specserve.engine.drafts import Eagle3Head, rate_of, read_answers\n"
         "rows = read_answers(request['answers'], 'test')\n"
         "print(rate_of(Eagle3Head(request).simulate(rows, k=request['k'])))"
     )
-    command = [str(PYTHON), "-P", "-c", code, str(ROOT), json.dumps({**request, "draft": str(head)})]
+    command = [str(PYTHON), "-P", "-c", code, json.dumps({**request, "draft": str(head)})]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
-def test_a_head_learns_what_the_target_says_and_survives_a_stop(tmp_path: Path) -> None:
-    assert has_speculators(str(PYTHON)), "make heads"
+def test_a_head_learns_what_the_target_says_and_survives_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PYTHON.exists(), "make heads"
+    monkeypatch.setattr(sys, "executable", str(PYTHON))
     head, out = tmp_path / "head", tmp_path / "out"
     subprocess.run([PYTHON, Path(__file__).with_name("untrained_head.py"), TARGET, head], check=True)
     out.mkdir()
@@ -71,8 +74,8 @@ def test_a_head_learns_what_the_target_says_and_survives_a_stop(tmp_path: Path) 
             stop.count = stop.count or 1
 
     with pytest.raises(Interrupted):
-        ask_child(request, log_path=tmp_path / "log", stop=stop, on_event=on_event, python=str(PYTHON))
+        train(request, log_path=tmp_path / "log", stop=stop, on_event=on_event)
     began = time.monotonic()
-    done = ask_child(request, log_path=tmp_path / "log", stop=StopRequest(), python=str(PYTHON))
+    done = train(request, log_path=tmp_path / "log", stop=StopRequest())
     assert done["step"] > steps[-1] and time.monotonic() - began < 300
     assert accepted(request, out / "draft") > accepted(request, head) + 0.01

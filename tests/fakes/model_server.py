@@ -80,7 +80,6 @@ class Model:
     owner: str = "vllm"
     ignores_stop: bool = False
     ignores_penalties: bool = False
-    wrong_logprobs: bool = False
     breaks_json: bool = False
     key: str | None = None
     fails_after: int | None = None
@@ -229,8 +228,6 @@ def _choice(model: Model, body: dict[str, Any], ids: list[int], *, is_chat: bool
         choice |= {"token_ids": written} | ({} if is_chat else {"prompt_token_ids": ids})
     if body.get("prompt_logprobs") is not None and model.scores:
         choice["prompt_logprobs"] = [None, *_score(model, ids, body["prompt_logprobs"])]
-    if body.get("logprobs"):
-        choice["logprobs"] = _logprobs(model, ids, written, is_chat=is_chat)
     return choice
 
 
@@ -267,18 +264,6 @@ def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]
             }
             for token, rank in entries.items()
         }
-
-
-def _logprobs(model: Model, ids: list[int], written: list[int], *, is_chat: bool) -> dict[str, Any]:
-    whole = [*ids, *written]
-    wrong = 3.0 if model.wrong_logprobs else 0.0
-    own = [
-        logprobs(tuple(whole[max(0, index - 2) : index]), model.weights)[whole[index]] - wrong
-        for index in range(len(ids), len(whole))
-    ]
-    if is_chat:
-        return {"content": [{"logprob": value} for value in own]}
-    return {"token_logprobs": own}
 
 
 @contextmanager

@@ -8,27 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.bench.result import Comparison, Point
-from specserve.measure.distill.run import Distilled, Gain
-from specserve.measure.statistics import PAYS, Estimate, Verdict
+from specserve.measure.distill.run import Distilled, Proof
+from specserve.measure.statistics import Estimate
 from specserve.report.drafts import distilled_document
 
-AT = Point("held-out", 0.0, concurrency=4)
 FOUND = Distilled(
     name="demo",
-    outcome="better",
-    draft="/models/draft",
+    is_better=True,
     folder="/runs/demo/draft",
     k=4,
     answers=1012,
     steps=779,
     trained_s=300.0,
-    gain=Gain(0.671, 0.712, Estimate(0.046, 0.031, 0.061, 180)),
-    speedups=(
-        Comparison("profile", "baseline", AT, Estimate(1.52, 1.44, 1.60), Verdict(PAYS, "good")),
-        Comparison("distilled", "baseline", AT, Estimate(1.63, 1.55, 1.71), Verdict(PAYS, "good")),
-    ),
-    verified="LOSSLESS",
+    proof=Proof(0.671, 0.712, Estimate(0.046, 0.031, 0.061, 180), Estimate(1.07, 0.99, 1.16)),
     notes=("3 of 903 lines of the log were left out: line 7: `prompt` must be text that is not empty",),
 )
 
@@ -40,12 +32,11 @@ def test_the_first_line_answers(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (replace(FOUND, outcome="no_gain", gain=None), "and nothing was served"),
+        (replace(FOUND, is_better=False, proof=None), "and nothing was served"),
         (
-            replace(FOUND, outcome="no_gain"),
+            replace(FOUND, is_better=False),
             "the new draft is not better; the profile is unchanged: acceptance",
         ),
-        (replace(FOUND, outcome="faulty"), "`verify` found a fault in the output with the new draft"),
     ],
 )
 def test_a_draft_that_is_not_written_says_why(found: Distilled, said: str) -> None:

@@ -14,8 +14,7 @@ from specserve.measure.verify.result import (
     LOSSLESS,
     LOSSY,
     NO_FAULT_FOUND,
-    Greedy,
-    Sampled,
+    Compared,
     Smoke,
     Verification,
     WrongToken,
@@ -25,48 +24,53 @@ from specserve.measure.verify.run import VerifyStatus
 from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
-EXACT, BY_ANSWER = "exact binomial", "Student's t, clustered by answer"
-GREEDY = Greedy(
-    verdict=verdict_of(LOSSLESS),
+EXACT, BY_ANSWER = "99 %, exact binomial", "99 %, Student's t over answers"
+GREEDY = Compared(
+    temperature=0.0,
+    verdict=verdict_of(LOSSLESS, "more than 0.3 % wrong tokens"),
     answers=28,
     tokens=1792,
-    near_ties=2,
-    wrong_share=Estimate(0.0, 0.0, 0.00295, 1792, EXACT),
+    fault_percent=Estimate(0.0, 0.0, 0.295, 1792, EXACT),
+    excluded_percent=0.295,
 )
-SAMPLED = Sampled(
+SAMPLED = Compared(
     temperature=0.7,
-    verdict=verdict_of(LOSSLESS),
+    verdict=verdict_of(LOSSLESS, "a temperature wrong by more than 2.4 %"),
     answers=61,
     tokens=7520,
-    temperature_error_percent=Estimate(-0.3, -2.4, 1.7, 61, BY_ANSWER),
+    fault_percent=Estimate(-0.3, -2.4, 1.7, 61, BY_ANSWER),
     excluded_percent=2.4,
-    strays=0,
 )
 RIGHT = Verification(
     url="http://127.0.0.1:8000",
     model="demo",
-    verdict=verdict_of(LOSSLESS),
+    verdict=verdict_of(
+        LOSSLESS,
+        "more than 0.3 % wrong tokens at T = 0; a temperature wrong by more than 2.4 % at T = 0.7",
+    ),
+    has_failed=False,
     elapsed_s=31.2,
     speculates=True,
     acceptance=Acceptance(100, 400, 240, (80, 70, 50, 40)),
-    greedy=GREEDY,
-    sampled=(SAMPLED,),
+    against=None,
+    temperatures=(GREEDY, SAMPLED),
     smoke=(
         Smoke("JSON schema", "ok", '{"city": "Oslo"}'),
         Smoke("stop string", "skipped", "the greedy text differed the second time: a near-tie"),
     ),
+    unused_prompts={},
 )
 LOOSE = replace(
     RIGHT,
-    verdict=verdict_of(NO_FAULT_FOUND),
+    verdict=verdict_of(NO_FAULT_FOUND, "a temperature wrong by more than 41.2 % at T = 0.7"),
     elapsed_s=58.4,
-    greedy=replace(GREEDY, tokens=512, wrong_share=Estimate(0.0, 0.0, 0.0103, 512, EXACT)),
-    sampled=(
+    temperatures=(
+        GREEDY,
         replace(
             SAMPLED,
-            verdict=verdict_of(NO_FAULT_FOUND),
+            verdict=verdict_of(NO_FAULT_FOUND, "a temperature wrong by more than 41.2 %"),
             tokens=1180,
-            temperature_error_percent=Estimate(-12.7, -41.2, 16.0, 19, BY_ANSWER),
+            fault_percent=Estimate(-12.7, -41.2, 16.0, 19, BY_ANSWER),
             excluded_percent=41.2,
         ),
     ),
@@ -74,11 +78,11 @@ LOOSE = replace(
 NONE = replace(
     RIGHT,
     verdict=verdict_of(INCONCLUSIVE),
-    sampled=(
+    temperatures=(
         replace(
             SAMPLED,
             verdict=verdict_of(INCONCLUSIVE),
-            temperature_error_percent=Estimate(0.0, -math.inf, math.inf, 1, BY_ANSWER),
+            fault_percent=Estimate(0.0, -math.inf, math.inf, 1, BY_ANSWER),
             excluded_percent=None,
         ),
     ),
@@ -86,22 +90,23 @@ NONE = replace(
 HOT = "the tokens are sampled at a temperature 24.0 % higher than requested (99 % interval: 20.1 to 27.9 %)"
 WRONG = replace(
     RIGHT,
-    verdict=verdict_of(LOSSY),
+    verdict=verdict_of(LOSSY, f"5 of 1,792 tokens are wrong at T = 0; {HOT} at T = 0.7"),
+    has_failed=True,
     against="http://10.0.0.7:8000",
-    greedy=replace(
-        GREEDY,
-        verdict=verdict_of(LOSSY),
-        wrong_share=Estimate(5 / 1792, 0.0006, 0.0082, 1792, EXACT),
-        wrong=tuple(
-            WrongToken("code-sql", index, "SELECT *\n", " FROM", " WHERE", 6.03) for index in range(5)
+    temperatures=(
+        replace(
+            GREEDY,
+            verdict=verdict_of(LOSSY, "5 of 1,792 tokens are wrong"),
+            fault_percent=Estimate(0.279, 0.06, 0.82, 1792, EXACT),
+            excluded_percent=None,
+            wrong=tuple(
+                WrongToken("code-sql", index, "SELECT *\n", " FROM", " WHERE", 6.03) for index in range(5)
+            ),
         ),
-        cleared_on_rescore=1,
-    ),
-    sampled=(
         replace(SAMPLED, verdict=verdict_of(LOSSY, HOT), excluded_percent=None),
         replace(SAMPLED, temperature=1.0),
     ),
-    smoke=(*RIGHT.smoke, Smoke("logprobs", "not ok", "the text goes on after ', x'")),
+    smoke=(*RIGHT.smoke, Smoke("stop string", "not ok", "the text goes on after ', x'")),
     unused_prompts={"long": "this model's maximum context length is 1024 tokens"},
 )
 
@@ -124,15 +129,6 @@ def test_a_right_server_is_not_described_by_a_number_that_frightens() -> None:
     assert "Excluded with 99 % confidence" in text and "wrong by more than 41.2 %" in text
 
 
-def test_what_fails_and_what_is_open() -> None:
-    assert not RIGHT.has_failed
-    assert WRONG.has_failed
-    assert replace(RIGHT, smoke=WRONG.smoke).has_failed
-    for open_one in (LOOSE, NONE):
-        assert open_one.verdict.level == "open" and not open_one.has_failed
-    assert json.loads(verify_json(NONE))["excluded_temperature_percent"] is None
-
-
 def test_words_of_a_server_cannot_steer_a_terminal() -> None:
     evil = "\x1b[2J\u202e\nLOSSLESS: yes"
     found = replace(
@@ -140,8 +136,8 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
         model=evil,
         url=evil,
         against=evil,
-        greedy=replace(GREEDY, wrong=(WrongToken(evil, 1, evil, evil, evil, 1.0),)),
-        smoke=(Smoke("logprobs", "not ok", evil),),
+        temperatures=(replace(GREEDY, wrong=(WrongToken(evil, 1, evil, evil, evil, 1.0),)),),
+        smoke=(Smoke("drafts", "not ok", evil),),
         unused_prompts={evil: evil},
     )
     for text in (verify_text(found), verify_text(found, is_verbose=True), verify_json(found)):

@@ -28,7 +28,7 @@ import yaml
 from specserve.measure.statistics import LAUNCH_SPREAD
 from specserve.measure.verify.judge import Tally, judge_sampled, tally
 from specserve.measure.verify.result import LOSSY
-from specserve.measure.verify.server import load_prompts
+from specserve.measure.verify.run import load_prompts
 from specserve.measure.verify.session import VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ class DistillRequest:
     traffic: str
     train_for_s: float = 600.0
     output: str | None = None
-    python: str | None = None
-    """Trains heads: it has the library speculators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +138,17 @@ def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool
             f"`{request.profile}` has no draft model or EAGLE-3 head to train: {method}",
             hint="`specserve drafts` lists drafts to begin with",
         )
-    if is_head != (request.python is not None) or block.keys.get("parallel_drafting"):
+    if block.keys.get("parallel_drafting"):
+        raise UsageError("`distill` does not train a draft with parallel drafting")
+    if is_head and find_spec("speculators") is None:
         raise UsageError(
-            "an EAGLE-3 head without parallel drafting is trained with `--python`, others are not",
-            hint="docs/distill.md says which Python; `make heads` makes one beside the CPU engine",
+            f"an EAGLE-3 head is trained by the library speculators, and {sys.executable} lacks it",
+            hint="docs/distill.md says how it is installed",
         )
-    if request.python and not has_speculators(request.python):
-        raise UsageError(f"`--python {request.python}` does not run, or has no speculators")
     draft = _folder(block.model, block.keys.get("revision"), what="draft")
     revision = profile.target.revision
     target = _folder(profile.target.model, revision, what="target") if is_head else None
     return DistillPlan(request, profile, block, launch, draft, target, traffic)
-
-
-def has_speculators(python: str) -> bool:
-    """Whether an interpreter can train heads."""
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('speculators') is None)"
-    command = [python, "-P", "-c", probe]
-    try:
-        return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def _folder(model: str, revision: str | None, *, what: str) -> Path:

@@ -12,15 +12,14 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specserve.errors import FactError, Interrupted
 from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.plan import BenchRequest
-from specserve.measure.bench.result import Comparison
 from specserve.measure.bench.run import run_benchmark
-from specserve.measure.bench.rundir import RUN, Pass, read_passes
-from specserve.measure.bench.variants import BASELINE, PROFILE
+from specserve.measure.bench.rundir import RUN, read_passes
+from specserve.measure.bench.variants import PROFILE
 from specserve.measure.distill.plan import DistillPlan, line_of
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.servers import Outlet
@@ -32,47 +31,37 @@ from specserve.serve.process import JsonChild
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 ALTERNATIVE = "distilled"
-_ELSEWHERE = """
-import runpy, sys
-sys.path.append(sys.argv.pop())
-runpy.run_module("specserve.engine.distilling", run_name="__main__")
-"""
-"""For another Python: its own packages come first, and specserve need not be among them."""
 _SAVE_S = 60.0
 """How long a training that is stopped gets to save its state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """The acceptance of two drafts on the same held-out prompts."""
+class Proof:
+    """Both drafts, served in turns on the held-out prompts."""
 
-    old: float
+    old_acceptance: float
     """Accepted over drafted tokens of the present draft."""
-    new: float
-    difference: Estimate
-    """New minus old, with its 95 % interval over prompts."""
+    new_acceptance: float
+    gain: Estimate
+    """New minus old acceptance, with its 95 % interval over prompts."""
+    speedup: Estimate | None
+    """Of the new draft over the present one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """A whole distillation."""
+    """A whole distillation; its fields are the keys of result.json."""
 
     name: str
-    outcome: Literal["better", "no_gain", "faulty"]
-    """`no_gain` without `gain`: nothing was served. `faulty`: `verify` found a fault."""
-    draft: str
-    """The present draft, as the profile names it."""
+    is_better: bool
     folder: str
-    """The new one."""
+    """The new draft."""
     k: int
     answers: int
     steps: int
     trained_s: float
-    gain: Gain | None = None
-    speedups: tuple[Comparison, ...] = ()
-    """Each draft against no speculation."""
-    verified: str | None = None
-    """The verdict of `verify` on the new draft."""
+    proof: Proof | None = None
+    """None: no state of the training was better on the validation prompts, and none was served."""
     notes: tuple[str, ...] = ()
 
 
@@ -84,8 +73,6 @@ class DistillViews:
     """Of the benchmark that proves it."""
     generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]]
     training: Callable[[Mapping[str, Any]], None]
-    verify: Callable[[], Any]
-    start: Callable[..., Any]
 
 
 def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
@@ -120,17 +107,13 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
             "seed": 0,
             "learning_rate": None,
         }
-        log, python = folder / "train.log", plan.request.python
         with stop_on_signals() as stop:
-            done = ask_child(
-                request, log_path=log, stop=stop, on_event=views.training, python=python
-            )
+            done = train(request, log_path=folder / "train.log", stop=stop, on_event=views.training)
         plan.write(done_file.name, json.dumps(done))
     trained = json.loads(done_file.read_text())
     found = Distilled(
         name=plan.profile.name,
-        outcome="no_gain",
-        draft=str(plan.block.model),
+        is_better=False,
         folder=plan.new_block["model"],
         k=plan.k,
         answers=answered,
@@ -138,31 +121,29 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
         trained_s=trained["seconds"],
         notes=plan.traffic.remarks,
     )
-    if Path(found.folder).is_dir():  # else no state was better than the present draft
-        say("now both drafts are served")
-        found = _proven(found, plan, views)
-    if found.outcome == "better" and found.gain is not None:
-        gained = f"acceptance {found.gain.old:.2f} to {found.gain.new:.2f}"
-        remark = f"specserve distill: {date.today()}, {gained}"
+    if not Path(found.folder).is_dir():
+        return found
+    say("now both drafts are served")
+    found = _proven(found, plan, outlet=views.outlet)
+    if found.is_better and found.proof is not None:
+        rates = f"{found.proof.old_acceptance:.2f} to {found.proof.new_acceptance:.2f}"
+        remark = f"specserve distill: {date.today()}, acceptance {rates}"
         write_alternatives(plan.request.profile, {ALTERNATIVE: plan.new_block}, remark=remark)
     return found
 
 
-def ask_child(
+def train(
     request: Mapping[str, Any],
     *,
     log_path: Path,
     stop: StopRequest,
     on_event: Callable[[Mapping[str, Any]], None] = lambda _: None,
-    python: str | None = None,
 ) -> dict[str, Any]:
     """The last message of the child that trains; `on_event` takes the others.
 
     Raises LaunchError with the log if it dies, Interrupted for a signal, once its state is saved.
     """
     command = [sys.executable, "-P", "-m", "specserve.engine.distilling"]
-    if python:
-        command = [python, "-P", "-c", _ELSEWHERE, str(Path(__file__).parents[3])]
     child, asked_s = JsonChild(command, env={}, log_path=log_path), 0.0
     kept = "interrupted; what was learned is kept, and the same command resumes"
     try:
@@ -189,11 +170,11 @@ def ask_child(
         child.close()
 
 
-def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distilled:
-    """Serve no draft, the present one and the new one in turns, then verify the new one."""
-    from specserve.measure.verify.run import VerifyRequest
-    from specserve.measure.verify.server import run_verification
+def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled:
+    """Serve no draft, the present one and the new one in turns on the held-out prompts.
 
+    Raises FactError if nothing was drafted.
+    """
     is_cpu, place = plan.launch.platform == "cpu", plan.folder / "bench"
     lines = [line_of(each, each.id, each.max_tokens) for each in plan.traffic.test]
     file = plan.write("held-out.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -207,55 +188,28 @@ def _proven(found: Distilled, plan: DistillPlan, views: DistillViews) -> Distill
         max_tokens=plan.max_tokens,
         settings=(served, "engine.per_request_spec_decode_metrics=detailed"),
     )
-    output, resumed = (None, str(place)) if (place / RUN).is_file() else (str(place), None)
-    request = BenchRequest() if resumed else request
-    result, path = run_benchmark(request, output=output, resumed=resumed, outlet=views.outlet)
-    passes = read_passes(path)
-    gain = _gain(passes)
-    beside = speedup(passes, variant=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)
-    is_slower = beside is not None and verdict(beside).word == COSTS
-    views.outlet.notices.say("verifying the new draft's output")
-    verified = run_verification(
-        VerifyRequest(
-            temperatures=(0.0, 0.7),
-            prompts=plan.traffic.test[:64],
-            server=plan.request.profile,
-            alternative=ALTERNATIVE,
-            settings=(served,),
-        ),
-        notices=views.outlet.notices,
-        progress=views.verify(),
-        start_view=views.start,
-    )
-    is_better = gain.difference.low > 0 and not is_slower
-    return replace(
-        found,
-        outcome="faulty" if verified.has_failed else "better" if is_better else "no_gain",
-        gain=gain,
-        speedups=tuple(each for each in result.comparisons if each.against == BASELINE),
-        verified=verified.verdict.word,
-        notes=(*found.notes, *result.notes),
-    )
-
-
-def _gain(passes: list[Pass]) -> Gain:
-    """What the servers say was accepted of both drafts. Raises FactError if nothing was drafted."""
-    old, new = (
-        [
-            PromptAcceptance(
-                one.prompt, one.acceptance.accepted_tokens, one.acceptance.draft_tokens
-            )
-            for each in passes
-            if each.variant == variant
-            for one in each.requests
-            if one.ok and one.acceptance is not None
-        ]
-        for variant in (PROFILE, ALTERNATIVE)
-    )
-    difference = acceptance_gain(new, over=old)
-    if difference is None:
+    if (place / RUN).is_file():
+        result, path = run_benchmark(BenchRequest(), output=None, resumed=str(place), outlet=outlet)
+    else:
+        result, path = run_benchmark(request, output=str(place), resumed=None, outlet=outlet)
+    passes, counted = read_passes(path), dict[str, list[PromptAcceptance]]()
+    for each in passes:
+        for one in each.requests:
+            if one.ok and (seen := one.acceptance) is not None:
+                row = PromptAcceptance(one.prompt, seen.accepted_tokens, seen.draft_tokens)
+                counted.setdefault(each.variant, []).append(row)
+    old, new = counted.get(PROFILE, []), counted.get(ALTERNATIVE, [])
+    gain = acceptance_gain(new, over=old)
+    if gain is None:
         raise FactError("the held-out answers are too short to tell anything")
     rates = [
-        sum(row.accepted for row in each) / sum(row.drafted for row in each) for each in (old, new)
+        sum(row.accepted for row in rows) / sum(row.drafted for row in rows) for rows in (old, new)
     ]
-    return Gain(rates[0], rates[1], difference)
+    faster = speedup(passes, variant=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)
+    is_slower = faster is not None and verdict(faster).word == COSTS
+    return replace(
+        found,
+        is_better=gain.low > 0 and not is_slower,
+        proof=Proof(rates[0], rates[1], gain, faster.estimate if faster is not None else None),
+        notes=(*found.notes, *result.notes),
+    )

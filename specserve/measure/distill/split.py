@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from specserve.errors import FactError
 from specserve.measure.workloads.load import read
@@ -39,8 +38,6 @@ class Split:
     repeated: int
     """Left out: an equal prompt is there already."""
     groups: int
-    overlap: float
-    """Share of a held-out prompt's n-grams that some training prompt has: 0 to 1, on average."""
     remarks: tuple[str, ...] = ()
 
 
@@ -79,13 +76,10 @@ def read_split(path: Path) -> Split:
             "groups of near-duplicates, so that nothing independent can be held out",
             hint="use traffic of more users or of more days",
         )
-    trained = frozenset[int]().union(*(ngrams[at] for at in parts["train"]))
-    shares = [len(ngrams[at] & trained) / len(ngrams[at]) for at in parts["test"] if ngrams[at]]
     return Split(
         **{part: tuple(prompts[at] for at in sorted(places)) for part, places in parts.items()},
         repeated=len(found) - len(prompts),
         groups=len(groups),
-        overlap=fmean(shares) if shares else 0.0,
         remarks=tuple(remarks),
     )
 

@@ -12,15 +12,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specserve.measure import statistics
-from specserve.measure.statistics import INCONCLUSIVE, Estimate
+from specserve.measure.statistics import INCONCLUSIVE, Estimate, library, t_quantile
 from specserve.measure.verify.result import (
     CONFIDENCE,
     LOSSLESS,
     LOSSY,
     NO_FAULT_FOUND,
-    Greedy,
-    Sampled,
+    Compared,
     WrongToken,
     verdict_of,
 )
@@ -28,24 +26,21 @@ from specserve.measure.verify.session import Position, ScoredText
 
 TIE_TOLERANCE = 0.25
 """Nats; two steps of bf16 between 16 and 32, where the best logits of large models lie."""
-LOSSLESS_SHARE = 0.015
-"""The share of wrong greedy tokens that LOSSLESS excludes: it takes 351 tokens."""
+WRONG_PERCENT = 1.5
+"""Of wrong greedy tokens: what LOSSLESS excludes; it takes 351 tokens."""
 LOSSY_PERCENT, LOSSLESS_PERCENT = 1.0, 5.0
 """A temperature whose whole interval is off by more than the first (rounding moves it by less) is
 LOSSY; one whose whole interval is off by less than the second is LOSSLESS."""
 WIDEST_PERCENT = 50.0
 """An interval that reaches further excludes nothing: the estimate is of first order."""
 STRAY = 1e-4
-"""A token is a stray if it and all less likely ones have no larger chance than this together."""
+"""So large is the chance of a stray at most, at any position and temperature: its own chance is no
+larger than this over the tokens of the largest vocabulary."""
 STRAY_CHANCE = 1e-4
 """Strays are LOSSY if a right server has as many with no larger chance than this."""
-_BEFORE = 6
-"""Tokens of context that are shown."""
 _MAX_VOCABULARY = 1 << 18
-_ROUNDING = 1e-5
-"""Of the sum of twenty probabilities that came as float32 logarithms."""
-_LOGITS = 1.01
-"""A larger sum is none of probabilities: the server shows logits (vLLM's `logprobs_mode`)."""
+_CONTEXT_TOKENS = 6
+"""That are shown before a wrong token."""
 
 
 def suspects(answers: Sequence[ScoredText]) -> list[tuple[ScoredText, int]]:
@@ -60,41 +55,35 @@ def suspects(answers: Sequence[ScoredText]) -> list[tuple[ScoredText, int]]:
 
 
 def judge_greedy(
-    answers: Sequence[ScoredText],
-    wrong: Sequence[tuple[ScoredText, int]] = (),
-    *,
-    cleared: int = 0,
-) -> Greedy:
-    """Returns the verdict on all greedy answers.
-
-    `wrong`: the suspects that a second score did not clear; `cleared`: how many it cleared.
-    """
-    gaps = [position.gap for answer in answers for position in answer.positions]
-    share = Estimate(0.0, 0.0, 1.0, 0, _EXACT)
-    if gaps:
-        found = statistics.library("scipy.stats").binomtest(len(wrong), len(gaps))
-        low, high = map(float, found.proportion_ci(CONFIDENCE))
-        share = Estimate(len(wrong) / len(gaps), low, high, len(gaps), _EXACT)
-    word = LOSSLESS if share.high <= LOSSLESS_SHARE else NO_FAULT_FOUND
+    answers: Sequence[ScoredText], wrong: Sequence[tuple[ScoredText, int]] = ()
+) -> Compared:
+    """Returns the verdict on all greedy answers. `wrong`: suspects that a second score confirms."""
+    tokens = sum(len(answer.positions) for answer in answers)
+    value, low, high = 0.0, 0.0, 100.0
+    if tokens:
+        test = library("scipy.stats").binomtest(len(wrong), tokens)
+        low, high = (100 * float(end) for end in test.proportion_ci(CONFIDENCE))
+        value = 100 * len(wrong) / tokens
+    word = LOSSLESS if high <= WRONG_PERCENT else NO_FAULT_FOUND
+    sentence = f"more than {_rounded_up(high)} % wrong tokens"
     if wrong:
-        word = LOSSY
-    elif not gaps:
-        word = INCONCLUSIVE
-    return Greedy(
-        verdict=verdict_of(word),
+        word, sentence = LOSSY, f"{len(wrong):,} of {tokens:,} tokens are wrong"
+    elif not tokens:
+        word, sentence = INCONCLUSIVE, ""
+    shown = []
+    for answer, index in wrong:
+        here, before = answer.positions[index], answer.positions[:index][-_CONTEXT_TOKENS:]
+        context = "".join(item.text for item in before)
+        shown.append(WrongToken(answer.prompt, index, context, here.text, here.best_text, here.gap))
+    return Compared(
+        temperature=0.0,
+        verdict=verdict_of(word, sentence),
         answers=len(answers),
-        tokens=len(gaps),
-        near_ties=sum(0 < gap <= TIE_TOLERANCE for gap in gaps),
-        wrong_share=share,
-        wrong=tuple(_wrong_token(*item) for item in wrong),
-        cleared_on_rescore=cleared,
+        tokens=tokens,
+        fault_percent=Estimate(value, low, high, tokens, "99 %, exact binomial"),
+        excluded_percent=None if wrong or not tokens else high,
+        wrong=tuple(shown),
     )
-
-
-def _wrong_token(answer: ScoredText, index: int) -> WrongToken:
-    here, before = answer.positions[index], answer.positions[max(0, index - _BEFORE) : index]
-    text = "".join(item.text for item in before)
-    return WrongToken(answer.prompt, index, text, here.text, here.best_text, here.gap)
 
 
 class Tally(NamedTuple):
@@ -112,71 +101,52 @@ def tally(positions: Sequence[Position], temperature: float) -> Tally:
     """Returns the tally of one answer. A token beyond the likeliest is a stray at most."""
     strays, score, information = 0, 0.0, 0.0
     for position in positions:
-        scores = [logprob / temperature for _, logprob in position.top]
-        weights = [math.exp(each - scores[0]) for each in scores]
-        total = math.fsum(weights)
-        ids = [token for token, _ in position.top]
-        rank = ids.index(position.token) if position.token in ids else len(ids)
-        most = min(position.logprob, position.top[-1][1])
-        tail = math.fsum(weights[rank:]) + beyond(position, temperature, most=most)
-        strays += tail <= STRAY * total
-        if rank < len(ids):
-            mean = math.fsum(w * each for w, each in zip(weights, scores, strict=True)) / total
-            squares = (w * (each - mean) ** 2 for w, each in zip(weights, scores, strict=True))
-            score += mean - scores[rank]
+        scores = {token: logprob / temperature for token, logprob in position.top}
+        best = max(scores.values())
+        weights = {token: math.exp(each - best) for token, each in scores.items()}
+        total = math.fsum(weights.values())
+        own = math.exp(position.logprob / temperature - best)
+        strays += own <= STRAY / _MAX_VOCABULARY * total
+        if position.token in scores:
+            mean = math.fsum(weights[token] * scores[token] for token in scores) / total
+            squares = (weights[token] * (scores[token] - mean) ** 2 for token in scores)
+            score += mean - scores[position.token]
             information += math.fsum(squares) / total
     return Tally(len(positions), strays, score, information)
 
 
-def beyond(position: Position, temperature: float, *, most: float) -> float:
-    """Returns the most that the tokens beyond the likeliest weigh together; the best one weighs 1.
-
-    Only those count whose log-probability is at most `most`. A token of probability p weighs p^s,
-    with s = 1/T: for s >= 1 they are at most (sum of p) * most^(s - 1) together. Hotter texts have
-    no bound, and so no strays.
-    """
-    seen, exponent = math.fsum(math.exp(logprob) for _, logprob in position.top), 1 / temperature
-    if seen > _LOGITS or exponent < 1:
-        return math.inf
-    rest = math.log(max(0.0, 1.0 - seen) + _ROUNDING)
-    total = min(rest, math.log(_MAX_VOCABULARY) + most)
-    return math.exp(min(total + most * (exponent - 1) - position.top[0][1] * exponent, 50.0))
-
-
-def judge_sampled(tallies: Sequence[Tally], temperature: float) -> Sampled:
+def judge_sampled(tallies: Sequence[Tally], temperature: float) -> Compared:
     """Returns the verdict on these answers, each with its tally."""
     tokens, strays = sum(one.tokens for one in tallies), sum(one.strays for one in tallies)
     error = _temperature_error(tallies)
-    reasons = []
+    faults = []
     if max(error.low, -error.high) > LOSSY_PERCENT:
         higher = "higher" if error.value > 0 else "lower"
         low, high = sorted((abs(error.low), abs(error.high)))
-        reasons.append(
+        faults.append(
             f"the tokens are sampled at a temperature {abs(error.value):.1f} % {higher} than "
             f"requested (99 % interval: {low:.1f} to {high:.1f} %)"
         )
-    chance = statistics.library("scipy.special").bdtrc(strays - 1, tokens, STRAY) if strays else 1.0
+    chance = library("scipy.special").bdtrc(strays - 1, tokens, STRAY) if strays else 1.0
     if chance < STRAY_CHANCE:
-        reasons.append(
+        faults.append(
             f"{strays:,} of {tokens:,} sampled tokens are of the least likely {100 * STRAY:g} %, "
             f"where at most {tokens * STRAY:,.1f} are expected"
         )
     excluded = max(-error.low, error.high)
-    word = NO_FAULT_FOUND
-    if reasons:
-        word = LOSSY
+    word = LOSSLESS if excluded <= LOSSLESS_PERCENT else NO_FAULT_FOUND
+    sentence = f"a temperature wrong by more than {_rounded_up(excluded)} %"
+    if faults:
+        word, sentence = LOSSY, "; ".join(faults)
     elif excluded > WIDEST_PERCENT:
-        word = INCONCLUSIVE
-    elif excluded <= LOSSLESS_PERCENT:
-        word = LOSSLESS
-    return Sampled(
+        word, sentence = INCONCLUSIVE, ""
+    return Compared(
         temperature=temperature,
-        verdict=verdict_of(word, "; ".join(reasons)),
+        verdict=verdict_of(word, sentence),
         answers=len(tallies),
         tokens=tokens,
-        temperature_error_percent=error,
-        excluded_percent=excluded if not reasons and excluded <= WIDEST_PERCENT else None,
-        strays=strays,
+        fault_percent=error,
+        excluded_percent=excluded if word in (LOSSLESS, NO_FAULT_FOUND) else None,
     )
 
 
@@ -187,17 +157,19 @@ def _temperature_error(tallies: Sequence[Tally]) -> Estimate:
     not independent of each other.
     """
     used = [one for one in tallies if one.information > 0]
+    method = "99 %, Student's t over answers"
     if len(used) < 2:
-        return Estimate(0.0, -math.inf, math.inf, len(used), _METHOD)
+        return Estimate(0.0, -math.inf, math.inf, len(used), method)
     information = math.fsum(one.information for one in used)
     value = math.fsum(one.score for one in used) / information
     spread = math.fsum((one.score - value * one.information) ** 2 for one in used)
     scatter = math.sqrt(spread * len(used) / (len(used) - 1)) / information
-    quantile = statistics.t_quantile((1 + CONFIDENCE) / 2, freedom=len(used) - 1)
+    quantile = t_quantile((1 + CONFIDENCE) / 2, freedom=len(used) - 1)
     half = quantile * max(scatter, 1 / math.sqrt(information))
     low, high = 100 * (value - half), 100 * (value + half)
-    return Estimate(100 * value, low, high, len(used), _METHOD)
+    return Estimate(100 * value, low, high, len(used), method)
 
 
-_METHOD = "99 %, Student's t over answers"
-_EXACT = "99 %, exact binomial"
+def _rounded_up(percent: float) -> str:
+    """With one digit; a bound is never rounded down."""
+    return f"{math.ceil(10 * percent) / 10:.1f}" if percent < math.inf else "any"

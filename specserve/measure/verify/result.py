@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from specserve.measure.statistics import INCONCLUSIVE, Estimate, Verdict
@@ -11,26 +11,25 @@ from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99
 """Of every interval, and of what a run excludes."""
-
-
 LOSSLESS = "LOSSLESS"
 """No fault found, and every fault larger than the fixed margins is excluded."""
 NO_FAULT_FOUND = "NO FAULT FOUND"
 """No fault found; the faults that are excluded are larger than the margins."""
 LOSSY = "LOSSY"
 LEVELS: Mapping[str, Literal["good", "open", "bad"]] = {
-    **{LOSSLESS: "good", NO_FAULT_FOUND: "open", INCONCLUSIVE: "open", LOSSY: "bad"}
+    LOSSLESS: "good",
+    NO_FAULT_FOUND: "open",
+    INCONCLUSIVE: "open",
+    LOSSY: "bad",
 }
 """The words of a verification, best first; INCONCLUSIVE: too little to exclude anything."""
+Outcome = Literal["ok", "not ok", "skipped"]
+"""Of a smoke test."""
 
 
 def verdict_of(word: str, sentence: str = "") -> Verdict:
     """Returns the verdict with this word."""
     return Verdict(word, LEVELS[word], sentence)
-
-
-Outcome = Literal["ok", "not ok", "skipped"]
-"""Of a smoke test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +46,20 @@ class WrongToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    """Temperature 0: every token against the best one of a plain prefill."""
-
-    verdict: Verdict
-    answers: int
-    tokens: int
-    near_ties: int
-    """Tokens behind the best one by no more than the tolerance."""
-    wrong_share: Estimate
-    """The share of wrong tokens, 0 to 1."""
-    wrong: tuple[WrongToken, ...] = ()
-    """Tokens behind the best one by more, also when they were scored a second time, alone."""
-    cleared_on_rescore: int = 0
-    """Tokens that looked wrong the first time only: the prefill itself varies there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A temperature above 0: the sampled tokens against the distribution of a plain prefill."""
+class Compared:
+    """One temperature: the server's tokens against a plain prefill."""
 
     temperature: float
     verdict: Verdict
+    """Its sentence is the fault, or the smallest fault that the run excludes."""
     answers: int
     tokens: int
-    temperature_error_percent: Estimate
-    """How much hotter (+) or colder (-) than requested the tokens are drawn, to first order."""
+    fault_percent: Estimate
+    """At 0, wrong tokens; above, how much hotter (+) or colder (-) they are drawn than asked."""
     excluded_percent: float | None
-    """The smallest error of the temperature that the run excludes; None if it excludes none."""
-    strays: int
-    """Tokens of the least likely 0.01 % of their distributions."""
+    """A larger fault is excluded; None if one was found, or if none is excluded."""
+    wrong: tuple[WrongToken, ...] = ()
+    """At 0: those that were also wrong when they were scored a second time, alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +73,22 @@ class Smoke:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """All of it."""
+    """All of it; its fields are the keys of its JSON."""
 
     url: str
     model: str
     verdict: Verdict
+    """The worst of the temperatures, with all faults, or else with all that is excluded."""
+    has_failed: bool
+    """Whether anything is wrong: a lossy temperature or a smoke test."""
     elapsed_s: float
     speculates: bool | None
     """Whether the server does; None: it shows no metrics."""
-    acceptance: Acceptance | None = None
+    acceptance: Acceptance | None
     """What its counters gained meanwhile."""
-    against: str | None = None
+    against: str | None
     """The URL of the other server, which scored the answers."""
-    greedy: Greedy | None = None
-    sampled: tuple[Sampled, ...] = ()
-    smoke: tuple[Smoke, ...] = ()
-    unused_prompts: Mapping[str, str] = field(default_factory=dict)
+    temperatures: tuple[Compared, ...]
+    smoke: tuple[Smoke, ...]
+    unused_prompts: Mapping[str, str]
     """Prompts that the server did not take, with what it said."""
-
-    @property
-    def tokens(self) -> int:
-        """All tokens that were compared."""
-        return sum(part.tokens for part in (self.greedy, *self.sampled) if part is not None)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether anything is wrong: a lossy part or a smoke test."""
-        return self.verdict.level == "bad" or any(item.outcome == "not ok" for item in self.smoke)

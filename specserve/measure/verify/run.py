@@ -1,34 +1,41 @@
-"""One verification from the first request to the verdict. Starts no server, prints nothing."""
+"""One verification of a running server, from the first request to the verdict."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
+from pathlib import Path
 from typing import NamedTuple
 
-from specserve.errors import TrafficError
+from specserve.errors import Interrupted, TrafficError
 from specserve.measure.verify import judge, smoke
-from specserve.measure.verify.result import LEVELS, Greedy, Sampled, Smoke, Verification
+from specserve.measure.verify.result import LEVELS, LOSSY, Compared, Verification
 from specserve.measure.verify.session import JobResult, ScoredText, VerifySession, results_of
+from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import since_by_engine
-from specserve.serve.requests import RequestRefused
+from specserve.serve.client import Client
+from specserve.serve.detached.observe import find_server
+from specserve.serve.requests import RequestRefused, endpoint
+from specserve.serve.signals import stop_on_signals
 
+SHIPPED = Path(__file__).with_name("prompts.jsonl")
+MAX_PROMPTS = 64
 CONCURRENCY = 8
 MAX_TOKENS = 128
 """Of an answer: a longer one needs more memory when it is scored."""
 ANSWERS_PER_S = 2
 """No more answers at a temperature than that, however fast the server is: at 128 tokens each, a
 minute's 120 exclude a temperature that is wrong by 4 %."""
-_WARM_UP = "warm-up requests, not counted"
 _GREEDY_SHARE = 1 / 3
 """Of the time, if there are sampled answers too."""
 _SMOKE_SHARE = 1 / 4
 """Of the time: it is left for the smoke tests, which come last."""
-_SMOKE_CONCURRENCY = 4
 _MAX_RESCORED = 32
 _PROBE = Prompt("probe", 16, "def add(a, b):\n")
 
@@ -37,14 +44,12 @@ _PROBE = Prompt("probe", 16, "def add(a, b):\n")
 class VerifyRequest:
     """What is to be verified, and how long it may take."""
 
+    server: str | None
     temperatures: tuple[float, ...]
     prompts: tuple[Prompt, ...]
-    limit_s: float = 60.0
-    server: str | None = None
+    limit_s: float
     against: str | None = None
-    alternative: str | None = None
-    settings: tuple[str, ...] = ()
-    check: bool = True
+    """The server that scores the answers; None: the one that wrote them."""
 
 
 class VerifyStatus(NamedTuple):
@@ -56,24 +61,59 @@ class VerifyStatus(NamedTuple):
     tokens: int = 0
 
 
+def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
+    """Returns the first 64 prompts of a file, or those that ship, and how many lie beyond them.
+
+    Raises FactError for what cannot be read.
+    """
+    found, _ = read(Path(path) if path is not None else SHIPPED)
+    return tuple(found[:MAX_PROMPTS]), max(0, len(found) - MAX_PROMPTS)
+
+
+def run_verification(
+    request: VerifyRequest, *, progress: AbstractContextManager[Callable[[VerifyStatus], None]]
+) -> Verification:
+    """Verify a running server. Raises TrafficError, UsageError, FactError, Interrupted."""
+    with stop_on_signals() as stop, ExitStack() as stack:
+
+        def tick() -> None:
+            if stop.count:
+                number = stop.signal or signal.SIGINT
+                raise Interrupted("interrupted before there was a verdict", signal_number=number)
+
+        def session(server: str | None) -> VerifySession:
+            url, key = find_server(server)
+            client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
+            # in a thread: a server that hangs must not keep a signal waiting
+            (found,) = results_of([partial(VerifySession, client)], concurrency=1, on_tick=tick)
+            return found
+
+        writer = session(request.server)
+        try:
+            scorer = session(request.against) if request.against is not None else writer
+        except TrafficError as error:
+            message = f"the server of `--against`: {error.message}"
+            raise TrafficError(message, hint=error.hint) from error
+        return Verifier(writer, scorer, request, stack.enter_context(progress), tick).run()
+
+
 @dataclass(slots=True)
 class Verifier:
     """One run. `on_tick` is called often, and may raise to end the run."""
 
     session: VerifySession
+    scorer: VerifySession
     request: VerifyRequest
     show: Callable[[VerifyStatus], None]
     on_tick: Callable[[], None]
-    other: VerifySession | None = None
-    """The server that scores the answers; None: the one that wrote them."""
     greedy: list[ScoredText] = field(default_factory=list)
     tallies: dict[float, list[judge.Tally]] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
     longest_s: float = 0.0
     """What an answer took at most."""
-    began: float = 0.0
-    phase: str = _WARM_UP
+    began: float | None = None
+    phase: str = "warm-up requests, not counted"
 
     def run(self) -> Verification:
         """Returns the verification.
@@ -91,43 +131,45 @@ class Verifier:
         for answer in self._results(self._jobs()):
             self.tokens += len(answer.positions) if answer else 0
         if not self.tokens:
-            _, said = next(iter(self.unused.items()), ("", "no token could be scored"))
+            said = next(iter(self.unused.values()), "no token could be scored")
             raise TrafficError(f"the server answered no prompt: {said}")
-        self.phase = "scoring what looks wrong a second time"
-        greedy_part = self._judge_greedy() if 0.0 in self.request.temperatures else None
-        sampled_parts = tuple(judge.judge_sampled(one, t) for t, one in self.tallies.items())
-        smoke_tests = self._smoke()
+        found = [self._judge_greedy()] if 0.0 in self.request.temperatures else []
+        found += [judge.judge_sampled(one, t) for t, one in self.tallies.items()]
+        self.phase = "smoke tests"
+        jobs = [partial(smoke.smoke_test, name, self.session) for name in smoke.TESTS]
+        tests = list(self._results(jobs, concurrency=len(jobs)))
+        tests.sort(key=lambda each: list(smoke.TESTS).index(each.name))
         gained = speculates = None
         if before is not None and (after := client.metrics()) is not None:
             speculates = after.speculates
             gained = since_by_engine(before.acceptance, now=after.acceptance)
-        smoke_tests.append(smoke.drafts(speculates, gained, tokens=self.tokens))
-        parts: list[Greedy | Sampled] = [*([greedy_part] if greedy_part else []), *sampled_parts]
-        order = list(LEVELS)
+        tests.append(smoke.drafts(speculates, gained, tokens=self.tokens))
+        worst = max((each.verdict for each in found), key=lambda v: list(LEVELS).index(v.word))
+        sentences = [
+            f"{each.verdict.sentence} at T = {each.temperature:g}"
+            for each in found
+            if each.verdict.sentence and (each.verdict.word == LOSSY) == (worst.word == LOSSY)
+        ]
         return Verification(
             url=client.root,
             model=self.session.model,
-            verdict=max((part.verdict for part in parts), key=lambda each: order.index(each.word)),
-            elapsed_s=self._elapsed_s,
+            verdict=replace(worst, sentence="; ".join(sentences)),
+            has_failed=worst.level == "bad" or any(each.outcome == "not ok" for each in tests),
+            elapsed_s=time.monotonic() - self.began,
             speculates=speculates,
             acceptance=gained if speculates else None,
-            against=self.other.client.root if self.other else None,
-            greedy=greedy_part,
-            sampled=sampled_parts,
-            smoke=tuple(smoke_tests),
+            against=self.scorer.client.root if self.scorer is not self.session else None,
+            temperatures=tuple(found),
+            smoke=tuple(tests),
             unused_prompts=dict(self.unused),
         )
-
-    @property
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self.began
 
     def _results(
         self, jobs: Iterable[Callable[[], JobResult]], concurrency: int = CONCURRENCY
     ) -> Iterator[JobResult]:
         def tick() -> None:
             self.on_tick()
-            elapsed_s = None if self.phase == _WARM_UP else self._elapsed_s
+            elapsed_s = None if self.began is None else time.monotonic() - self.began
             self.show(VerifyStatus(self.phase, elapsed_s, self.tokens))
 
         return results_of(jobs, concurrency=concurrency, on_tick=tick)
@@ -135,8 +177,7 @@ class Verifier:
     def _scored(self, temperature: float, prompt: Prompt, max_tokens: int) -> ScoredText:
         """Write and score one answer. Raises RequestRefused."""
         text = self.session.generate(prompt, temperature, max_tokens=max_tokens)
-        scorer = self.other or self.session
-        return replace(text, positions=scorer.score(text.prompt_ids, text.ids))
+        return replace(text, positions=self.scorer.score(text.prompt_ids, text.ids))
 
     def _answer(self, temperature: float, prompt: Prompt) -> ScoredText | None:
         """Take one answer into the figures; None if the server does not take the prompt."""
@@ -160,7 +201,7 @@ class Verifier:
         treats both cases differently; each is sent once, as greedy text repeats. However slow the
         server is, each temperature has 8 answers.
         """
-        request = self.request
+        request, began = self.request, self.began or 0.0
         limit_s = request.limit_s * (1 - _SMOKE_SHARE)
         greedy_limit_s = request.limit_s * _GREEDY_SHARE if self.tallies else limit_s
         prompts = request.prompts if 0.0 in request.temperatures else ()
@@ -168,7 +209,7 @@ class Verifier:
         greedy, turns = iter(prompts[CONCURRENCY:]), cycle(request.prompts)
         most = max(CONCURRENCY, ANSWERS_PER_S * request.limit_s)
         for sent in count():
-            ends_s = self._elapsed_s + self.longest_s
+            ends_s = time.monotonic() - began + self.longest_s
             prompt = next(greedy, None) if ends_s < greedy_limit_s else None
             goes_on = sent < CONCURRENCY or (ends_s < limit_s and sent < most)
             if prompt is not None:
@@ -178,19 +219,13 @@ class Verifier:
             if prompt is None and not (goes_on and self.tallies):
                 return
 
-    def _judge_greedy(self) -> Greedy:
+    def _judge_greedy(self) -> Compared:
         """The suspects that are furthest behind are scored again, alone: what passes is noise."""
-        tried, wrong = judge.suspects(self.greedy)[:_MAX_RESCORED], []
-        scorer = self.other or self.session
-        for answer, index in tried:
-            score = partial(scorer.score, answer.prompt_ids, answer.ids[: index + 1])
+        self.phase = "scoring what looks wrong a second time"
+        wrong = []
+        for answer, index in judge.suspects(self.greedy)[:_MAX_RESCORED]:
+            score = partial(self.scorer.score, answer.prompt_ids, answer.ids[: index + 1])
             (again,) = self._results([score])
-            if not again or again[-1].gap > judge.TIE_TOLERANCE:
+            if again[-1].gap > judge.TIE_TOLERANCE:
                 wrong.append((answer, index))
-        return judge.judge_greedy(self.greedy, wrong, cleared=len(tried) - len(wrong))
-
-    def _smoke(self) -> list[Smoke]:
-        self.phase = "smoke tests"
-        jobs = [partial(smoke.smoke_test, name, self.session) for name in smoke.TESTS]
-        found = {one.name: one for one in self._results(jobs, _SMOKE_CONCURRENCY)}
-        return [found[name] for name in smoke.TESTS]
+        return judge.judge_greedy(self.greedy, wrong)

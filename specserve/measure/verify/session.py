@@ -7,8 +7,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from specserve.errors import TrafficError
 from specserve.measure.workloads.workload import Prompt
@@ -20,9 +20,14 @@ TOP = 20
 _MAX_BYTES = 64 << 20
 """Of an answer: vLLM writes about 75 for each log-probability, so 40,000 tokens fit."""
 _TICK_S = 0.2
-_SETTINGS: Mapping[str, Any] = {
-    **{"top_p": 1.0, "top_k": 0, "min_p": 0.0},
-    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+_SETTINGS = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "return_token_ids": True,
 }
 """In every request: what it leaves out, a server takes from `generation_config.json`."""
 JobResult = TypeVar("JobResult")
@@ -65,30 +70,23 @@ def positions(steps: Any, ids: Sequence[int], *, count: int) -> tuple[Position, 
     the `count` likeliest (vllm 0.32, v1/engine/logprobs.py, `_update_prompt_logprobs`). Raises
     TrafficError for anything else.
     """
+    found = []
     try:
-        own = steps[len(steps) - len(ids) :] if ids else []
-        return tuple(_position(step, token, count) for step, token in zip(own, ids, strict=True))
+        for step, token in zip(steps[len(steps) - len(ids) :], ids, strict=True):
+            entries = {int(key): entry for key, entry in step.items()}
+            logprobs = {key: float(entry["logprob"]) for key, entry in entries.items()}
+            if any(map(math.isnan, logprobs.values())):
+                raise ValueError
+            # the emitted token is listed too if it is not among the `count` likeliest
+            top = [each for each in logprobs.items() if len(entries) <= count or each[0] != token]
+            top.sort(key=lambda each: -each[1])
+            mine, best = (entries[key].get("decoded_token") for key in (token, top[0][0]))
+            place = Position(token, logprobs[token], tuple(top), str(mine or ""), str(best or ""))
+            found.append(place)
     except (TypeError, ValueError, LookupError, AttributeError):
         message = "the server's `prompt_logprobs` are not in vLLM's format"
         raise TrafficError(message) from None
-
-
-def _position(step: Any, token: int, count: int) -> Position:
-    entries = {int(key): entry for key, entry in step.items()}
-    logprobs = {key: float(entry["logprob"]) for key, entry in entries.items()}
-    if any(map(math.isnan, logprobs.values())):
-        raise ValueError
-    mine = entries[token]
-    # the emitted token is listed too if it is not among the `count` likeliest
-    top = [item for item in logprobs.items() if len(entries) <= count or item[0] != token]
-    top.sort(key=lambda item: -item[1])
-    return Position(
-        token=token,
-        logprob=logprobs[token],
-        top=tuple(top),
-        text=str(mine.get("decoded_token") or ""),
-        best_text=str(entries[top[0][0]].get("decoded_token") or ""),
-    )
+    return tuple(found)
 
 
 class VerifySession:
@@ -97,7 +95,7 @@ class VerifySession:
     def __init__(self, client: Client) -> None:
         """Ask which model it serves. Raises TrafficError."""
         self.client, self.model = client, client.first_model()
-        self.mode: Literal["chat", "completion"] = "chat"
+        self.is_chat = True
 
     def learn_mode(self, prompt: Prompt) -> None:
         """Send two tiny requests, greedy and sampled, and learn whether there is a chat template.
@@ -108,7 +106,7 @@ class VerifySession:
         try:
             self.generate(prompt, 0.0, max_tokens=1)
         except NoChatTemplate:
-            self.mode = "completion"
+            self.is_chat = False
         self.generate(prompt, 1.0, max_tokens=4)
 
     def generate(self, prompt: Prompt, temperature: float, *, max_tokens: int) -> ScoredText:
@@ -117,14 +115,13 @@ class VerifySession:
 
     def ask(self, prompt: Prompt, temperature: float = 0.0, **more: Any) -> dict[str, Any]:
         """The raw answer to a prompt, with token ids."""
-        body = {**_SETTINGS, "temperature": temperature, "return_token_ids": True, **more}
-        if self.mode == "completion":
-            if prompt.messages:
-                raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
-            return self._post("completions", prompt=prompt.text, **body)
-        if not prompt.messages:
-            prompt = replace(prompt, messages=({"role": "user", "content": prompt.content},))
-        return self._post("chat/completions", **prompt.body, **body)
+        body = {**_SETTINGS, "temperature": temperature, **more}
+        if self.is_chat:
+            messages = prompt.messages or ({"role": "user", "content": prompt.content},)
+            return self._post("chat/completions", messages=[*messages], **body)
+        if prompt.messages:
+            raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
+        return self._post("completions", prompt=prompt.text, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         whole = {"model": self.model, **body}

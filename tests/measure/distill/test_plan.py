@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,32 +95,24 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("speculation", "python", "said"),
+    ("speculation", "said"),
     [
-        ("", None, "it does not speculate"),
-        ("{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}", None, "speculates by `ngram`"),
-        ("{method: suffix, num_speculative_tokens: 3}", None, "speculates by `suffix`"),
-        (PAIR, sys.executable, "is trained with `--python`, others are not"),
-        ("{method: eagle3, model: org/head, num_speculative_tokens: 3}", None, "is trained with `--python`"),
-        ("{method: eagle3, model: org/head, num_speculative_tokens: 3}", "/none/python", "does not run"),
-        ("{method: eagle3, model: org/head, num_speculative_tokens: 3}", "no", "has no speculators"),
+        ("", "it does not speculate"),
+        ("{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}", "speculates by `ngram`"),
+        ("{method: suffix, num_speculative_tokens: 3}", "speculates by `suffix`"),
+        (PAIR.replace("}", ", parallel_drafting: true}"), "with parallel drafting"),
+        (
+            "{method: eagle3, model: org/head, num_speculative_tokens: 3}",
+            "trained by the library speculators",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
     profile: Callable[[str], str],
     traffic: Path,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     speculation: str,
-    python: str | None,
     said: str,
 ) -> None:
-    if python == "no":
-        file = tmp_path / "python"
-        file.write_text("#!/bin/sh\nexit 1\n")
-        file.chmod(0o755)
-        python = str(file)
-    given = ["--python", python] if python else []
-    arguments = ["distill", profile(speculation), "--traffic", str(traffic), "--dry-run", *given]
-    assert _run(arguments) == 2
+    assert _run(["distill", profile(speculation), "--traffic", str(traffic), "--dry-run"]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.judge import Tally, beyond, judge_sampled, tally
-from specserve.measure.verify.result import Sampled
+from specserve.measure.verify.judge import Tally, judge_sampled, tally
+from specserve.measure.verify.result import Compared
 from specserve.measure.verify.session import Position
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
@@ -47,12 +47,26 @@ def outcomes(position: Position, temperature: float) -> tuple[Tally, ...]:
     return tuple(tally([token], temperature) for token in tokens)
 
 
+def beyond(position: Position, temperature: float) -> float:
+    """The most that the tokens beyond the likeliest weigh together; the best one weighs 1.
+
+    A token of probability p weighs p^s, with s = 1/T: for s >= 1 they are at most (sum of p) * most^(s - 1) together.
+    """
+    seen, exponent, most = (
+        math.fsum(math.exp(lp) for _, lp in position.top),
+        1 / temperature,
+        position.top[-1][1],
+    )
+    total = min(math.log(max(0.0, 1.0 - seen) + 1e-5), math.log(1 << 18) + most)
+    return math.exp(min(total + most * (exponent - 1) - position.top[0][1] * exponent, 50.0))
+
+
 def draws(positions: Sequence[Position], temperature: float, *, drawn_at: float) -> list[Draw]:
     """Each position as a server of another temperature draws it, judged by the requested one."""
     found: list[Draw] = []
     for position in positions:
         weights = [math.exp((lp - position.top[0][1]) / drawn_at) for _, lp in position.top]
-        rest = beyond(position, drawn_at, most=position.top[-1][1])
+        rest = beyond(position, drawn_at)
         weights.append(_BEYOND_SHARE * min(rest, 9 * math.fsum(weights)))
         found.append((list(accumulate(weights)), outcomes(position, temperature)))
     return found
@@ -73,7 +87,7 @@ def pool(temperature: float, *, factor: float, tokens: int = 128) -> tuple[Tally
     return tuple(request(rng.choice(places), rng) for _ in range(1200))
 
 
-def run(drawn: Sequence[Tally], temperature: float, *, most_tokens: int, seed: int) -> Sampled:
+def run(drawn: Sequence[Tally], temperature: float, *, most_tokens: int, seed: int) -> Compared:
     """One verification of a simulated server."""
     rng = random.Random(seed)
     most = math.ceil(most_tokens * len(drawn) / sum(one.tokens for one in drawn))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.measure.verify.server import load_prompts
+from specserve.measure.verify.run import load_prompts
 
 
 def test_the_prompts_that_ship_are_of_various_kinds_and_short() -> None:
