@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specserve.measure.statistics import Estimate
+from specserve.measure.intervals import Estimate
 from specserve.profile.schema import Expectation, Profile
 
 KEYS = tuple(name for name in Expectation.__annotations__ if name.startswith(("min_", "max_")))

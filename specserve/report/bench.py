@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.figures import WAITING, verdict_words
+from specserve.measure.bench.figures import WAITING
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Result, VariantInfo
 from specserve.measure.expect import Judged, Kept
-from specserve.measure.statistics import (
+from specserve.measure.intervals import LAUNCH_SPREAD
+from specserve.measure.verdict import (
     CERTAINTY,
     COSTS,
     COSTS_BELOW,
     INCONCLUSIVE,
-    LAUNCH_SPREAD,
     NO_DIFFERENCE,
     PAYS,
     PAYS_ABOVE,
+    verdict_words,
 )
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.page import (

@@ -21,7 +21,7 @@ from specserve.report.console import WIDTH, in_one_line, json_text, styled, wrap
 
 if TYPE_CHECKING:
     from specserve.measure.bench.result import Quantiles
-    from specserve.measure.statistics import Estimate
+    from specserve.measure.intervals import Estimate
 
 TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "ok", "agree"), "good"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from specserve.measure.statistics import COSTS, INCONCLUSIVE, PAYS
 from specserve.measure.tune.choose import Basis, Row
 from specserve.measure.tune.plan import ROUNDS, TunePlan, loads_of
 from specserve.measure.tune.result import TuneResult
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
 from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.page import (
     Block,

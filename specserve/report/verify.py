@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO, get_args
 
-from specserve.measure.statistics import INCONCLUSIVE
+from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Outcome, Verification
 from specserve.measure.verify.run import VerifyStatus
 from specserve.report.answer import acceptance_json

@@ -21,7 +21,7 @@ import pytest
 
 from specserve.measure.bench.result import Result, from_json
 from specserve.measure.bench.traffic import Driver
-from specserve.measure.statistics import PAYS
+from specserve.measure.verdict import PAYS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hostile_server import hostile

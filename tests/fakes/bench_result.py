@@ -13,7 +13,8 @@ from specserve.measure.bench.result import (
     WorkloadInfo,
 )
 from specserve.measure.expect import Judged, Kept, Limit
-from specserve.measure.statistics import COSTS, INCONCLUSIVE, PAYS, Estimate, Verdict
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Verdict
 from specserve.metrics.counters import Acceptance
 
 LOADS = (1, 4, 16)

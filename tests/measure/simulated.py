@@ -6,16 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 
-from specserve.measure.statistics import (
-    COSTS,
-    INCONCLUSIVE,
-    LAUNCH_SPREAD,
-    PAYS,
-    RateSample,
-    needed,
-    ratio,
-    verdict,
-)
+from specserve.measure.intervals import LAUNCH_SPREAD, RateSample, ratio
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, needed, verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure import statistics
-from specserve.measure.statistics import (
-    COSTS,
-    INCONCLUSIVE,
-    NO_DIFFERENCE,
-    PAYS,
-    LogEstimate,
-    needed,
-    verdict,
-)
+from specserve.measure.intervals import LogEstimate
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, needed, verdict
 
 
 def estimate(value: float, error: float, *, freedom: float = 20, share: float = 0.0) -> LogEstimate:

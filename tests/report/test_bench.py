@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import LengthPart, Result, from_json, read_result
 from specserve.measure.expect import Kept
-from specserve.measure.statistics import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Estimate, Verdict
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Verdict
 from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from specserve.measure.distill.run import Distilled, Proof
-from specserve.measure.statistics import Estimate
+from specserve.measure.intervals import Estimate
 from specserve.report.drafts import distilled_document
 
 FOUND = Distilled(

@@ -7,10 +7,11 @@ import json
 from dataclasses import replace
 
 from specserve.measure.bench.result import Point
-from specserve.measure.statistics import Estimate, Verdict
+from specserve.measure.intervals import Estimate
 from specserve.measure.tune.choose import Basis, Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.result import TuneResult, remark
+from specserve.measure.verdict import Verdict
 from specserve.report.page import html_page
 from specserve.report.tune import result_json, tune_document
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.measure.statistics import INCONCLUSIVE, Estimate
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.result import (
     LOSSLESS,
     LOSSY,

@@ -11,7 +11,7 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.expect import Judged, Kept, Limit
-from specserve.measure.statistics import Estimate
+from specserve.measure.intervals import Estimate
 from specserve.measure.watch.verdict import STEADY, UNSEEN, Advice, verdict_of
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.measure.watch.window import Reading, figures

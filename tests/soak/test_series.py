@@ -25,7 +25,7 @@ import psutil
 import pytest
 import yaml
 
-from specserve.measure.statistics import LAUNCH_SPREAD
+from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.verify.judge import Tally, judge_sampled, tally
 from specserve.measure.verify.result import LOSSY
 from specserve.measure.verify.run import load_prompts

@@ -21,21 +21,16 @@ from specserve.measure.bench.result import (
 )
 from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.expect import Judged, judge, limits
-from specserve.measure.statistics import (
-    INCONCLUSIVE,
-    NO_DIFFERENCE,
-    PAYS,
+from specserve.measure.intervals import (
     Estimate,
     LogEstimate,
     RateSample,
-    Verdict,
-    needed,
+    p99,
     quantile,
-    quantile_ranks,
     rate,
     ratio,
-    verdict,
 )
+from specserve.measure.verdict import INCONCLUSIVE, PAYS, Verdict, needed, verdict, verdict_words
 from specserve.metrics.counters import Acceptance, total_acceptance
 
 SATURATED = 0.85
@@ -274,12 +269,6 @@ def _by_length(
         low = high
 
 
-def verdict_words(verdict: Verdict) -> str:
-    """Return the verdict in a sentence: `makes no difference`."""
-    words = {NO_DIFFERENCE: "makes no difference", INCONCLUSIVE: "is inconclusive"}
-    return words.get(verdict.word, verdict.word.lower())
-
-
 def stops_paying(
     comparisons: Sequence[Comparison],
     cells: Mapping[tuple[str, Point], Cell],
@@ -358,14 +347,9 @@ def _promises(plan: BenchPlan, passes: Sequence[Pass], at: Point) -> Iterator[Ju
 
 
 def p99_ms(passes: Sequence[Pass], value: Callable[[Request], float | None]) -> Estimate | None:
-    """Return P99 over requests: with fewer than 368 of them it has no upper bound."""
+    """Return P99 over requests, in milliseconds."""
     seconds = [value(request) for each in passes for request in each.requests if request.ok]
-    values = sorted(1000 * each for each in seconds if each is not None)
-    if not values:
-        return None
-    low, high = quantile_ranks(len(values), 0.99)
-    upper = values[high - 1] if high <= len(values) else math.inf
-    return Estimate(quantile(values, 0.99), values[low - 1], upper, len(values), "95 %, ranks")
+    return p99([1000 * each for each in seconds if each is not None])
 
 
 def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specserve.errors import FactError
 from specserve.measure.expect import Judged, Kept
-from specserve.measure.statistics import Estimate, Verdict
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Verdict
 from specserve.metrics.counters import Acceptance
 
 if TYPE_CHECKING:

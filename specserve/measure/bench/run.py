@@ -35,7 +35,7 @@ from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_pla
 from specserve.measure.bench.traffic import REST_S
 from specserve.measure.bench.variants import Session, Variant, host, versions
 from specserve.measure.servers import Measurement, Outlet
-from specserve.measure.statistics import needed, verdict
+from specserve.measure.verdict import needed, verdict
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 

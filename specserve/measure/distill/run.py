@@ -22,8 +22,9 @@ from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.variants import PROFILE
 from specserve.measure.distill.plan import DistillPlan, line_of
 from specserve.measure.drafts import write_alternatives
+from specserve.measure.intervals import Estimate, PromptAcceptance, acceptance_gain
 from specserve.measure.servers import Outlet
-from specserve.measure.statistics import COSTS, Estimate, PromptAcceptance, acceptance_gain, verdict
+from specserve.measure.verdict import COSTS, verdict
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.causes import died

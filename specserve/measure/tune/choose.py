@@ -16,18 +16,10 @@ from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import BASELINE
-from specserve.measure.statistics import (
-    COSTS,
-    COSTS_BELOW,
-    INCONCLUSIVE,
-    PAYS,
-    Estimate,
-    LogEstimate,
-    Verdict,
-    verdict,
-)
+from specserve.measure.intervals import Estimate, LogEstimate
 from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
 from specserve.measure.tune.plan import Setting, loads_of
+from specserve.measure.verdict import COSTS, COSTS_BELOW, INCONCLUSIVE, PAYS, Verdict, verdict
 
 LINE_ERROR = 0.05
 """How far a step's cost may lie off the line through two K; published: 4.4 % at most."""

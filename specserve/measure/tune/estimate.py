@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from specserve.errors import FactError, UsageError
 from specserve.hardware.accelerators import assume
-from specserve.measure.statistics import Estimate
+from specserve.measure.intervals import Estimate
 from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest, too_many_requests
 from specserve.measure.values import whole_numbers
 from specserve.memory.breakdown import sizes_of

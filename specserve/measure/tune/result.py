@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from specserve.measure.statistics import INCONCLUSIVE
 from specserve.measure.tune.choose import Choice, Row
+from specserve.measure.verdict import INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specserve.measure.statistics import INCONCLUSIVE, Estimate, library, t_quantile
+from specserve.measure.intervals import Estimate, library, t_quantile
+from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.result import (
     CONFIDENCE,
     LOSSLESS,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specserve.measure.statistics import INCONCLUSIVE, Estimate, Verdict
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import INCONCLUSIVE, Verdict
 from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99

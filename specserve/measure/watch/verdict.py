@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.measure.expect import Judged, Kept, judge, limits
-from specserve.measure.statistics import Estimate, Verdict
+from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Verdict
 from specserve.measure.watch.window import MIN_DRAFTS, Reading, WindowFigures
 from specserve.metrics.counters import Acceptance, since
 from specserve.profile.schema import Profile

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.expect import Judged, Kept
-from specserve.measure.statistics import Verdict
+from specserve.measure.verdict import Verdict
 from specserve.measure.watch.verdict import (
     MISSED,
     UNDECIDED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from specserve.measure.statistics import Estimate, quantile_ranks, t_quantile
+from specserve.measure.intervals import Estimate, quantile_ranks, t_quantile
 from specserve.metrics.counters import Acceptance, Counters, Histogram, since
 from specserve.metrics.prometheus import Metrics
 

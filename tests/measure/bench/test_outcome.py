@@ -20,7 +20,7 @@ from specserve.measure.bench.result import Cell, Point, Result
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import Variant
 from specserve.measure.expect import Judged
-from specserve.measure.statistics import PAYS
+from specserve.measure.verdict import PAYS
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.measure.bench.result import Result, from_json, read_result
-from specserve.measure.statistics import Estimate
+from specserve.measure.intervals import Estimate
 from specserve.report.bench import rendered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

@@ -25,7 +25,7 @@ from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Pass, Passed, RunDirectory, create, resume
 from specserve.measure.bench.traffic import Abilities
 from specserve.measure.bench.variants import Variant, sessions
-from specserve.measure.statistics import PAYS, verdict
+from specserve.measure.verdict import PAYS, verdict
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from specserve.measure.statistics import INCONCLUSIVE
+from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.judge import Tally, judge_greedy, judge_sampled, suspects
 from specserve.measure.verify.result import LOSSLESS, LOSSY, Compared
 from specserve.measure.verify.session import Position, ScoredText

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specserve.measure.expect import Kept
-from specserve.measure.statistics import Verdict
+from specserve.measure.verdict import Verdict
 from specserve.measure.watch.verdict import (
     COLLAPSED,
     STEADY,

@@ -7,19 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.statistics import (
-    INCONCLUSIVE,
+from specserve.measure.intervals import (
     LAUNCH_SPREAD,
-    PAYS,
     LogEstimate,
     PromptAcceptance,
     RateSample,
     acceptance_gain,
-    needed,
     rate,
     ratio,
-    verdict,
 )
+from specserve.measure.verdict import INCONCLUSIVE, PAYS, needed, verdict
 from tests.measure.simulated import ONE_SERVER_AT_A_TIME, SCENARIOS, Scenario, simulated
 
 amounts = st.floats(1.0, 1000.0)

@@ -1,4 +1,4 @@
-"""What repeated measurements say: an estimate with its interval, and the verdict that it allows."""
+"""Intervals: what repeated measurements say of a figure, a rate or a ratio, and how surely."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 
@@ -34,22 +34,6 @@ class Estimate:
     """How many blocks, parts, answers or requests it rests on."""
     method: str = ""
     """How the bounds were made, and their confidence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer of a command, in a word and in a sentence: the only one of the package."""
-
-    word: str
-    """Such as PAYS, LOSSY or STEADY."""
-    level: Literal["good", "bad", "open"]
-    """Whether the answer is yes, no, or not known yet."""
-    sentence: str = ""
-    """What it rests on, or what would decide it."""
-
-
-PAYS, COSTS = "PAYS", "COSTS"
-NO_DIFFERENCE, INCONCLUSIVE = "NO DIFFERENCE", "INCONCLUSIVE"
 
 
 def library(module: str) -> Any:
@@ -87,6 +71,16 @@ def quantile_ranks(count: int, at: float) -> tuple[int, int]:
     """
     low, high = library("scipy.stats").binom.ppf([0.025, 0.975], count, at)
     return max(1, int(low)), int(high) + 1
+
+
+def p99(values: Sequence[float]) -> Estimate | None:
+    """Return the P99 of what each request took: under 368 of them it has no upper bound."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    low, high = quantile_ranks(len(ordered), 0.99)
+    upper = ordered[high - 1] if high <= len(ordered) else math.inf
+    return Estimate(quantile(ordered, 0.99), ordered[low - 1], upper, len(ordered), "95 %, ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,80 +252,3 @@ def acceptance_gain(
     variance = count / (count - 1) * math.fsum(part**2 for part in parts.values())
     half = t_quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
     return Estimate(value, value - half, value + half, count, "95 %, Student's t over prompts")
-
-
-PAYS_ABOVE = 1.03
-COSTS_BELOW = 0.97
-CERTAINTY = 0.995
-"""PAYS and COSTS also need this interval to leave out 1: equal variants get one in 1 of 100 cells
-at most."""
-MOST_LAUNCHES = 20
-_MOST = 100
-"""More than so many times the work is not advised."""
-
-
-def verdict(estimate: LogEstimate) -> Verdict:
-    """Return whether one variant is faster than another, by the ratio of their rates."""
-    low, high = estimate.bounds()
-    if low >= COSTS_BELOW and high <= PAYS_ABOVE:
-        inside = f"the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}"
-        return Verdict(NO_DIFFERENCE, "bad", inside)
-    surely_low, surely_high = estimate.bounds(CERTAINTY)
-    if low > PAYS_ABOVE and surely_low > 1:
-        return Verdict(PAYS, "good", f"the interval lies above {PAYS_ABOVE}")
-    if high < COSTS_BELOW and surely_high < 1:
-        return Verdict(COSTS, "bad", f"the interval lies below {COSTS_BELOW}")
-    if low > PAYS_ABOVE or high < COSTS_BELOW:
-        sentence = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}"
-    else:
-        sentence = f"the interval reaches across {_limit(low, high)}"
-    return Verdict(INCONCLUSIVE, "open", sentence)
-
-
-def _limit(low: float, high: float) -> str:
-    limits = [f"{limit}" for limit in (COSTS_BELOW, PAYS_ABOVE) if low <= limit <= high]
-    return " and ".join(limits)
-
-
-class Needed(NamedTuple):
-    """What would decide an INCONCLUSIVE comparison if the value stayed as it is."""
-
-    what: Literal["blocks", "launches", "prompts", "nothing"]
-    """`nothing`: it is too close to a limit, or varies too much."""
-    more: int = 0
-
-
-def needed(estimate: LogEstimate) -> Needed:
-    """Return what would decide it, by what its variance comes from."""
-    if not math.isfinite(estimate.error):
-        return Needed("blocks", 1)
-    # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches two
-    factor = _factor(estimate)
-    prompts, launches = estimate.prompt_share, estimate.launch_share
-    blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
-    if factor > _MOST:
-        return Needed("nothing")
-    if prompts > 0.5 or prompts >= rest:
-        return Needed("prompts", _more(estimate.prompts, factor))
-    if launches > blocks or prompts + launches >= rest:
-        more = _more(estimate.launches, (launches + blocks) / (rest - prompts))
-        too_many = estimate.launches + more > MOST_LAUNCHES
-        return Needed("nothing") if too_many else Needed("launches", more)
-    times = blocks / (rest - prompts - launches)
-    return Needed("nothing") if times > _MOST else Needed("blocks", _more(estimate.blocks, times))
-
-
-def _more(count: int, times: float) -> int:
-    return max(1, math.ceil(count * times) - count)
-
-
-def _factor(estimate: LogEstimate) -> float:
-    """Return how many times as much would decide it: the width goes with the root."""
-    pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
-    beyond = max(estimate.log - pays, costs - estimate.log)
-    if not beyond:
-        return math.inf
-    wanted = [(abs(beyond), CONFIDENCE)]
-    if beyond > 0:
-        wanted.append((abs(estimate.log), CERTAINTY))
-    return max((estimate.half(confidence) / room) ** 2 for room, confidence in wanted)

@@ -1,0 +1,106 @@
+"""Verdicts: whether one variant is faster than another, in a word, and what would decide it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from specserve.measure.intervals import CONFIDENCE, LogEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer of a command, in a word and in a sentence: the only one of the package."""
+
+    word: str
+    """Such as PAYS, LOSSY or STEADY."""
+    level: Literal["good", "bad", "open"]
+    """Whether the answer is yes, no, or not known yet."""
+    sentence: str = ""
+    """What it rests on, or what would decide it."""
+
+
+PAYS, COSTS = "PAYS", "COSTS"
+NO_DIFFERENCE, INCONCLUSIVE = "NO DIFFERENCE", "INCONCLUSIVE"
+PAYS_ABOVE = 1.03
+COSTS_BELOW = 0.97
+CERTAINTY = 0.995
+"""PAYS and COSTS also need this interval to leave out 1: equal variants get one in 1 of 100 cells
+at most."""
+MOST_LAUNCHES = 20
+_MOST = 100
+"""More than so many times the work is not advised."""
+
+
+def verdict(estimate: LogEstimate) -> Verdict:
+    """Return whether one variant is faster than another, by the ratio of their rates."""
+    low, high = estimate.bounds()
+    if low >= COSTS_BELOW and high <= PAYS_ABOVE:
+        inside = f"the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}"
+        return Verdict(NO_DIFFERENCE, "bad", inside)
+    surely_low, surely_high = estimate.bounds(CERTAINTY)
+    if low > PAYS_ABOVE and surely_low > 1:
+        return Verdict(PAYS, "good", f"the interval lies above {PAYS_ABOVE}")
+    if high < COSTS_BELOW and surely_high < 1:
+        return Verdict(COSTS, "bad", f"the interval lies below {COSTS_BELOW}")
+    if low > PAYS_ABOVE or high < COSTS_BELOW:
+        sentence = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}"
+    else:
+        sentence = f"the interval reaches across {_limit(low, high)}"
+    return Verdict(INCONCLUSIVE, "open", sentence)
+
+
+def _limit(low: float, high: float) -> str:
+    limits = [f"{limit}" for limit in (COSTS_BELOW, PAYS_ABOVE) if low <= limit <= high]
+    return " and ".join(limits)
+
+
+def verdict_words(found: Verdict) -> str:
+    """Return the verdict in a sentence: `makes no difference`."""
+    words = {NO_DIFFERENCE: "makes no difference", INCONCLUSIVE: "is inconclusive"}
+    return words.get(found.word, found.word.lower())
+
+
+class Needed(NamedTuple):
+    """What would decide an INCONCLUSIVE comparison if the value stayed as it is."""
+
+    what: Literal["blocks", "launches", "prompts", "nothing"]
+    """`nothing`: it is too close to a limit, or varies too much."""
+    more: int = 0
+
+
+def needed(estimate: LogEstimate) -> Needed:
+    """Return what would decide it, by what its variance comes from."""
+    if not math.isfinite(estimate.error):
+        return Needed("blocks", 1)
+    # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches two
+    factor = _factor(estimate)
+    prompts, launches = estimate.prompt_share, estimate.launch_share
+    blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
+    if factor > _MOST:
+        return Needed("nothing")
+    if prompts > 0.5 or prompts >= rest:
+        return Needed("prompts", _more(estimate.prompts, factor))
+    if launches > blocks or prompts + launches >= rest:
+        more = _more(estimate.launches, (launches + blocks) / (rest - prompts))
+        too_many = estimate.launches + more > MOST_LAUNCHES
+        return Needed("nothing") if too_many else Needed("launches", more)
+    times = blocks / (rest - prompts - launches)
+    return Needed("nothing") if times > _MOST else Needed("blocks", _more(estimate.blocks, times))
+
+
+def _more(count: int, times: float) -> int:
+    return max(1, math.ceil(count * times) - count)
+
+
+def _factor(estimate: LogEstimate) -> float:
+    """Return how many times as much would decide it: the width goes with the root."""
+    pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
+    beyond = max(estimate.log - pays, costs - estimate.log)
+    if not beyond:
+        return math.inf
+    wanted = [(abs(beyond), CONFIDENCE)]
+    if beyond > 0:
+        wanted.append((abs(estimate.log), CERTAINTY))
+    return max((estimate.half(confidence) / room) ** 2 for room, confidence in wanted)
