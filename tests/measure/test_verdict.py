@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure import statistics
+from specserve.measure import verdict as subject
 from specserve.measure.intervals import LogEstimate
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, needed, verdict
 
@@ -41,13 +41,13 @@ def test_what_pays_is_beyond_the_margin_and_what_costs_below(
     found = estimate(value, error, freedom=freedom)
     low, high = found.bounds()
     match verdict(found).word:
-        case statistics.PAYS:
+        case subject.PAYS:
             assert low > 1.03
-        case statistics.COSTS:
+        case subject.COSTS:
             assert high < 0.97
-        case statistics.NO_DIFFERENCE:
+        case subject.NO_DIFFERENCE:
             assert 0.97 <= low <= high <= 1.03
-        case statistics.INCONCLUSIVE:
+        case subject.INCONCLUSIVE:
             assert needed(found)
 
 
