@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from specserve.measure.tune.choose import Basis, Row
+from specserve.measure.tune.choose import Row
 from specserve.measure.tune.plan import ROUNDS, TunePlan, loads_of
 from specserve.measure.tune.result import TuneResult
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
@@ -56,7 +56,7 @@ def tune_document(found: TuneResult) -> Document:
     blocks.append(Items(list(_by_load(found))))
     for place in dict.fromkeys((row.point.workload, row.point.temperature) for row in found.rows):
         blocks.append(_place(found, *place))
-    machine = found.host.get("accelerator", found.platform)
+    machine = found.host.get("accelerator", "cpu")
     about = (
         f"{machine}, vLLM {found.versions.get('vllm', '?')}, {moment(found.created)}, "
         f"{duration(found.duration_s)}, {found.launches} launches"
@@ -144,7 +144,7 @@ def _cell(found: TuneResult, row: Row | None) -> str:
         is_low = setting.last_batch is None or (row.point.concurrency or 1) <= setting.last_batch
         chosen = setting.tokens if is_low else setting.tokens_above
         star = "*" if row.num_speculative_tokens == chosen else ""
-    return f"{star}{decimals(row.speedup.value)}{'m' if row.basis is Basis.MEASURED else 'p'}"
+    return f"{star}{decimals(row.speedup.value)}{'m' if row.verdict else 'p'}"
 
 
 def _chart(rows: Sequence[Row], loads: Sequence[int], tokens: Sequence[int]) -> Chart:
@@ -177,7 +177,7 @@ def plan_document(plan: TunePlan) -> Document:
         (point.workload, f"concurrency {point.concurrency}, temperature {point.temperature:g}")
         for point in plan.points
     ]
-    guess_s = min(plan.seconds(plan.per_slot, ROUNDS), plan.budget_s)
+    guess_s = min(plan.seconds(plan.per_slot), plan.budget_s)
     turns = "in turns with the first" if plan.room.at_once > 1 else "one after another"
     blocks: list[Block] = [
         Paragraph(
@@ -201,7 +201,7 @@ def plan_json(plan: TunePlan) -> str:
         "most_tokens": plan.most_tokens,
         "points": plan.points,
         "at_once": plan.room.at_once,
-        "seconds_assumed": min(plan.seconds(plan.per_slot, ROUNDS), plan.budget_s),
+        "seconds_assumed": min(plan.seconds(plan.per_slot), plan.budget_s),
         "budget_s": plan.budget_s,
         "run": str(plan.place),
     }

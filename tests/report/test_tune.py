@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from specserve.measure.bench.result import Point
 from specserve.measure.intervals import Estimate
-from specserve.measure.tune.choose import Basis, Choice, Row
+from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.result import TuneResult, remark
 from specserve.measure.verdict import Verdict
@@ -18,9 +18,8 @@ from specserve.report.tune import result_json, tune_document
 
 def row(load: int, tokens: int, value: float, *, word: str | None = None) -> Row:
     judged = Verdict(word, "good") if word else None
-    basis = Basis.MEASURED if word else Basis.PREDICTED
     speedup = Estimate(value, 0.95 * value, 1.05 * value)
-    return Row(Point("code", 0.0, load), tokens, basis, 2.5, 1.2, speedup, 30.0, judged)
+    return Row(Point("code", 0.0, load), tokens, 2.5, 1.2, speedup, judged)
 
 
 PAYS = Choice(
@@ -32,12 +31,10 @@ PAYS = Choice(
 )
 RESULT = TuneResult(
     name="demo",
-    fingerprint="f" * 64,
     created="2026-11-27T12:00:00+00:00",
     duration_s=312.0,
     versions={"vllm": "0.32.0+cpu"},
     host={"accelerator": "cpu"},
-    platform="cpu",
     launches=3,
     choice=PAYS,
     rows=(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
-from statistics import fmean, geometric_mean, median
+from statistics import geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.figures import of, speedup
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import BASELINE
@@ -28,26 +26,18 @@ SAME = 0.01
 MIN_SPEEDUP = 1.03
 
 
-class Basis(StrEnum):
-    """Where a figure comes from."""
-
-    MEASURED = "measured"
-    PREDICTED = "predicted"
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One K at one point."""
 
     point: Point
     num_speculative_tokens: int
-    basis: Basis
     mean_acceptance_length: float
     step_cost: float
     """In steps of the server without speculation: tokens per step over the speedup."""
     speedup: Estimate
-    output_tokens_per_s: float
     verdict: Verdict | None = None
+    """None: it was not measured, but predicted from others that were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +56,6 @@ class Choice:
     """The best K at each load alone, measured or predicted; 0: no speculation."""
 
 
-def passes_of(passes: Sequence[Pass], name: str, point: Point) -> list[Pass]:
-    """Those of one variant at one point."""
-    return [each for each in passes if (each.variant, each.point) == (name, point)]
-
-
 def launched_tokens(passes: Sequence[Pass]) -> list[int]:
     """Every K that has passes."""
     names = {each.variant for each in passes}
@@ -81,23 +66,30 @@ def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
     """Every K up to the largest that was measured, at every point that was."""
     found = list[Row]()
     for point in points:
-        every = launched_tokens(passes)
-        known = {k: row for k in every if (row := _measured(point, k, passes)) is not None}
+        known = dict[int, Row]()
+        for tokens in launched_tokens(passes):
+            row = _measured(point, tokens, passes)
+            if row is not None:
+                known[tokens] = row
         found += known.values()
-        requests = _requests(point, max(known), passes) if known else []
-        for tokens in range(1, max(known, default=0)) if requests else ():
-            if tokens not in known:
-                length = acceptance_length(requests, tokens=tokens)
-                found.append(_predicted(point, tokens, known, length))
+        if known and (requests := _requests(point, max(known), passes)):
+            for tokens in range(1, max(known)):
+                if tokens not in known:
+                    length = acceptance_length(requests, tokens=tokens)
+                    found.append(_predicted(point, tokens, known, length))
     return sorted(found, key=lambda row: (row.point.concurrency or 1, row.num_speculative_tokens))
 
 
 def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
     """All answers with this K to the same text: the load changes no acceptance."""
-    same = [each for each in passes if each.variant == f"k{tokens}"]
-    place = (point.workload, point.temperature)
     return steps_by_request(
-        [each for each in same if (each.point.workload, each.point.temperature) == place]
+        [
+            each
+            for each in passes
+            if each.variant == f"k{tokens}"
+            and each.point.workload == point.workload
+            and each.point.temperature == point.temperature
+        ]
     )
 
 
@@ -109,16 +101,14 @@ def _measured(point: Point, tokens: int, passes: Sequence[Pass]) -> Row | None:
     rates, without = (
         {
             (each.launch, each.block): each.output_tokens / each.duration_s
-            for each in passes_of(passes, name, point)
+            for each in of(passes, name, point)
         }
         for name in (f"k{tokens}", BASELINE)
     )
     usual = median(rates[key] / without[key] for key in rates.keys() & without.keys())
     requests = _requests(point, tokens, passes)
     length = acceptance_length(requests, tokens=tokens) if requests else math.nan
-    interval, rate = estimate.estimate, fmean(rates.values())
-    judged = verdict(estimate)
-    return Row(point, tokens, Basis.MEASURED, length, length / usual, interval, rate, judged)
+    return Row(point, tokens, length, length / usual, estimate.estimate, verdict(estimate))
 
 
 def _predicted(point: Point, tokens: int, known: Mapping[int, Row], length: float) -> Row:
@@ -140,8 +130,7 @@ def _predicted(point: Point, tokens: int, known: Mapping[int, Row], length: floa
     spread = math.exp(math.hypot(LINE_ERROR, half))
     bounds = (value * factor / spread, value * factor * spread)
     interval = Estimate(value * factor, *bounds, near.speedup.n, "a line through two K")
-    rate = near.output_tokens_per_s * factor
-    return Row(point, tokens, Basis.PREDICTED, length, cost, interval, rate)
+    return Row(point, tokens, length, cost, interval)
 
 
 def mean_speedups(known: Sequence[Row]) -> dict[int, float]:
@@ -162,7 +151,7 @@ def best(gains: Mapping[int, float]) -> int:
 def next_tokens(known: Sequence[Row], *, failed: Collection[int] = ()) -> int | None:
     """The K to launch next: predicted better than all that were measured; None if there is none."""
     gains = {k: gain for k, gain in mean_speedups(known).items() if k not in failed}
-    measured = {row.num_speculative_tokens for row in known if row.basis is Basis.MEASURED}
+    measured = {row.num_speculative_tokens for row in known if row.verdict is not None}
     if not gains or max(row.speedup.value for row in known) < MIN_SPEEDUP:
         return None
     wanted = best(gains)
@@ -173,39 +162,22 @@ def next_tokens(known: Sequence[Row], *, failed: Collection[int] = ()) -> int | 
 def next_schedule(known: Sequence[Row], single: int) -> Setting | None:
     """A schedule that may be better than one K, whose intervals do not overlap.
 
-    One range keeps the single K; the other has one whose interval lies above that of the single K.
-    It ends where it is still clearly better, if a step's cost grows evenly with the load.
+    One range keeps the single K; the other has the best K of the loads on its side, and ends at the
+    last of them.
     """
     loads = loads_of([row.point for row in known])
     by_place = {(row.point, row.num_speculative_tokens): row for row in known}
     found: list[tuple[float, Setting]] = []
-    for split, is_lower in itertools.product(pairwise(loads), (True, False)):
-        side = [row for row in known if ((row.point.concurrency or 1) <= split[0]) == is_lower]
-        other = best(mean_speedups(side))
-        pairs = [(by_place[p, other], by_place[p, single]) for p in {row.point for row in side}]
-        if not any(one.speedup.low > same.speedup.high for one, same in pairs):
-            continue
-        gain = geometric_mean(one.speedup.value / same.speedup.value for one, same in pairs)
-        batches = range(split[0], split[1] + 1)
-        for batch in batches if not is_lower else reversed(batches):
-            costs = [_cost_between(known, split, batch, k) for k in (other, single)]
-            if costs[0] * (1 + 2 * LINE_ERROR) < costs[1]:
-                last = batch if is_lower else batch - 1
-                ranges = (other, single) if is_lower else (single, other)
-                setting = Setting(ranges[0], last, ranges[1], loads[-1])
-                if 0 < last < loads[-1]:
-                    found.append((gain ** len(pairs), setting))
-                break
+    for low, high in pairwise(loads):
+        for is_lower in (True, False):
+            side = [row for row in known if ((row.point.concurrency or 1) <= low) == is_lower]
+            other = best(mean_speedups(side))
+            pairs = [(by_place[p, other], by_place[p, single]) for p in {r.point for r in side}]
+            if any(one.speedup.low > same.speedup.high for one, same in pairs):
+                gain = math.prod(one.speedup.value / same.speedup.value for one, same in pairs)
+                upper = Setting(single, high - 1, other, loads[-1])
+                found.append((gain, Setting(other, low, single, loads[-1]) if is_lower else upper))
     return max(found, key=lambda each: each[0])[1] if found else None
-
-
-def _cost_between(known: Sequence[Row], loads: tuple[int, int], batch: int, tokens: int) -> float:
-    """What a token costs with a K at a batch between two loads; the mean over workloads."""
-    mine, costs = [row for row in known if row.num_speculative_tokens == tokens], list[float]()
-    for load in loads:
-        here = [row for row in mine if row.point.concurrency == load]
-        costs.append(geometric_mean(row.step_cost / row.mean_acceptance_length for row in here))
-    return costs[0] + (batch - loads[0]) / (loads[1] - loads[0]) * (costs[1] - costs[0])
 
 
 def combined(parts: Sequence[tuple[LogEstimate, float]]) -> LogEstimate:
@@ -228,14 +200,15 @@ def pooled(
     """
     parts: list[tuple[LogEstimate, float]] = []
     for point in points:
-        mine = speedup(passes, variant=name, against=over, at=point)
-        if mine is not None:
-            parts.append((mine, 1 / len(points)))
+        direct = speedup(passes, variant=name, against=over, at=point)
+        if direct is not None:
+            parts.append((direct, 1 / len(points)))
             continue
-        sides = [speedup(passes, variant=each, against=BASELINE, at=point) for each in (name, over)]
-        if over == BASELINE or sides[0] is None or sides[1] is None:
-            return None
-        parts += [(sides[0], 1 / len(points)), (sides[1], -1 / len(points))]
+        for each, sign in ((name, 1), (over, -1)):
+            side = speedup(passes, variant=each, against=BASELINE, at=point)
+            if side is None or over == BASELINE:
+                return None
+            parts.append((side, sign / len(points)))
     return combined(parts)
 
 
@@ -246,10 +219,9 @@ def beats(passes: Sequence[Pass], schedule: Setting, single: int, points: Sequen
     than one K: K may change from step to step. `points`: all that it was measured at.
     """
     edge = [point for point in points if point.concurrency == schedule.edge]
-    everywhere, there, without = (
-        pooled(passes, schedule.name, where, over=over)
-        for where, over in ((points, f"k{single}"), (edge, f"k{single}"), (edge, BASELINE))
-    )
+    everywhere = pooled(passes, schedule.name, points, over=f"k{single}")
+    there = pooled(passes, schedule.name, edge, over=f"k{single}")
+    without = pooled(passes, schedule.name, edge)
     if everywhere is None or there is None or without is None:
         return False
     is_equal = there.value > COSTS_BELOW and verdict(there).word != COSTS
@@ -263,32 +235,33 @@ def choice_of(
     schedule: Setting | None = None,
 ) -> Choice:
     """The best of what was measured. `keys`: of the block; `schedule`: one that beat a single K."""
-    known = rows(points, passes)
-    gains, by_load = mean_speedups(known), dict[int, int]()
+    known, by_load = rows(points, passes), dict[int, int]()
     for load in loads_of([row.point for row in known]):
         here = mean_speedups([row for row in known if (row.point.concurrency or 1) == load])
         by_load[load] = best(here) if here and max(here.values()) > 1 else 0
-    measured = {row.num_speculative_tokens for row in known if row.basis is Basis.MEASURED}
-    gains = {k: gain for k, gain in gains.items() if k in measured}
-    means = {k: pooled(passes, f"k{k}", points) for k in gains}
-    if not all(means.values()) or not gains:
-        return _open("no K was measured at every load", by_load)
-    paying = {k: gains[k] for k, mean in means.items() if mean and verdict(mean).word == PAYS}
+    gains, paying = dict[int, float](), dict[int, float]()
+    for tokens in launched_tokens(passes):
+        mean = pooled(passes, f"k{tokens}", points)
+        if mean is not None:
+            gains[tokens] = mean.value
+            if verdict(mean).word == PAYS:
+                paying[tokens] = mean.value
+    if not gains:
+        told = Verdict(INCONCLUSIVE, "open", "no K was measured at every load")
+        return Choice(told, best_by_concurrency=by_load)
     setting = schedule or Setting(best(paying or gains))
     estimate = pooled(passes, setting.name, points)
     assert estimate is not None  # a schedule that beat a K was measured everywhere
-    word, measured_mean = verdict(estimate).word, estimate.estimate
+    word, mean_speedup = verdict(estimate).word, estimate.estimate
     if word == PAYS:
         told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
-        return Choice(told, setting, {**keys, **setting.keys}, measured_mean, by_load)
+        return Choice(told, setting, {**keys, **setting.keys}, mean_speedup, by_load)
     if (other := next_tokens(known)) is not None:
-        return _open(f"K = {other} is predicted to be better, and was not measured", by_load)
+        sentence = f"K = {other} is predicted to be better, and was not measured"
+        told = Verdict(INCONCLUSIVE, "open", sentence)
+        return Choice(told, best_by_concurrency=by_load)
     if word == INCONCLUSIVE:
         sentence = f"too little was measured to tell whether {setting.words} pays"
-        return Choice(Verdict(word, "open", sentence), setting, None, measured_mean, by_load)
+        return Choice(Verdict(word, "open", sentence), setting, None, mean_speedup, by_load)
     told = Verdict(word, "bad", f"the best K that was measured, {setting.tokens}, does not pay")
-    return Choice(told, None, None, measured_mean, by_load)
-
-
-def _open(why: str, by_load: Mapping[int, int]) -> Choice:
-    return Choice(Verdict(INCONCLUSIVE, "open", why), best_by_concurrency=by_load)
+    return Choice(told, None, None, mean_speedup, by_load)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import BenchRequest, points_of, prompts_of, sources
+from specserve.measure.bench.plan import PER_SLOT, BenchRequest, points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_variant
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
@@ -116,8 +116,6 @@ class TunePlan:
 
     def variant(self, setting: Setting, *, notices: Notices) -> Variant:
         """Plan the server with this setting. Raises ProfileError."""
-        if setting.tokens == self.most_tokens and setting.last_batch is None:
-            return self.largest
         block = {**self.keys, **setting.keys}
         return _planned(self.request.profile, setting.name, block, starts=True, notices=notices)
 
@@ -137,18 +135,17 @@ class TunePlan:
         load = point.concurrency or 1
         return ASSUMED_SPEEDS[self.platform].seconds(per_slot * load * self.max_tokens, load)
 
-    def seconds(self, per_slot: int, rounds: int) -> float:
+    def seconds(self, per_slot: int) -> float:
         """Assumed seconds of the whole: without speculation, with K_max, with the best K."""
         launches = 3 if self.most_tokens > 1 else 2
         servers = 2 * (launches - 1) if self.room.at_once > 1 else launches
         round_s = sum(self.block_s(point, per_slot) for point in self.points)
-        return launches * ASSUMED_SPEEDS[self.platform].start_s + servers * rounds * round_s
+        return launches * ASSUMED_SPEEDS[self.platform].start_s + servers * ROUNDS * round_s
 
     @property
     def per_slot(self) -> int:
-        """Requests of a block for each that runs at once: as many as leave time for four rounds."""
-        fitting = (each for each in (3, 2) if self.seconds(each, ROUNDS // 2) <= self.budget_s)
-        return next(fitting, 1)
+        """Requests of a block for each that runs at once: fewer if half of the rounds don't fit."""
+        return PER_SLOT if self.seconds(PER_SLOT) <= 2 * self.budget_s else 1
 
 
 def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePlan:

@@ -14,15 +14,12 @@ class TuneResult:
     """A whole tune; its fields are the keys of result.json."""
 
     name: str
-    fingerprint: str
-    """Of the server without speculation."""
     created: str
     """ISO 8601, UTC."""
     duration_s: float
     """Of all sessions."""
     versions: Mapping[str, str]
     host: Mapping[str, str]
-    platform: str
     launches: int
     choice: Choice
     rows: tuple[Row, ...]
@@ -53,12 +50,13 @@ def write_choice(path: str, result: TuneResult) -> str:
 
 def remark(result: TuneResult) -> str:
     """When, where and why; begins as every such remark does, so that the next one replaces it."""
-    accelerator = result.host.get("accelerator", result.platform)
-    vllm, choice = result.versions.get("vllm", "?"), result.choice
-    head = f"specserve tune: {result.created[:10]}, {accelerator}, vLLM {vllm}"
-    if choice.speedup is None or not choice.speculation:
-        return f"{head}: {choice.verdict.sentence}"
-    mean = choice.speedup
-    loads = ", ".join(map(str, sorted({row.point.concurrency or 1 for row in result.rows})))
-    measured = f"{mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f})"
-    return f"{head}: measured {measured} over concurrency {loads}"
+    choice, machine = result.choice, result.host.get("accelerator", "cpu")
+    vllm = result.versions.get("vllm", "?")
+    why = choice.verdict.sentence
+    if choice.speedup is not None and choice.speculation:
+        mean = choice.speedup
+        loads = ", ".join(map(str, sorted({row.point.concurrency or 1 for row in result.rows})))
+        why = (
+            f"measured {mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f}) over concurrency {loads}"
+        )
+    return f"specserve tune: {result.created[:10]}, {machine}, vLLM {vllm}: {why}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
-from specserve.measure.bench.figures import figures, speedup
+from specserve.measure.bench.figures import figures, of, speedup
 from specserve.measure.bench.plan import Block, numbered, seeded, variant_order
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Noted, RunDirectory, create, resume
@@ -120,21 +120,17 @@ class Tune(Measurement):
                 names.append(setting.name)
                 self.directory.update()
             launch = names.index(setting.name)
-        self.left_out[setting.words] = "the budget ended while it was started or measured"
+        self.left_out[setting.words] = "the budget ended before all of it was measured"
         try:
             for place, group in enumerate(groups, start=1):
-                if self._todo(launch, group, points) and not self._is_late(group, points):
-                    self._session(group, launch, points, later=later + len(groups) - place)
+                self._session(group, launch, points, later=later + len(groups) - place)
         except (LaunchError, TrafficError) as error:
             self.failed[setting.tokens if setting.last_batch is None else 0] = error
             self.left_out[setting.words] = error.message
             self.on_news(Noted(f"{setting.words} is left out: {error.message}"))
             return False
-        del self.left_out[setting.words]
-        if todo := self._todo(launch, groups[-1], points):
-            there = todo[0][0]
-            when = f"after {there} of {ROUNDS} rounds" if there else "before it was measured"
-            self.left_out[setting.words] = f"the budget ended {when}"
+        if not self._todo(launch, groups[-1], points):
+            del self.left_out[setting.words]
         return True
 
     def _todo(
@@ -158,46 +154,46 @@ class Tune(Measurement):
         is_noisy = found is not None and found.blocks >= ROUNDS and found.half() > MAX_NOISE
         return 2 * ROUNDS if is_noisy else ROUNDS
 
-    def _start_s(self) -> float:
-        return max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
-
-    def _block_s(self, name: str, point: Point) -> float:
-        """What a block will take: as those before it on this server, else as the slowest there."""
-        others = [s for (_, at), took_s in self._took_s.items() if at == point for s in took_s]
-        own = self._took_s.get((name, point))
-        if own:
-            return fmean(own)
-        return max(others, default=self.plan.block_s(point, self.per_slot))
-
-    def _is_late(self, group: Sequence[Variant], points: Sequence[Point]) -> bool:
-        """Whether the budget has no room to start these servers and to send them one round."""
-        starts = sum(each.name not in self._baseline for each in group)
-        round_s = sum(self._block_s(each.name, point) for each in group for point in points)
-        return time.monotonic() + starts * self._start_s() + round_s > self._ends_s
+    def _round_s(self, group: Sequence[Variant], points: Sequence[Point]) -> float:
+        """What a block at each point will take: as those before it, else as the slowest there."""
+        round_s = 0.0
+        for point in points:
+            others = [s for (_, at), took_s in self._took_s.items() if at == point for s in took_s]
+            guess_s = max(others, default=self.plan.block_s(point, self.per_slot))
+            own = [self._took_s.get((each.name, point)) for each in group]
+            round_s += sum(fmean(took_s) if took_s else guess_s for took_s in own)
+        return round_s
 
     def _session(
         self, group: Sequence[Variant], launch: int, points: Sequence[Point], *, later: int
     ) -> None:
-        """Start the servers, and send rounds to them until all are there or their time is up."""
+        """Start the servers, and send rounds to them until all are there or their time is up.
+
+        Nothing is started if the budget has no room for a round.
+        """
+        todo = self._todo(launch, group, points)
+        start_s = max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
+        self.launches_left = sum(each.name not in self._baseline for each in group)
+        needed_s = self.launches_left * start_s + self._round_s(group, points)
+        if not todo or time.monotonic() + needed_s > self._ends_s:
+            return
         label, slots = str(launch), self.plan.room.slots
         devices = {each.name: slot for each, slot in zip(group, slots, strict=False)}
-        self.launches_left = sum(each.name not in self._baseline for each in group)
         if self.takes_turns and not self._baseline:
             server = self.server(group[0], label=label, devices=devices.get(BASELINE))
             self._baseline[BASELINE] = self._stack.enter_context(server)
         with self.session(group, label=label, devices=devices, beside=self._baseline) as session:
             servers, driver = session
-            left_s, todo = self._ends_s - time.monotonic(), self._todo(launch, group, points)
-            own_s = (left_s - later * self._start_s()) / (later + 1)
-            if own_s < sum(self._block_s(each.name, point) for each in group for point in points):
+            left_s = self._ends_s - time.monotonic()
+            own_s = (left_s - later * max(self._starts_s, default=0.0)) / (later + 1)
+            if own_s < self._round_s(group, points):
                 own_s = left_s  # there is no room for the others in any case
             ends_s = time.monotonic() + own_s
             self.expected.clear()
             self.expected.update((each.name, point) for _, point in todo for each in group)
             while todo:
                 number, point = todo[0]
-                took_s = sum(self._block_s(each.name, point) for each in group)
-                if time.monotonic() + took_s > ends_s:
+                if time.monotonic() + self._round_s(group, [point]) > ends_s:
                     return
                 block = self._block(number, point)
                 for name in variant_order(block, [each.name for each in group]):
@@ -220,16 +216,14 @@ class Tune(Measurement):
         without = {
             f"{at.workload}/{at.temperature:g}/{at.concurrency}": found.output_tokens_per_s
             for at in plan.points
-            if (found := figures(choose.passes_of(self.passes, BASELINE, at)))
+            if (found := figures(of(self.passes, BASELINE, at)))
         }
         return TuneResult(
             name=plan.name,
-            fingerprint=plan.baseline.plan.fingerprint if plan.baseline.plan else "",
             created=content["created"],
             duration_s=round(float(content["spent_s"]), 1),
             versions={**versions(), **self.versions},
             host=self.host,
-            platform=plan.platform,
             launches=self.launches,
             choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),
             rows=tuple(choose.rows(plan.points, self.passes)),

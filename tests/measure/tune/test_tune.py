@@ -226,7 +226,7 @@ def test_an_interrupted_tune_leaves_no_server_and_measures_nothing_twice(
 def test_what_runs_when_the_budget_ends_is_broken_off_and_named(command: Command) -> None:
     world = World(affine(), interrupt_after=20, signal_number=signal.SIGALRM)
     found = command.on(world)("-c", "1")
-    assert any("ended while it was started or measured" in text for text in found["missing"])
+    assert any("ended before all of it was measured" in text for text in found["missing"])
     assert found["choice"]["verdict"]["word"] == "PAYS" and world.running == []
 
 
