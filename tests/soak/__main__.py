@@ -34,7 +34,7 @@ PARTS = {
         50, "bench of the demo and of its baseline twice, 10 times: PAYS, and no verdict", "pays_and"
     ),
     "tune": Part(18, "the K that tune chooses against a sweep of all", "chooses"),
-    "launches": Part(30, "how much launches of one server differ", "launches_of_one_server"),
+    "launches": Part(20, "how much launches of one server differ", "launches_of_one_server"),
     "noise": Part(6, "bench with a draft of noise: COSTS", "draft_of_noise"),
     "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),
     "intervals": Part(3, "simulated benchmarks: the table of docs/bench.md", "interval_covers"),
@@ -59,6 +59,7 @@ def main(wanted: list[str]) -> int:
         part = PARTS[name]
         print(f"== {datetime.datetime.now():%Y-%m-%d %H:%M}, make soak PART={name}: {part.about}", flush=True)
         words = ["-m", "pytest", "-q", "-s", "-n", "0", "-m", "soak", part.folder, "-k", part.tests]
+        words += ["--basetemp", f"build/soak/{name}"]  # what was measured can be looked at afterwards
         if part.script:
             script, *options = part.script.split()
             words = [f"scripts/{script}", *options]
