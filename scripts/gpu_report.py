@@ -306,7 +306,7 @@ def start_each(session: Session, step: Step, machine: Json) -> tuple[Json, list[
             found = [f"{item['severity']} {item['code']}" for item in said.get("findings") or ()]
             notable = [code for code in found if not code.startswith("info")]
             is_error = any(code.startswith("error ") for code in notable)
-            memory = ((said.get("profiles") or [{}])[0]).get("memory") or {}
+            memory = ((said.get("verdicts") or [{}])[0]).get("memory") or {}
             tokens = memory.get("kv_cache_tokens") or {}
             point = memory_point(step.name, step.profiles[file], machine, server)
             points.append({**point, "predicted": memory})

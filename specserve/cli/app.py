@@ -67,9 +67,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             _tell(f"error: {quoted(str(error.filename))} is too long for the name of a file")
             return 2
-        from specserve.report.findings import crash_report, trace
+        from specserve.report.findings import crash
 
-        _tell(trace(error) if os.environ.get("SPECSERVE_DEBUG") else crash_report(error))
+        _tell(crash(error, has_trace=bool(os.environ.get("SPECSERVE_DEBUG"))))
         return 3
 
 

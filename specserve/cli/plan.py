@@ -49,7 +49,6 @@ def plan(
         text_option("VERSION", "Plan for this vLLM version (default: the installed one).", "--vllm"),
     ] = None,
     assume: Assume = None,
-    origin: Annotated[bool, flag("--origin", "Show the file and line that each value comes from.")] = False,
     effective: Annotated[
         bool, flag("--effective", "Show what vLLM will really run (about 10 s, then cached).")
     ] = False,
@@ -91,8 +90,8 @@ def plan(
     )
     as_json = format is PlanFormat.JSON
     if engine is Engine.SGLANG:
-        if origin or effective or assume:
-            given = "`--origin`, `--effective` or `--assume`"
+        if effective or assume:
+            given = "`--effective` or `--assume`"
             raise UsageError(f"`--engine sglang` cannot be combined with {given}")
         _print_sglang(profile, options, as_json=as_json)
         return
@@ -101,7 +100,7 @@ def plan(
         _print_effective(source, options, as_json=as_json)
         return
     nodes = _each_node(profile, options, source)
-    print_plans(nodes or [made], as_json=as_json, with_origins=origin)
+    print_plans(nodes or [made], as_json=as_json)
     if nodes:
         say("# `up --node-rank N --master-addr ADDRESS` starts each node")
 
@@ -187,14 +186,14 @@ def diff(
     from specserve.checks.compare import both_sides
     from specserve.plan.compare import compare
     from specserve.report.console import escaped, out, say
-    from specserve.report.launch import difference_json, difference_text
-    from specserve.report.text import count
+    from specserve.report.launch import difference_text
+    from specserve.report.text import count, json_document
     from specserve.serve.detached.processes import running_command
 
     a, b = both_sides(launches, alternative, running=running_command)
     comparison = compare(a, b)
     if format is TextOrJson.JSON:
-        out(difference_json(a, b, comparison))
+        out(json_document(comparison))
     elif comparison.count:
         out(difference_text(a, b, comparison))
     for text in dict.fromkeys([*a.ignored, *b.ignored]):

@@ -36,7 +36,8 @@ def rules(
     specserve rules SD104 open-bind
     """
     from specserve.report.console import out, say
-    from specserve.report.manual import find, listing, listing_json, manual, pages
+    from specserve.report.manual import find, listing, manual, pages
+    from specserve.report.text import json_document
 
     known = pages()
     groups = tuple(
@@ -45,7 +46,7 @@ def rules(
     named = [find(code) for code in codes or () if code.upper() not in groups]
     chosen = list(dict.fromkeys([*named, *(page for page in known.values() if page.code.startswith(groups))]))
     if format is TextOrJson.JSON:
-        out(listing_json(chosen))
+        out(json_document({"rules": chosen}))
     elif named:
         out("\n\n".join(manual(page) for page in chosen))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -87,8 +86,9 @@ def render(
     specserve render big.yaml --to kubernetes --canary eagle=10% -o deploy/big
     """
     from specserve.deploy import targets
-    from specserve.report.console import say
+    from specserve.report.console import out, say
     from specserve.report.launch import print_files, say_stale, say_written
+    from specserve.report.text import json_document
 
     if (check or force) and output is None:
         needs = "`--check`" if check else "`--force`"
@@ -103,16 +103,13 @@ def render(
     folder = (output or Path(made.profile.file).parent).absolute()
     artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
-        print_files(artifacts, target=to.value, as_json=format is TextOrJson.JSON)
+        if format is TextOrJson.JSON:
+            out(json_document({"files": artifacts}))
+        else:
+            print_files(artifacts, target=to.value)
     elif check:
-        again = ["specserve", "render", profile, "--to", to.value, "-o", str(output)]
-        given = {"--alternative": alternative, "--canary": canary, "--image": image}
-        again += [word for name, value in given.items() if value for word in (name, value)]
-        again += [word for setting in settings or () for word in ("--set", setting)]
         stale = targets.stale(artifacts, output, target=to.value)
-        if say_stale(stale, output, total=len(artifacts), again=shlex.join(again)):
-            raise typer.Exit(1)
-        return
+        raise typer.Exit(say_stale(stale, output, total=len(artifacts)))
     else:
         changed = targets.put(artifacts, output, force=force)
         found = targets.stale(artifacts, output, target=to.value)

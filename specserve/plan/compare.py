@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from specserve.diagnostics import Span
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.schema import Hardware, Profile, keys_of
+from specserve.profile.secrets import masked
 from specserve.vllm.arguments import jsonable
 
 _BESIDES = ("vllm", "hardware", "expect", "alternatives")
@@ -28,7 +29,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same on both sides; None: it is not there."""
+    """One thing that is not the same on both sides, secrets starred out; None: it is not there."""
 
     key: str
     a: Written | None
@@ -73,10 +74,14 @@ def compare(a: Side, b: Side) -> LaunchComparison:
 def differences(a: Mapping[str, Written], b: Mapping[str, Written]) -> tuple[Difference, ...]:
     """The keys whose values are not the same; places do not count."""
     return tuple(
-        Difference(key, a.get(key), b.get(key))
+        Difference(key, _shown(key, a.get(key)), _shown(key, b.get(key)))
         for key in dict.fromkeys([*a, *b])
         if _value(a.get(key)) != _value(b.get(key))
     )
+
+
+def _shown(key: str, written: Written | None) -> Written | None:
+    return written and replace(written, value=masked(key, written.value))
 
 
 def _value(written: Written | None) -> tuple[str, Any] | None:

@@ -153,8 +153,3 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
         "engine_kwargs": dict(plan.engine_kwargs),
         "added": [{"key": item.key, "why": item.why} for item in plan.added],
     }
-
-
-def origins(plan: LaunchPlan) -> list[tuple[str, str, str]]:
-    """Each flag or variable, its value, and `file:line:column`, or `added` where specserve put it."""
-    return [(item.key, item.value, str(item.span) if item.span else "added") for item in plan.origins]

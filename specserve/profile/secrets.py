@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 from specserve.errors import without_user
@@ -91,6 +92,15 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             start, end = value.span(value.lastgroup or 0)
             if names_a_secret(name, text[start:end]):
                 yield start, end
+
+
+def masked(key: str, value: Any) -> Any:
+    """The value as it may be shown beside its key: of a secret not even the length."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    if names_a_secret(key, text):
+        return "********"
+    quiet = hushed(text)
+    return value if quiet == text else quiet
 
 
 _BROAD_NAME = re.compile(r"KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER", re.IGNORECASE)

@@ -14,11 +14,10 @@ from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
 from specserve.checks.rules import RETIRED, all_rules
 from specserve.checks.run import UNUSED_IGNORE
-from specserve.diagnostics import Code, Severity
+from specserve.diagnostics import Severity
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.profile.problems import CODES
 from specserve.report.console import styled, wrapped
-from specserve.report.text import fields_of, json_document
 
 HOME = "https://github.com/specserve/specserve"
 NEEDED: Mapping[Need, str] = {
@@ -29,10 +28,6 @@ NEEDED: Mapping[Need, str] = {
     "vllm": "vLLM itself",
 }
 """What a rule needs, in words."""
-_POLICY = (
-    "Only specserve refuses this; vLLM would start it. In a command instead of a profile, it is a "
-    "warning."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +45,7 @@ class Page:
     @property
     def summary(self) -> str:
         """The first sentence: the finding's message, in general."""
-        return " ".join(self.parts[""].split("\n\n", maxsplit=1)[0].split())
-
-    @property
-    def parts(self) -> Mapping[str, str]:
-        """The text under each heading; under "" what stands above the first."""
-        head, *rest = re.split(r"^## +(.+)$", cleandoc(self.doc), flags=re.M)
-        parts = {rest[i]: rest[i + 1].strip("\n") for i in range(0, len(rest), 2)}
-        if "\n" in parts.get("Source", ""):
-            parts["Source"] = "- " + parts["Source"].replace("\n", "\n- ")
-        return {"": head.strip(), **parts}
+        return " ".join(cleandoc(self.doc).split("\n\n", maxsplit=1)[0].split())
 
     @property
     def anchor(self) -> str:
@@ -81,65 +67,45 @@ class Page:
 
 def pages() -> dict[str, Page]:
     """Returns every page by its code, in the order of the codes."""
-    besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
-    besides.append((UNREADABLE, "models"))
-    plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
-    rules = [
+    found = [
         Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy)
         for rule in all_rules()
     ]
-    return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
+    for code in (*CODES, UNUSED_IGNORE, UNREADABLE):
+        needs: Need = "models" if code is UNREADABLE else "nothing"
+        found.append(Page(code.code, code.name, code.severity, needs, code.doc))
+    return {page.code: page for page in sorted(found, key=lambda page: page.code)}
 
 
 def find(word: str) -> Page:
     """Returns the page of a code or name, in any case. Raises UsageError if there is none."""
-    everything = pages()
-    names = {page.name: page for page in everything.values()}
-    found = everything.get(word.strip().upper()) or names.get(
-        word.strip().lower().replace("_", "-")
-    )
-    if found:
+    known = pages()
+    code = word.strip().upper()
+    by_name = {page.name: page for page in known.values()}
+    if found := known.get(code) or by_name.get(code.lower().replace("_", "-")):
         return found
-    if reason := RETIRED.get(word.strip().upper()):
-        hint = (
-            "remove the comments that ignore it; `specserve check --vllm installed` lets vLLM judge"
-        )
-        raise UsageError(f"{word.strip().upper()} is no longer a rule: {reason}", hint=hint)
-    # letters that look like digits
-    digits = word.strip().upper().translate(str.maketrans("OIL", "011"))
-    guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
+    if reason := RETIRED.get(code):
+        hint = "remove comments that ignore it; `specserve check --vllm installed` lets vLLM judge"
+        raise UsageError(f"{code} is no longer a rule: {reason}", hint=hint)
+    guess = did_you_mean(word, [*known, *by_name])
     hint = f"did you mean `specserve rules {guess}`?" if guess else "`specserve rules` lists them"
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 
-def manual(page: Page, *, stream: TextIO | None = None) -> str:
-    """Returns the page as text of at most 80 columns; code stands as it was written."""
-    stream = stream or sys.stdout
-    needs = NEEDED[page.needs]
-    lines = [
-        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {needs})"
-    ]
-    silence = page.silence or "It cannot be silenced."
-    for heading, text in {**page.parts, "Silence it": f"    {silence}"}.items():
-        lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
-        for number, (kind, block) in enumerate(blocks(text)):
-            lines += [""] if number and kind != "item" else []
-            lead, indent = ("- ", 2) if kind == "item" else ("", 0)
-            lead, indent = (f"  {lead}", indent + 2) if heading else (lead, indent)
-            if kind == "code":
-                lines += [f"{lead}{line}".rstrip() for line in block.split("\n")]
-            else:
-                lines.append(wrapped(block, lead=lead, indent=indent, stream=stream))
-        if page.policy and not heading:
-            lines += ["", wrapped(_POLICY, stream=stream)]
-    return "\n".join(lines) + "\n"
+def blocks(page: Page) -> Iterator[tuple[str, str]]:
+    """The pieces of a page: `heading`, `text` (a paragraph), `item` (of a list), `code` (lines)."""
+    head, *rest = re.split(r"^## +(.+)$", cleandoc(page.doc), flags=re.MULTILINE)
+    yield from _pieces(head)
+    for heading, text in zip(rest[::2], rest[1::2], strict=True):
+        yield "heading", heading
+        sources = text.strip("\n").split("\n")
+        if heading == "Source" and len(sources) > 1:
+            yield from (("item", source) for source in sources)
+        else:
+            yield from _pieces(text)
 
 
-def blocks(text: str) -> Iterator[tuple[str, str]]:
-    """The pieces of a page's text in order.
-
-    `text` (a paragraph), `item` (of a list) or `code` (lines).
-    """
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
     for chunk in re.split(r"\n\n(?! {4})", text.strip("\n")):
         at = re.search(r"^ {4}", chunk, re.MULTILINE)
         prose, code = (chunk[: at.start()], chunk[at.start() :]) if at else (chunk, "")
@@ -150,6 +116,42 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
             yield "code", dedent(code)
 
 
+def manual(page: Page, *, stream: TextIO | None = None) -> str:
+    """Returns the page as text of at most 80 columns; code stands as it was written."""
+    stream = stream or sys.stdout
+    policy = ", a policy" if page.policy else ""
+    about = f"({page.severity}{policy}, needs {NEEDED[page.needs]})"
+    lines = [f"{styled(page.code, 'bold', stream=stream)}  {page.name}  {about}"]
+    silence = page.silence or "It cannot be silenced."
+    for kind, text in (*blocks(page), ("heading", "Silence it"), ("code", silence)):
+        lines += [""] if kind != "item" else []
+        match kind:
+            case "heading":
+                lines.append(styled(text, "bold", stream=stream))
+            case "code":
+                lines += [f"    {line}".rstrip() for line in text.split("\n")]
+            case _:
+                lines.append(wrapped(text, lead="- " if kind == "item" else "", stream=stream))
+    return "\n".join(lines) + "\n"
+
+
+def body(page: Page, *, level: int) -> str:
+    """Returns a page's text in Markdown, its headings on this level."""
+    whole, before = "", ""
+    for kind, text in blocks(page):
+        shown = text
+        if kind == "heading":
+            shown = f"{'#' * level} {text}"
+        elif kind == "item":
+            shown = f"- {text}"
+        elif kind == "code":
+            language = "console" if text.startswith("$ ") else "yaml"
+            shown = f"```{language}\n{text}\n```"
+        whole += f"\n{shown}" if kind == before == "item" else f"\n\n{shown}"
+        before = kind
+    return whole.strip("\n")
+
+
 def listing(pages: Iterable[Page]) -> str:
     """Returns two lines a code: what it is, and its first sentence."""
     return "".join(
@@ -157,26 +159,3 @@ def listing(pages: Iterable[Page]) -> str:
         f"{wrapped(page.summary, lead=' ' * 7, stream=sys.stdout)}\n"
         for page in pages
     )
-
-
-def listing_json(pages: Iterable[Page]) -> str:
-    """Returns the same for scripts; keys are never removed within a version."""
-    names = ("code", "name", "severity", "needs", "summary", "url")
-    return json_document({"rules": [fields_of(page, *names) for page in pages]})
-
-
-def body(page: Page, *, level: int) -> str:
-    """Returns a page's text in Markdown, its headings on this level."""
-    parts: list[str] = []
-    for heading, text in page.parts.items():
-        parts += [f"{'#' * level} {heading}"] if heading else []
-        before = ""
-        for kind, block in blocks(text):
-            language = "console" if block.startswith("$ ") else "yaml"
-            shown = f"```{language}\n{block}\n```" if kind == "code" else block
-            if kind == before == "item":
-                parts[-1] += f"\n- {block}"
-            else:
-                parts.append(f"- {block}" if kind == "item" else shown)
-            before = kind
-    return "\n\n".join(parts)

@@ -48,7 +48,7 @@ def test_a_pair_that_agrees_and_fits_passes(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, content = answer(capsys, pair())
-    (judged,) = content["profiles"]
+    (judged,) = content["verdicts"]
     assert code == 0
     assert judged["tokenizer"]["verdict"] == "identical"
     assert judged["memory"]["verdict"] == "fit"
@@ -60,7 +60,7 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = pair()
-    memory = answer(capsys, file)[1]["profiles"][0]["memory"]
+    memory = answer(capsys, file)[1]["verdicts"][0]["memory"]
     parts = memory["per_gpu_bytes"]
     intervals = [parts["activation"], parts["other"], parts["kv_cache"], memory["kv_cache_tokens"]]
     intervals += [memory["max_concurrency"], memory["largest_max_model_len"]]
@@ -84,7 +84,7 @@ def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
     assert code == 0
     assert skipped["group"] == "host" and "SD401" in skipped["codes"]
     assert skipped["reason"] == "vLLM is not installed in specserve's environment"
-    assert content["profiles"][0]["verdict"] == "incomplete"
+    assert content["verdicts"][0]["verdict"] == "incomplete"
     assert answer(capsys, pair(), "--strict")[0] == 0
     assert answer(capsys, pair(), "--complete")[0] == 1
     assert answer(capsys, pair(), "--complete", "--assume", "1xH100-80GB")[0] == 0
@@ -98,9 +98,9 @@ def test_without_a_machine_memory_is_not_judged_and_the_way_out_is_said(
     _, content = answer(capsys, file)
     reasons = {item["group"]: item["reason"] for item in content["skipped"]}
     assert "--assume 4xH100-80GB" in reasons["hardware"]
-    assert content["profiles"][0]["memory"] is None
+    assert content["verdicts"][0]["memory"] is None
     _, content = answer(capsys, file, "--assume", "2xH100-80GB")
-    assert content["profiles"][0]["memory"]["verdict"] == "fit"
+    assert content["verdicts"][0]["memory"]["verdict"] == "fit"
 
 
 @pytest.mark.parametrize("engine", ["target.tensor_parallel_size=2", "engine.data_parallel_size=2"])
@@ -111,20 +111,20 @@ def test_several_ranks_without_hardware_are_not_judged_for_this_cpu(
     monkeypatch.setattr(versions, "installed", lambda: here)
     monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: [])
     file = pair("target: {model: ./llama, max_model_len: 512}\n")
-    assert answer(capsys, file)[1]["profiles"][0]["memory"] is not None
+    assert answer(capsys, file)[1]["verdicts"][0]["memory"] is not None
     _, content = answer(capsys, file, "--set", engine)
     reasons = {item["group"]: item["reason"] for item in content["skipped"]}
-    assert content["profiles"][0]["memory"] is None
+    assert content["verdicts"][0]["memory"] is None
     assert "`hardware` names no accelerator" in reasons["hardware"] and "this CPU" in reasons["host"]
     _, content = answer(capsys, file, "--set", engine, "--set", "hardware.accelerator=cpu")
-    assert content["profiles"][0]["memory"] is not None
+    assert content["verdicts"][0]["memory"] is not None
 
 
 def test_the_machine_on_the_command_line_counts_more_than_the_profiles(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, large = (
-        answer(capsys, pair(), "--assume", name)[1]["profiles"][0]["memory"]["per_gpu_bytes"]["total"]
+        answer(capsys, pair(), "--assume", name)[1]["verdicts"][0]["memory"]["per_gpu_bytes"]["total"]
         for name in ("L4-24GB", "H200-141GB")
     )
     assert small < large
@@ -137,7 +137,7 @@ def test_a_model_that_is_not_there_is_an_error_at_its_place(
     (finding,) = [item for item in content["findings"] if item["severity"] == "error"]
     assert code != 0
     assert finding["code"] == "SD290"
-    assert finding["location"]["path"] == "speculation.model"
+    assert finding["span"]["path"] == "speculation.model"
 
 
 ELSEWHERE = "/root/.cache/huggingface/nobody-has-this"
@@ -164,7 +164,7 @@ def test_an_absolute_path_of_another_machine_is_skipped_and_an_error_without_tha
     (skipped,) = [item for item in content["skipped"] if why in item["reason"]]
     assert code == 0 and not [item for item in content["findings"] if item["severity"] == "error"]
     assert (skipped["group"], skipped["cause"]) == ("models", "by_request") and skipped["codes"]
-    assert content["profiles"][0]["verdict"] == "incomplete"
+    assert content["verdicts"][0]["verdict"] == "incomplete"
     assert answer(capsys, file, "--offline", "--assume", "1xH100-80GB", "--complete")[0] == 1
     code, content = answer(capsys, file, "--offline")
     assert code != 0 and [item for item in content["findings"] if item["code"] == "SD290"]
@@ -192,7 +192,7 @@ def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_if_all_is
 ) -> None:
     file = pair("target: {model: some/model-that-nobody-has}\n")
     code, content = answer(capsys, file, "--offline")
-    assert (code, content["profiles"][0]["verdict"]) == (0, "incomplete")
+    assert (code, content["verdicts"][0]["verdict"]) == (0, "incomplete")
     assert {item["cause"] for item in content["skipped"] if item["group"] == "models"} == {"by_request"}
     assert answer(capsys, file, "--offline", "--complete")[0] == 1
 
@@ -215,7 +215,7 @@ def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
 ) -> None:
     code, content = answer(capsys, pair(), str(write("target: [", "broken.yaml")))
     assert code == 1
-    assert [item["verdict"] for item in content["profiles"]] == ["incomplete", "invalid"]
+    assert [item["verdict"] for item in content["verdicts"]] == ["incomplete", "invalid"]
 
 
 LOOKUP = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}"
@@ -360,12 +360,12 @@ def test_alternatives_are_named_and_have_their_own_memory(
         "hardware: {accelerator: L40S-48GB}\n"
     )
     _, content = answer(capsys, file)
-    (judged,) = content["profiles"]
+    (judged,) = content["verdicts"]
     tokens = judged["alternatives"]["copies"]["kv_cache_tokens"]["high"]
     assert tokens > judged["memory"]["kv_cache_tokens"]["high"]
     assert _run(["check", file, "-v"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^ --> .*:4:\d+ \(alternative `copies`\)$", shown, re.MULTILINE)
+    assert re.search(r"^ --> .*:4:\d+$", shown, re.MULTILINE)
     assert re.search(rf"with the alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
 
 
@@ -378,7 +378,7 @@ def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(
     capsys.readouterr()
     code, content = answer(capsys, str(file.parent), "--locked")
     errors = [item for item in content["findings"] if item["severity"] == "error"]
-    found = [(Path(item["location"]["file"]).name, item["code"]) for item in errors]
+    found = [(Path(item["span"]["file"]).name, item["code"]) for item in errors]
     assert code == 1 and found == [("other.yaml", "SD290"), ("other.yaml", "SD290")]
 
 

@@ -44,7 +44,7 @@ def found(check: Check, text: str, machine: str, *options: str) -> tuple[int, di
     """The exit code, the findings by code, and the memory."""
     code, out = check(text, machine, "--format", "json", *options)
     document = json.loads(out)
-    return code, {item["code"]: item for item in document["findings"]}, document["profiles"][0]["memory"]
+    return code, {item["code"]: item for item in document["findings"]}, document["verdicts"][0]["memory"]
 
 
 def test_a_70b_with_a_draft_at_32k_on_four_small_gpus_is_an_error_with_exit_code_1(check: Check) -> None:
@@ -154,5 +154,5 @@ alternatives:
 )  # fmt: skip
 def test_the_finding_stands_at_the_largest_part(check: Check, text: str, machine: str, path: str) -> None:
     finding = found(check, text, machine)[1]["SD301"]
-    assert finding["location"]["path"] == path
+    assert finding["span"]["path"] == path
     assert ("(with `alternatives.large`)" in finding["message"]) is path.startswith("alternatives")

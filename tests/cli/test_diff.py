@@ -161,13 +161,12 @@ def test_versions_are_one_where_both_sides_have_one(
 ) -> None:
     old = str(write('vllm: "~=0.26.0"\n' + A, "old.yaml"))
     wide = str(write('vllm: ">=0.26,<0.33"\n' + A, "wide.yaml"))
-    _run(["diff", old, wide, "--format", "json"])
-    content = json.loads(capsys.readouterr().out)
-    assert (content["a"]["vllm"], content["b"]["vllm"]) == ("0.26", "0.26")
+    _run(["diff", old, wide])
+    assert capsys.readouterr().out.count("vLLM 0.26 (") == 2
     new = str(write('vllm: ">=0.32"\n' + A, "new.yaml"))
     _run(["diff", old, new])
     stdout = capsys.readouterr().out
-    assert "new.yaml  vLLM 0.33" in stdout and "\n  vllm: the versions that it is for" in stdout
+    assert "new.yaml  vLLM 0.33" in stdout and "\n  vllm\n" in stdout
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_each_way_to_speculate_gets_its_own_answer(
     assert _run(["check", profile, "--offline", "--vllm", "installed", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     (refused,) = [item for item in found if item["code"] == "SD501"]
-    assert refused["location"]["path"] == "alternatives.long.method"
+    assert refused["span"]["path"] == "alternatives.long.method"
 
 
 def test_a_refusal_for_a_path_of_another_machine_is_skipped(

@@ -68,8 +68,8 @@ def test_the_pair_of_the_article_is_an_error_that_names_both_families(
     (error,) = [item for item in linted(*names, command=command) if item["severity"] == "error"]
     assert error["code"] == "SD201"
     assert error["message"] == "draft and target have different tokenizers: Qwen 1.5 to 3 and Llama 3"
-    assert error["location"]["path"] == "speculation.model"
-    assert [(item["path"], item["label"]) for item in error["related"]] == [
+    assert error["span"]["path"] == "speculation.model"
+    assert [(item["span"]["path"], item["label"]) for item in error["related"]] == [
         ("target.model", "Llama 3: 128,256 entries")
     ]
     assert any(note.startswith("basis: published, github:Lightning-AI/litgpt@") for note in error["notes"])
@@ -146,7 +146,7 @@ def test_a_head_is_not_judged_by_its_name(linted: Findings, method: str, write: 
 def test_each_alternative_is_judged(linted: Findings) -> None:
     rest = f"alternatives:\n  a: {BLOCK.format('Qwen/Qwen3-0.6B', '')}\n  b: {BLOCK.format('openai/gpt-oss-20b', '')}\n"
     found = linted("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B", rest=rest)
-    assert [item["location"]["path"] for item in found] == ["alternatives.a.model", "alternatives.b.model"]
+    assert [item["span"]["path"] for item in found] == ["alternatives.a.model", "alternatives.b.model"]
 
 
 def test_the_tokenizer_that_the_profile_names_decides_what_the_ids_mean(linted: Findings) -> None:

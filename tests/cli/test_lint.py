@@ -86,7 +86,7 @@ def test_a_file_that_is_named_is_a_profile_whatever_its_name_and_is_judged_once(
 ) -> None:
     file = str(write(GOOD, "_base.txt"))
     assert _run(["lint", file, file, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["summary"]["profiles"] == 1
+    assert len(json.loads(capsys.readouterr().out)["verdicts"]) == 1
 
 
 def test_a_name_without_a_suffix_may_be_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,8 +132,8 @@ def test_an_editor_says_which_file_its_buffer_is(specserve: Run, write: Write, t
     buffer = b"extends: ./_base.yaml\nserver: {host: 0.0.0.0}\n"
     done = specserve("lint", "-", "--stdin-filename", name, "--format", "json", stdin=buffer)
     content = json.loads(done.stdout)
-    assert [item["name"] for item in content["profiles"]] == ["my"]
-    assert [(item["code"], item["location"]["file"]) for item in content["findings"]] == [("SD108", name)]
+    assert [item["name"] for item in content["verdicts"]] == ["my"]
+    assert [(item["code"], item["span"]["file"]) for item in content["findings"]] == [("SD108", name)]
     done = specserve("lint", "-", "--stdin-filename", name, stdin=buffer)
     assert b"2 | server: {host: 0.0.0.0}" in done.stdout
 

@@ -188,11 +188,13 @@ def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.C
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
     assert stdout == f"{clone}: there is no lock\n"
-    assert stderr == ("1 of 1 locks is missing\n\nhint: `specserve lock` with the same paths updates them\n")
+    assert stderr == (
+        "missing or stale: 1 of 1 lock\n\nhint: `specserve lock` with the same paths updates them\n"
+    )
     assert lock(clone) == 0
     capsys.readouterr()
     assert lock(clone, "--check") == 0
-    assert capsys.readouterr() == ("", "1 lock is up to date\n")
+    assert capsys.readouterr() == ("", "up to date: 1 lock\n")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_check_finds_a_stale_lock(
     capsys.readouterr()
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
-    assert words in stdout and stderr.startswith("1 of 1 locks is stale\n")
+    assert words in stdout and stderr.startswith("missing or stale: 1 of 1 lock\n")
 
 
 def test_equal_files_written_again_are_no_drift(clone: Path) -> None:
@@ -263,7 +265,7 @@ def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
     capsys.readouterr()
     assert _run(["check", "--locked", str(clone), "--format", "json"]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
-    codes = [item["code"] for item in findings if item["location"]["path"] == "target.model"]
+    codes = [item["code"] for item in findings if item["span"]["path"] == "target.model"]
     assert codes.count("SD290") == 1 and "SD271" not in codes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from specserve.errors import UsageError
 from specserve.plan.launch import launch, with_port
-from specserve.plan.launchplan import FromEnv, LaunchPlan, as_json, origins, shell
+from specserve.plan.launchplan import FromEnv, LaunchPlan, as_json, shell
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import table
@@ -22,6 +22,10 @@ DRAFT = "speculation: {method: draft_model, model: org/draft, num_speculative_to
 
 def planned(profile: Profile, *, minor: str = "0.32", platform: str = "cuda") -> LaunchPlan:
     return launch(profile, table=table(minor), platform=platform)
+
+
+def origins(plan: LaunchPlan) -> list[tuple[str, str, str]]:
+    return [(item.key, item.value, str(item.span or "added")) for item in plan.origins]
 
 
 def option(plan: LaunchPlan, flag: str) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 
-from specserve.report.manual import listing, listing_json, pages
+from specserve.report.manual import listing, pages
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from gen_rules import document
@@ -19,16 +18,6 @@ def test_the_list_fits_eighty_columns_and_has_every_code_once() -> None:
     text = listing(pages().values())
     assert max(map(len, text.splitlines())) <= 80
     assert re.findall(r"^SD\d{3}", text, flags=re.M) == list(pages())
-
-
-def test_json_has_every_code_with_what_a_script_may_want() -> None:
-    content = json.loads(listing_json(pages().values()))
-    assert next(iter(content)) == "version" and content["version"] == 1
-    assert [rule["code"] for rule in content["rules"]] == list(pages())
-    for rule in content["rules"]:
-        assert set(rule) == {"code", "name", "severity", "needs", "summary", "url"}
-        assert rule["severity"] in {"error", "warning", "info"}
-        assert rule["needs"] in {"nothing", "models", "hardware", "host", "vllm"}
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -72,7 +72,7 @@ def test_a_group_that_did_not_run_is_a_warning_at_its_profile() -> None:
     command, properties, text = parsed(github([], skipped=[item]))
     assert command == "warning"
     assert properties == {"title": "specserve (models)", "file": "a.yaml"}
-    assert text == "a.yaml: 2 rules did not run: no network, no cache"
+    assert text == "a.yaml: SD201, SD202 did not run: no network, no cache"
 
 
 @given(

@@ -101,8 +101,8 @@ def test_check_refuses_none_of_the_profiles_that_are_measured(
     found = json.loads(done.stdout)
     wrong = [item["message"] for item in found["findings"] if item["severity"] == "error"]
     assert wrong == []
-    assert [each["name"] for each in found["profiles"] if not each["memory"]] == []
-    assert len(found["profiles"]) == 5
+    assert [each["name"] for each in found["verdicts"] if not each["memory"]] == []
+    assert len(found["verdicts"]) == 5
 
 
 def test_a_start_is_a_memory_point_that_the_scores_read(tmp_path: Path) -> None:

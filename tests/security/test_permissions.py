@@ -17,7 +17,6 @@ from specserve.checks.doctor.limits import folder_lines
 from specserve.errors import FactError, LaunchError
 from specserve.files import open_regular, write_whole
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.findings import crash_report
 from specserve.serve import files
 from specserve.serve.detached import registry
 from specserve.serve.detached.processes import Detached, exit_file
@@ -51,16 +50,11 @@ def test_whatever_the_umask_folders_are_0700_and_files_0600(start: Start, state:
     before = os.umask(0)
     try:
         start()
-        try:
-            raise ValueError("a bug")
-        except ValueError as error:
-            crash_report(error)
         found = modes(state)
     finally:
         os.umask(before)
     kinds = {name: (state / name).is_dir() for name in found}
-    assert {"servers/demo/state.json", "logs/demo.log", "crashes"} <= set(found)
-    assert any(name.startswith("crashes/crash-") for name in found)
+    assert {"servers/demo/state.json", "logs/demo.log"} <= set(found)
     assert {
         name: oct(mode) for name, mode in found.items() if mode != (0o700 if kinds[name] else 0o600)
     } == {}
@@ -103,7 +97,7 @@ def test_a_state_of_another_user_is_not_believed(start: Start, state: Path) -> N
         registry.read("demo")
 
 
-@pytest.mark.parametrize("place", ["servers", "servers/demo", "logs", "crashes"])
+@pytest.mark.parametrize("place", ["servers", "servers/demo", "logs"])
 def test_a_link_in_the_place_of_a_folder_is_no_way_out_of_the_state(
     place: str, state: Path, tmp_path: Path, start: Start
 ) -> None:
@@ -111,15 +105,8 @@ def test_a_link_in_the_place_of_a_folder_is_no_way_out_of_the_state(
     elsewhere.mkdir()
     private((state / place).parent)
     (state / place).symlink_to(elsewhere)
-    try:
-        raise ValueError("a bug")
-    except ValueError as error:
-        said = crash_report(error)
-    if place == "crashes":
-        assert "SPECSERVE_DEBUG=1" in said
-    else:
-        with pytest.raises((FactError, LaunchError), match="it is a link, not a folder"):
-            start()
+    with pytest.raises((FactError, LaunchError), match="it is a link, not a folder"):
+        start()
     assert list(elsewhere.iterdir()) == []
 
 

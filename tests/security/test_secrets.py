@@ -50,7 +50,7 @@ def test_a_secret_is_an_error_and_shown_by_no_command(
     assert _run(["lint", profile, "--format", "json"]) == 1
     out = capsys.readouterr().out
     found = [item for item in json.loads(out)["findings"] if item["code"] == "SD107"]
-    assert [item["location"]["path"] for item in found] == [path]
+    assert [item["span"]["path"] for item in found] == [path]
     shown = out
     for words in (
         ["lint"],
