@@ -176,13 +176,10 @@ def _profile(target_or_profile: str, machine: Machine | None) -> Profile:
         return load_profile(target_or_profile)
     ranks = machine.count * machine.nodes if machine is not None and not machine.is_cpu else 1
     model = target_or_profile
-    if model.startswith(
-        (".", "~")
-    ):  # a path in a profile starts from its folder, and there is no file
+    if model.startswith((".", "~")):  # a profile's paths start from its folder, and there is none
         model = str(Path(model).expanduser().absolute())
-    return _profile_of(
-        {"target": {"model": model, "tensor_parallel_size": ranks}}, file=target_or_profile
-    )
+    target = {"model": model, "tensor_parallel_size": ranks}
+    return _profile_of({"target": target}, file=target_or_profile)
 
 
 def _profile_of(tree: Mapping[str, object], *, file: str) -> Profile:
@@ -233,36 +230,28 @@ def _weighed(
 def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> list[str]:
     """Write drafts into a profile file as `alternatives`; return their places.
 
-    `names`: Hub ids of drafts, or a method for what needs none; one that the profile has is not
-    written again. Raises UsageError for what is not among `found`, ProfileError and FactError for a
-    file that cannot be changed.
+    `names`: Hub ids of drafts, or a method for what needs none; an alternative that is there stays
+    as it is. Raises UsageError for what is not among `found`, ProfileError and FactError for a file
+    that cannot be changed.
     """
     if not path.endswith(_YAML):
         raise UsageError(f"`--write` can only change a profile file, and `{path}` is not one")
     known = {each.draft.model or each.draft.method: each.draft for each in found.drafts}
-    profile = load_profile(path)
-    own = {"speculation": profile.speculation} if profile.speculation else {}
-    own |= {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
-    places = {(block.method, block.keys.get("model")): place for place, block in own.items()}
-    new: dict[str, dict[str, object]] = {}
-    keys = []
+    there, new = load_profile(path).alternatives, dict[str, dict[str, object]]()
+    places = []
     for name in names:
         if name not in known:
             hint = f"known are {', '.join(f'`{each}`' for each in known)}"
             raise UsageError(f"`{name}` is not a known draft for this target", hint=hint)
-        draft = known[name]
-        key = draft.method, draft.model
-        if key not in places:
-            taken = {one.rpartition(".")[2] for one in places.values()}
-            short, whole = (
-                re.sub(r"[^\w-]", "-", text) for text in (name.rpartition("/")[2], name)
-            )
-            alternative = whole if short in taken else short
-            places[key], new[alternative] = f"alternatives.{alternative}", _asked(draft)
-        keys.append(key)
+        key = re.sub(r"[^\w-]", "-", name.rpartition("/")[2])
+        if key not in there:
+            new[key] = _asked(known[name])
+        elif there[key].keys.get("model") != known[name].model:
+            raise UsageError(f"`{path}` has another alternative `{key}`", hint="rename it")
+        places.append(f"alternatives.{key}")
     if new:
         write_alternatives(path, new, remark=f"specserve drafts: catalogue of {as_of()}")
-    return [places[key] for key in keys]
+    return places
 
 
 def write_alternatives(
@@ -276,6 +265,5 @@ def write_alternatives(
     def said(profile: Profile) -> dict[str, dict[str, object]]:
         return {name: dict(block.keys) for name, block in profile.alternatives.items()}
 
-    rewrite_section(
-        path, "alternatives", {**said(load_profile(path)), **added}, said=said, remark=remark
-    )
+    whole = {**said(load_profile(path)), **added}
+    rewrite_section(path, "alternatives", whole, said=said, remark=remark)

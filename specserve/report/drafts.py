@@ -127,8 +127,7 @@ def distill_plan_document(plan: DistillPlan) -> Document:
         (
             "traffic",
             f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
-            f"{len(traffic.test)} held out; {count(traffic.groups, 'group')} of near-duplicates, "
-            f"{traffic.repeated or 'none'} repeated",
+            f"{len(traffic.test)} held out; {traffic.left_out or 'none'} left out, as like others",
         ),
         (
             "answers",

@@ -58,7 +58,6 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     counted, drafts = seen.counted, seen.counted.acceptance
     measured = f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts"
     measured += f", {count(counted.finished_requests, 'finished request')}"
-    measured += f"; {count(report.restarts, 'restart')} of the server" if report.restarts else ""
     tokens = f"{counted.generation_tokens / seen.seconds:.1f} tokens/s"
     if seen.undrafted_share:
         tokens += f", {seen.undrafted_share:.0%} of them without a draft"
@@ -93,7 +92,7 @@ def as_json(report: WatchReport, watched: WatchedServer) -> dict[str, Any]:
         "profile": profile.name if profile else record and record.name,
         "fingerprint": record and record.fingerprint,
         "error": report.trouble and report.trouble.message,
-        **fields_of(report, "verdict", "advice", "promises", "restarts"),
+        **fields_of(report, "verdict", "advice", "promises"),
         **fields_of(report, "running_requests", "waiting_requests"),
         "window": json_values(report.window),
     }
@@ -133,15 +132,12 @@ def show_watch(
     can_redraw = is_terminal(sys.stdout) and os.environ.get("TERM") not in {None, "", "dumb"}
     if can_redraw and not is_json and not only_last:
         return _draw(reports, url=url)
-    state, trouble, restarts = None, "", 0
+    state, trouble = None, ""
     for report in reports:
         before, trouble = trouble, report.trouble.message if report.trouble is not None else ""
         if trouble != before:
             waits = f"{warning}: {in_one_line(trouble)}; waiting for the server"
             say(waits if trouble else "the server answers again")
-        if report.restarts > restarts:
-            restarts = report.restarts
-            say(f"{warning}: the server was restarted: a new window begins")
         if only_last:
             continue
         if is_json:

@@ -57,7 +57,7 @@ def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
     before = file.read_text()
     chosen = ["--write", HEAD, "--write", "amazon/gpt-oss-20b-p-eagle", "--write", "ngram"]
     assert _run(["drafts", str(file), *chosen]) == 0
-    places = "`alternatives.EAGLE3-gpt-oss-20b`, `alternatives.gpt-oss-20b-p-eagle`, `speculation`"
+    places = "`alternatives.EAGLE3-gpt-oss-20b`, `alternatives.gpt-oss-20b-p-eagle`, `alternatives.ngram`"
     assert places in " ".join(capsys.readouterr().err.split())
     after = file.read_text()
     assert all(line in after for line in before.splitlines())
@@ -75,6 +75,11 @@ def test_a_chosen_draft_becomes_an_alternative_and_the_rest_of_the_file_stays(
         ("target: {modle: org/x}\n", [], "`modle`"),
         ("org/unknown\x1b[31m", [], "`org/unknown\\x1b[31m` is neither a model nor a profile"),
         ("openai/gpt-oss-20b", ["--write", HEAD], "`--write` can only change a profile file"),
+        (
+            "target: {model: openai/gpt-oss-20b}\nalternatives: {EAGLE3-gpt-oss-20b: {method: suffix}}\n",
+            ["--write", HEAD],
+            "has another alternative `EAGLE3-gpt-oss-20b`",
+        ),
         ("target: {model: org/x}\n", ["--write", "org/y"], "`org/y` is not a known draft for this target"),
     ],
 )

@@ -21,6 +21,7 @@ _WORTH_SHARE = 0.05
 """Of a step's tokens, what a position must add: drafting one costs 2 to 10 % of a step."""
 _POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
 """Advice on single positions, which have no interval, needs this much traffic."""
+_LONGER = "use a longer `--window`"
 
 UNSEEN, OFF, COLLAPSED, MISSED = "UNSEEN", "OFF", "COLLAPSED", "MISSED"
 UNDECIDED, STEADY = "UNDECIDED", "STEADY"
@@ -91,68 +92,70 @@ def dead_drafts(readings: Sequence[Reading]) -> str | None:
 
 
 def judge_window(
-    seen: WindowFigures, *, dead: str | None, promises: Sequence[Judged] = ()
+    readings: Sequence[Reading], seen: WindowFigures, *, promises: Sequence[Judged] = ()
 ) -> Verdict:
-    """Return the worst that the figures show. `dead`: see `dead_drafts`."""
-    drafts, tokens = seen.counted.acceptance.drafts, seen.counted.generation_tokens
-    longer = "use a longer `--window`"
+    """Return the worst that the figures show."""
+    drafts, length = seen.counted.acceptance.drafts, seen.mean_acceptance_length
     if not seen.speculates:
         return verdict_of(OFF, "the server does not speculate: it has no speculation counters")
-    if dead is not None:
+    if (dead := dead_drafts(readings)) is not None:
         return verdict_of(COLLAPSED, f"the draft is dead: {dead}")
-    if not drafts and not tokens:
+    if not drafts and not seen.counted.generation_tokens:
         return verdict_of(UNDECIDED, f"no traffic in {seen.seconds:.0f} s")
     if missed := [each for each in promises if each.kept is Kept.MISSED]:
         return verdict_of(MISSED, "; ".join(map(promise_words, missed)))
-    length = seen.mean_acceptance_length
     if length is None:
-        text = f"{drafts:,} drafts in {seen.seconds:.0f} s give no interval yet: {longer}"
+        text = f"{drafts:,} drafts in {seen.seconds:.0f} s give no interval yet: {_LONGER}"
         return verdict_of(UNDECIDED, text)
     figure = f"the mean acceptance length is {shown(length)}"
     if length.high < DEAD_DRAFT_LENGTH:
         return verdict_of(COLLAPSED, f"the draft is dead: {figure}")
     if length.low < DEAD_DRAFT_LENGTH:
-        text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {longer}"
+        text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {_LONGER}"
         return verdict_of(UNDECIDED, text)
-    undecided = [each for each in promises if each.kept is Kept.UNDECIDED]
-    if of_acceptance := [each for each in undecided if not each.limit.key.endswith("_ms")]:
-        text = "; ".join(map(promise_words, of_acceptance))
-        return verdict_of(UNDECIDED, f"{text}: {longer}")
+    for each in promises:
+        if each.kept is Kept.UNDECIDED and not each.limit.key.endswith("_ms"):
+            return verdict_of(UNDECIDED, f"{promise_words(each)}: {_LONGER}")
     kept = sum(each.kept is Kept.KEPT for each in promises)
-    text = figure + (f"; promises kept: {kept}" if kept else "")
-    text += "".join(f"; `{each.limit.key}` is undecided: {each.why}" for each in undecided)
-    return verdict_of(STEADY, text)
+    return verdict_of(STEADY, figure + (f"; promises kept: {kept}" if kept else ""))
 
 
 def advise(seen: WindowFigures, word: str) -> Advice | None:
     """Return the first of four rules that applies. `word`: of the verdict."""
     drafted, share = seen.counted.acceptance, seen.undrafted_share
     if word == COLLAPSED:
-        text = "restart the server; if the draft stays dead, run `specserve check` on it"
-        text += "; until then `specserve up --alternative baseline` serves the same text"
-        return Advice("restart", text)
-    if seen.speculates and share is not None and share >= _UNDRAFTED_SHARE:
-        text = f"{share:.0%} of the output tokens came without a draft: raise the draft's "
-        text += (
-            "`max_model_len` or the batch-size schedule; `ngram` and `suffix` found no copy there"
+        return Advice(
+            "restart",
+            "restart the server; if the draft stays dead, run `specserve check` on it; until then "
+            "`specserve up --alternative baseline` serves the same text",
         )
-        return Advice("nothing_drafted", text)
+    if seen.speculates and share is not None and share >= _UNDRAFTED_SHARE:
+        return Advice(
+            "nothing_drafted",
+            f"{share:.0%} of the output tokens came without a draft: raise the draft's "
+            "`max_model_len` or the batch-size schedule; `ngram` and `suffix` found no copy there",
+        )
     if seen.counted.preemptions:
-        text = "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: "
-        text += f"the KV cache is full, and {seen.counted.preemptions:,} preemptions lost work"
-        return Advice("overload", text)
-    last, worth, tokens = len(drafted.per_position), 0, 1.0
+        return Advice(
+            "overload",
+            "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: the "
+            f"KV cache is full, and {seen.counted.preemptions:,} preemptions lost work",
+        )
+    worth, tokens = 0, 1.0
     for position, gain in enumerate(drafted.per_position, start=1):
         worth = position if gain / tokens >= _WORTH_SHARE else worth
         tokens += gain
-    has_enough = drafted.drafts >= _POSITION_DRAFTS
-    has_enough = has_enough and seen.counted.finished_requests >= _POSITION_REQUESTS
+    last = len(drafted.per_position)
     # later positions also read low if K varies
     is_fixed = drafted.draft_tokens >= 0.98 * last * drafted.drafts
+    has_enough = (
+        drafted.drafts >= _POSITION_DRAFTS and seen.counted.finished_requests >= _POSITION_REQUESTS
+    )
     if has_enough and is_fixed and 0 < worth < last:
         added = sum(drafted.per_position[worth:]) / tokens
-        text = (
+        return Advice(
+            "fewer_tokens",
             f"try `num_speculative_tokens: {worth}`: the positions after that add {added:.0%} of "
+            "the tokens, less than they cost",
         )
-        return Advice("fewer_tokens", f"{text}the tokens, less than they cost")
     return None

@@ -15,7 +15,6 @@ from specserve.measure.watch.verdict import (
     UNSEEN,
     Advice,
     advise,
-    dead_drafts,
     judge_promises,
     judge_window,
     verdict_of,
@@ -42,8 +41,6 @@ class WatchReport:
     promises: tuple[Judged, ...] = ()
     running_requests: int | None = None
     waiting_requests: int | None = None
-    restarts: int = 0
-    """How often the server restarted since watching began."""
     trouble: SpecserveError | None = None
     """Why there is no newest reading."""
 
@@ -69,21 +66,19 @@ class WatchedServer:
         self.profile_error: SpecserveError | None = None
         """Why that profile cannot be read."""
         record = self.record
-        if record is not None and self.profile is None:
-            if record.profile == "-":
-                self.no_promises = "the server's profile came from stdin: `--profile` names it"
-            elif record.variant.alternative is not None:
-                self.no_promises = (
-                    f"`expect` is not for alternatives: `{record.variant.alternative}`"
-                )
-            else:
-                try:
-                    self.profile = load_profile(record.profile, settings=record.variant.settings)
-                except SpecserveError as error:
-                    self.profile_error = error
-                    self.no_promises = f"the server's profile cannot be read: {error.message}"
-        speculation = self.profile.speculation if self.profile is not None else None
-        if record is not None and record.method is None and speculation is not None:
+        if record is None:
+            return
+        if self.profile is None and record.variant.alternative is not None:
+            self.no_promises = f"`expect` is not for alternatives: `{record.variant.alternative}`"
+        elif self.profile is None and record.profile == "-":
+            self.no_promises = "the server's profile came from stdin: `--profile` names it"
+        elif self.profile is None:
+            try:
+                self.profile = load_profile(record.profile, settings=record.variant.settings)
+            except SpecserveError as error:
+                self.profile_error = error
+                self.no_promises = f"the server's profile cannot be read: {error.message}"
+        if record.method is None and self.profile is not None and self.profile.speculation:
             self.profile, self.no_promises = None, "`expect` is not for a baseline"
 
     def read(self) -> Reading:
@@ -99,18 +94,18 @@ def reports(
     A server that was seen before is waited for. Else raises FactError if the answer is no use, and
     with `once` TrafficError if nobody answers.
     """
-    began_s, window, restarts = time.monotonic(), Window(window_s), 0
+    began_s, window = time.monotonic(), Window(window_s)
     newest: WatchReport | None = None
     """The last one with an answer."""
     while True:
         try:
-            restarts += not window.add(watched.read())
-            report = newest = _report(watched, window, restarts)
+            window.add(watched.read())
+            report = newest = _report(watched, window)
         except (TrafficError, FactError) as error:
             if newest is None and (once or isinstance(error, FactError)):
                 raise
             unseen = verdict_of(UNSEEN, error.message)
-            report = WatchReport(time.time(), unseen, restarts=restarts, trouble=error)
+            report = WatchReport(time.time(), unseen, trouble=error)
         is_over = once and time.monotonic() - began_s >= window_s - 1e-3
         # what was seen before is judged if only the last readings failed
         yield replace(newest, trouble=report.trouble) if is_over and newest else report
@@ -122,14 +117,13 @@ def reports(
         time.sleep(max(0.0, (min(due_s, window_s) if once else due_s) - passed_s))
 
 
-def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchReport:
+def _report(watched: WatchedServer, window: Window) -> WatchReport:
     profile, metrics = watched.profile, window.readings[-1].metrics
     report = WatchReport(
         at_s=time.time(),
         verdict=verdict_of(UNDECIDED, "one reading: figures need two"),
         running_requests=metrics.running_requests,
         waiting_requests=metrics.waiting_requests,
-        restarts=restarts,
     )
     if profile is not None and profile.speculation is not None and not metrics.speculates:
         text = f"the server does not speculate, but {profile.span('speculation')} does"
@@ -139,7 +133,6 @@ def _report(watched: WatchedServer, window: Window, restarts: int) -> WatchRepor
         return report
     seen = figures(window.readings)
     promises = judge_promises(profile, seen) if profile is not None else ()
-    dead = dead_drafts(window.readings)
-    verdict = judge_window(seen, dead=dead, promises=promises)
+    verdict = judge_window(window.readings, seen, promises=promises)
     advice = advise(seen, verdict.word)
     return replace(report, verdict=verdict, window=seen, advice=advice, promises=promises)

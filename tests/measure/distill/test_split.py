@@ -27,7 +27,7 @@ def split(folder: Path, texts: list[str], **fields: Any) -> Split:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=60, max_size=80))
-def test_near_duplicates_are_in_one_part_whatever_the_sizes_of_their_groups(
+def test_nothing_held_out_is_nearly_the_same_as_what_is_trained_on(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
 ) -> None:
     sizes += [2] * 40
@@ -38,14 +38,14 @@ def test_near_duplicates_are_in_one_part_whatever_the_sizes_of_their_groups(
         for prompt in getattr(found, part):
             part_of.setdefault(str(prompt.text).split()[0], set()).add(part)
     assert all(len(parts) == 1 for parts in part_of.values())
-    assert sum(map(len, (found.train, found.validation, found.test))) == len(texts)
-    assert found.groups == len(sizes)
+    sent = sum(map(len, (found.train, found.validation, found.test)))
+    assert sent + found.left_out == len(texts) and found.left_out < 0.15 * len(texts)
 
 
 def test_equal_prompts_count_once_and_the_split_is_the_same_each_time(tmp_path: Path) -> None:
     texts = [text(at % 150) for at in range(200)]
     found = split(tmp_path, texts, model="m")
-    assert found == split(tmp_path, texts, model="m") and found.repeated == 50
+    assert found == split(tmp_path, texts, model="m") and found.left_out == 50
     assert (len(found.train), len(found.validation), len(found.test)) == (105, 15, 30)
 
 
@@ -54,7 +54,7 @@ def test_neither_a_template_nor_the_system_text_of_a_chat_makes_two_prompts_alik
         "you are a support agent of the company answer this question in a few friendly words and be brief "
     )
     found = split(tmp_path, [frame + " ".join(f"q{n}x{at}" for at in range(12)) for n in range(120)])
-    assert found.groups == 120 and len(found.test) == 24
+    assert found.left_out == 0 and len(found.test) == 24
     turns = ({"role": "system", "content": text(1)}, {"role": "user", "content": "how are you"})
     assert ngrams_of(Prompt("a", 1, messages=turns)) == ngrams_of(Prompt("b", 1, text="How are you"))
 

@@ -30,7 +30,7 @@ MANY = Histogram({0.1: 900, 0.5: 100, float("inf"): 0})
 def judged(parts: list[Reading], profile: Profile | None = None) -> Verdict:
     seen = figures(parts)
     promises = judge_promises(profile, seen) if profile is not None else ()
-    return judge_window(seen, dead=dead_drafts(parts), promises=promises)
+    return judge_window(parts, seen, promises=promises)
 
 
 class TestCollapse:
