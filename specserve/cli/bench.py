@@ -103,7 +103,8 @@ def bench(
     specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
     specserve bench --show RUN --format markdown
     """
-    from specserve.measure.bench.plan import BenchRequest, plan_bench, with_places
+    from specserve.measure.bench.plan import plan_bench
+    from specserve.measure.bench.request import BenchRequest, with_places
     from specserve.measure.bench.result import read_result
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.servers import Outlet

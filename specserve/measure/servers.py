@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +14,15 @@ from typing import Any
 from specserve.diagnostics import Notices
 from specserve.errors import Interrupted
 from specserve.hardware.host import free_port
-from specserve.measure.bench import rundir
-from specserve.measure.bench.plan import Block
+from specserve.measure.bench.blocks import Block
+from specserve.measure.bench.generator import LoadGenerator
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Pass, RunDirectory
-from specserve.measure.bench.traffic import Driver, Running, connect
+from specserve.measure.bench.rundir import OnProgress, Progress, RunDirectory, read_passes
+from specserve.measure.bench.server import Running, connect
 from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload, digest
+from specserve.measure.workloads.workload import Workload
 from specserve.plan.launch import with_port
 from specserve.serve import events
 from specserve.serve.server import running
@@ -37,7 +39,7 @@ class Outlet:
     """Where a run reports progress, and how its result becomes files."""
 
     notices: Notices
-    open_view: Callable[[], AbstractContextManager[rundir.OnNews]]
+    open_view: Callable[[], AbstractContextManager[OnProgress]]
     files: Callable[[Any], Mapping[str, str]]
     """Text by file name."""
 
@@ -48,7 +50,7 @@ class Measurement:
     def __init__(
         self,
         directory: RunDirectory,
-        on_news: rundir.OnNews,
+        on_progress: OnProgress,
         stop: StopRequest,
         *,
         points: Sequence[Point],
@@ -58,10 +60,10 @@ class Measurement:
     ) -> None:
         """`sources`: what a workload is loaded from, by its name. `limit`: its prompts, at most."""
         content = directory.content
-        self.directory, self.on_news, self._stop = directory, on_news, stop
+        self.directory, self.on_progress, self._stop = directory, on_progress, stop
         self.points, self._sources = points, sources
         self._max_tokens, self._limit = max_tokens, limit
-        self.passes: list[Pass] = directory.passes()
+        self.passes: list[Pass] = read_passes(directory.path)
         self.notes: list[str] = content.setdefault("notes", [])
         self.models: dict[str, str] = content.setdefault("models", {})
         """By variant, what its server serves."""
@@ -71,28 +73,21 @@ class Measurement:
         generator = content.get("conditions", {}).get(f"the {GENERATOR}")
         self.versions: dict[str, str] = {GENERATOR: generator} if generator else {}
         self.workloads: dict[str, Workload] = {}
-        self.expected: Counter[tuple[str, Point]] = Counter()
-        """Passes that are still to come, by variant and point."""
-        self.launches_left = 0
-        self._counted: dict[str, int | None] | None = content.get("tokens")
-        """Tokens of prompts by the first servers' count; None if one of them cannot count."""
+        self.passes_left = 0
+        """Passes that are still to come, as far as is known."""
+        self.ends_s = math.inf
+        """When the time for measuring is up, on the monotonic clock."""
         self._took_s: dict[tuple[str, Point], list[float]] = defaultdict(list)
         self._starts_s: list[float] = []
-        self._has_begun = False
         if "room" in content:
-            self._load({}, **content["room"])
+            self._load_workloads(**content["room"])
 
     def note(self, text: str) -> None:
         """Keep a note for the result, and report it now."""
         if text not in self.notes:
             self.notes.append(text)
             self.directory.update()
-            self.on_news(rundir.Noted(f"note: {text}"))
-
-    @property
-    def host(self) -> dict[str, str]:
-        """The machine that the run began on."""
-        return dict(self.directory.content.get("host", {}))
+            self.on_progress(Progress(f"note: {text}", is_note=True))
 
     @contextmanager
     def session(
@@ -100,171 +95,132 @@ class Measurement:
         variants: Sequence[Variant],
         *,
         label: str,
-        devices: Mapping[str, tuple[str, ...]] | None = None,
         beside: Mapping[str, Running] | None = None,
-    ) -> Iterator[tuple[dict[str, Running], Driver]]:
+    ) -> Iterator[tuple[dict[str, Running], LoadGenerator]]:
         """Servers by variant, warmed up, and the load generator. `beside`: those that go on."""
-        self._begin()
         servers = dict(beside or {})
         with ExitStack() as stack:
-            driver = Driver(
+            generator = LoadGenerator(
                 log_path=self.directory.log(f"load-generator-{label}"),
                 on_tick=lambda: self._tick(servers),
-                key_variables=[variant.api_key_env for variant in variants if variant.api_key_env],
+                key_variables=[each.api_key_env for each in variants if each.api_key_env],
             )
-            stack.callback(driver.close)
+            stack.callback(generator.close)
             for variant in variants:
                 if variant.name not in servers:
-                    own = (devices or {}).get(variant.name)
-                    server = self.server(variant, label=label, devices=own)
+                    server = self.server(variant, label=label)
                     servers[variant.name] = stack.enter_context(server)
             # before the servers end: without their clients, they have nothing to drain
-            stack.callback(driver.close)
-            if any(
-                variant.plan is not None and variant.name not in (beside or {})
-                for variant in variants
-            ):
-                stack.callback(self.on_news, rundir.Doing("stopping the servers"))
-            driver.wait_ready()
-            self.versions[GENERATOR] = f"vLLM {driver.vllm}"
-            self.directory.require(f"the {GENERATOR}", self.versions[GENERATOR])
-            self._prepare(servers)
-            for name, running_one in servers.items():
-                self.on_news(rundir.Doing(f"warming up {name}"))
-                self._warm_up(running_one, driver)
-            yield servers, driver
+            stack.callback(generator.close)
+            if any(variant.plan is not None for variant in variants):
+                stack.callback(self.on_progress, Progress("stopping the servers"))
+            generator.wait_ready()
+            self.versions[GENERATOR] = f"vLLM {generator.vllm}"
+            self.directory.pin(f"the {GENERATOR}", self.versions[GENERATOR])
+            if not self.workloads:  # once, so that every later session sends the same prompts
+                every = servers.values()
+                lengths = [each.max_model_len for each in every if each.max_model_len is not None]
+                chat, most = all(each.has_chat for each in every), min(lengths, default=None)
+                self._load_workloads(chat=chat, max_model_len=most)
+                self.directory.update(room={"chat": chat, "max_model_len": most})
+            for name, server_there in servers.items():
+                self.on_progress(Progress(f"warming up {name}"))
+                self._warm_up(server_there, generator)
+            yield servers, generator
 
     @contextmanager
-    def server(
-        self, variant: Variant, *, label: str, devices: tuple[str, ...] | None = None
-    ) -> Iterator[Running]:
+    def server(self, variant: Variant, *, label: str) -> Iterator[Running]:
         """The variant's server: started here, or the one at its URL."""
-        self._begin()
         if variant.plan is None:
             assert variant.url is not None
             with self._connected(variant, variant.url, check=lambda: None) as connected:
                 yield connected
             return
         plan = with_port(variant.plan, free_port(variant.plan.host))
-        if devices is not None:
-            plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(devices)})
         file = "".join(char if char.isalnum() or char in "-_." else "-" for char in variant.name)
         log_path, began_s = self.directory.log(f"{file[:60]}-{label}"), time.monotonic()
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
-                self.on_news(rundir.Doing(f"starting {variant.name}: {event.phase}"))
+                self.on_progress(Progress(f"starting {variant.name}: {event.phase}"))
             elif isinstance(event, events.PhaseGoesOn):
                 text = f"starting {variant.name}: {event.phase}, {event.took_s:.0f}s so far"
-                self.on_news(rundir.Doing(text))
+                self.on_progress(Progress(text))
 
-        self.directory.require(f"vLLM of `{variant.name}`", plan.vllm)
+        self.directory.pin(f"vLLM of `{variant.name}`", plan.vllm)
         self.launches += 1
-        self.launches_left -= 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began_s)
-            self.on_news(rundir.Noted(f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"))
+            text = f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"
+            self.on_progress(Progress(text, is_note=True))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.figures.kv_cache_tokens
                 self.directory.update()
             with self._connected(variant, server.url, check=server.check) as connected:
                 yield connected
 
-    def send_block(self, server: Running, driver: Driver, block: Block, *, launch: int) -> Pass:
+    def send_block(
+        self, server: Running, generator: LoadGenerator, block: Block, *, launch: int
+    ) -> Pass:
         """Send a block, and keep the pass; it replaces an earlier one of the same block."""
-        began_s, key = time.monotonic(), (server.variant.name, block.point)
-        done = server.run(driver, block, launch=launch)
+        began_s = time.monotonic()
+        done = server.run(generator, block, launch=launch)
         self.directory.append(done)
         self.passes = [each for each in self.passes if each.key != done.key] + [done]
-        self._took_s[key].append(time.monotonic() - began_s)
-        self.expected[key] -= 1
+        ended_s = time.monotonic()
+        self._took_s[server.variant.name, block.point].append(ended_s - began_s)
+        self.passes_left = max(0, self.passes_left - 1)
+        mean_s = fmean(took_s for each in self._took_s.values() for took_s in each)
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        count, left = len(self.passes), (+self.expected).total()
-        left_s = self._left_s() if left else 0.0
-        self.on_news(rundir.Passed(done.variant, done.point, rate, count, count + left, left_s))
+        count = len(self.passes)
+        self.on_progress(
+            Progress(
+                f"{done.variant}, {done.point}: {rate:.1f} tokens/s",
+                done=count,
+                total=count + self.passes_left,
+                left_s=max(0.0, min(self.passes_left * mean_s, self.ends_s - ended_s)),
+            )
+        )
         return done
-
-    def _left_s(self) -> float:
-        """Estimate what is to come by this session's passes and starts, by point if it can."""
-        every = fmean(took_s for each in self._took_s.values() for took_s in each)
-        left_s = max(0, self.launches_left) * (fmean(self._starts_s) if self._starts_s else 0.0)
-        for key, count in (+self.expected).items():
-            left_s += count * (fmean(self._took_s[key]) if self._took_s[key] else every)
-        return left_s
-
-    def _begin(self) -> None:
-        """Count a resumption, once."""
-        if self.passes and not self._has_begun:
-            self.directory.update(resumed=int(self.directory.content.get("resumed", 0)) + 1)
-        self._has_begun = True
 
     def _connected(self, variant: Variant, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(variant, url, check=check)
-        if self.models.get(variant.name) != server.variant.model:
-            self.models[variant.name] = server.variant.model
+        if self.models.get(variant.name) != server.model:
+            self.models[variant.name] = server.model
             self.directory.update()
-        if not server.abilities.takes_salt:
+        if not server.takes_salt:
             why = "its prefix cache may hold prompts of earlier blocks"
             self.note(f"`{variant.name}` does not take `cache_salt`: {why}")
-        if server.abilities.is_sglang:
-            why = "its acceptance is not seen, because its metrics hold averages, not counts"
-            self.note(f"`{variant.name}` is SGLang: its speed is measured; {why}")
         return server
 
-    def _prepare(self, servers: Mapping[str, Running]) -> None:
-        """Make the workloads fit: once, so that every later session sends the same prompts."""
-        if self.workloads:
-            return
-        abilities = [each.abilities for each in servers.values()]
-        lengths = [each.max_model_len for each in abilities if each.max_model_len is not None]
-        chat, most = all(each.has_chat for each in abilities), min(lengths, default=None)
-        if all(each.can_count for each in abilities):
-            self._counted = {}
-        self._load(servers, chat=chat, max_model_len=most)
-        room = {"chat": chat, "max_model_len": most}
-        self.directory.update(room=room, tokens=self._counted)
-
-    def _load(
-        self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None
-    ) -> None:
-        def count(prompt: Prompt) -> int | None:
-            """By the server that makes most of it; kept, so that a resumed run sends the same."""
-            assert self._counted is not None
-            key = digest([prompt])[:16]
-            if key not in self._counted:
-                counts = [server.count(prompt) for server in servers.values()]
-                known = [each for each in counts if each is not None]
-                is_known = counts and len(known) == len(counts)
-                self._counted[key] = max(known) if is_known else None
-            return self._counted[key]
-
+    def _load_workloads(self, *, chat: bool, max_model_len: int | None) -> None:
+        """Load the prompts that fit. Raises UsageError if they are others than before."""
         for name in dict.fromkeys(point.workload for point in self.points):
             workload = load(
                 self._sources.get(name, name),
                 chat=chat,
                 max_model_len=max_model_len,
-                count_prompt=count if self._counted is not None else None,
                 max_tokens=self._max_tokens,
                 limit=self._limit,
             )
-            self.directory.require(f"the prompts of `{name}`", workload.sha256)
+            self.directory.pin(f"the prompts of `{name}`", workload.sha256)
             self.workloads[name] = workload
             for remark in workload.remarks:
                 self.note(f"{name}: {remark}")
 
-    def _warm_up(self, server: Running, driver: Driver) -> None:
+    def _warm_up(self, server: Running, generator: LoadGenerator) -> None:
         """Other prompts at the highest load and each temperature make graphs and caches."""
         least, most = _WARM_UP_LOADS
-        load = min(max([least, *(point.concurrency for point in self.points)]), most)
+        concurrency = min(max([least, *(point.concurrency for point in self.points)]), most)
         for workload in {each.is_chat: each for each in self.workloads.values()}.values():
-            warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
+            warm = load_warm_up(workload, max_model_len=server.max_model_len)
             prompts = [
                 replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS))
                 for each in warm.prompts
             ]
             for temperature in dict.fromkeys(point.temperature for point in self.points):
-                server.warm_up(driver, prompts, concurrency=load, temperature=temperature)
+                server.warm_up(generator, prompts, concurrency=concurrency, temperature=temperature)
 
     def _tick(self, servers: Mapping[str, Running]) -> None:
         """A few times a second while the load generator works."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.figures import WAITING
 from specserve.measure.bench.result import Cell, Comparison, Figures, Point, Result, VariantInfo
+from specserve.measure.bench.summary import WAITING
 from specserve.measure.expect import Judged, Kept
 from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.verdict import (
@@ -61,17 +61,13 @@ _HEAD = (
         Column(name, is_detail=True)
         for name in ("TTFT, ms", "TPOT, ms", "E2E, s", "accepted", "failed")
     ),
-    *(
-        Column(name, is_detail=True)
-        for name in ("waited, ms", "preempted", "requests", "gap P99, ms")
-    ),
+    *(Column(name, is_detail=True) for name in ("waited, ms", "preempted", "requests")),
 )
 _METHOD = (
     f"PAYS: the 95 % interval is above {PAYS_ABOVE}, and that of {100 * CERTAINTY:g} % is above 1. "
     f"COSTS: below {COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between "
     f"{COSTS_BELOW} and {PAYS_ABOVE}. INCONCLUSIVE: more must be measured. Latencies are "
-    "P50/P90/P99. Do not compare the gap between two chunks of a stream across variants: with "
-    "speculation one chunk holds several tokens."
+    "P50/P90/P99."
 )
 
 
@@ -230,7 +226,7 @@ def row(cell: Cell, against: Comparison | None) -> list[str]:
         columns = [speedup, verdict, *map(decimals, lengths)]
     cells = [str(cell.point.concurrency), cell.variant]
     if known is None:
-        return [*cells, DASH, *columns, *[DASH] * 9]
+        return [*cells, DASH, *columns, *[DASH] * 8]
     return [
         *(*cells, rate(known.output_tokens_per_s), *columns),
         *map(quantiles_words, (known.ttft_ms, known.tpot_ms)),
@@ -240,7 +236,6 @@ def row(cell: Cell, against: Comparison | None) -> list[str]:
         rate(known.queue_ms),
         str(known.preemptions or DASH),
         str(known.requests),
-        rate(known.inter_chunk_p99_ms),
     ]
 
 
@@ -332,7 +327,7 @@ def _charts(
 
 
 def _method(result: Result) -> Details:
-    facts = {**result.host, **result.settings, **result.versions}
+    facts = {**result.host, **result.versions}
     facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
     head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
     rows = [

@@ -6,9 +6,10 @@ import math
 import sys
 
 from specserve.errors import UsageError
-from specserve.measure.bench import rundir
-from specserve.measure.bench.plan import BenchPlan, deal
+from specserve.measure.bench.blocks import prompts_by_block
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Progress
 from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.workloads.workload import Prompt
@@ -39,7 +40,7 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
         """To one variant, in one round."""
         count = plan.prompts[point.workload]
         prompts = [Prompt(f"p{number}", 1, text="") for number in range(count)]
-        return sum(map(len, deal(prompts, point, count=plan.blocks)))
+        return sum(map(len, prompts_by_block(prompts, point, count=plan.blocks)))
 
     speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
     started = {variant.name for variant in plan.variants if variant.plan is not None}
@@ -90,7 +91,7 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
                 )
             ],
         ),
-        Section(f"launches: {launches} ({plan.fit.why})", [Items(servers)]),
+        Section(f"launches: {launches} ({plan.placement.why})", [Items(servers)]),
         Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
         Paragraph(
             f"about {math.ceil(seconds / 60)} min ({assumed}); where that decides nothing, more "
@@ -142,19 +143,15 @@ class BenchView(LiveLine):
     def __init__(self) -> None:
         super().__init__(every_s=15.0)
 
-    def __call__(self, what: rundir.News) -> None:
-        """Show one piece of news."""
-        match what:
-            case rundir.Doing():
-                self.show(what.text)
-            case rundir.Noted():
-                self.erase()
-                say(in_one_line(what.text))
-            case rundir.Passed():
-                is_last = what.done == what.total
-                soon = (
-                    "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
-                )
-                left = "done" if is_last else soon
-                figures = f"{what.variant}, {what.point}: {what.tokens_per_s:.1f} tokens/s"
-                self.show(f"{what.done}/{what.total}, {left}; {figures}", is_last=is_last)
+    def __call__(self, what: Progress) -> None:
+        """Show what is being done, or keep a note."""
+        if what.is_note:
+            self.erase()
+            say(in_one_line(what.text))
+        elif not what.total:
+            self.show(what.text)
+        else:
+            is_last = what.done == what.total
+            left = "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
+            left = "done" if is_last else left
+            self.show(f"{what.done}/{what.total}, {left}; {what.text}", is_last=is_last)

@@ -178,7 +178,7 @@ def plan_document(plan: TunePlan) -> Document:
         for point in plan.points
     ]
     guess_s = min(plan.seconds(plan.per_slot), plan.budget_s)
-    turns = "in turns with the first" if plan.room.at_once > 1 else "one after another"
+    turns = "in turns with the first" if plan.room.together else "one after another"
     blocks: list[Block] = [
         Paragraph(
             f"This is a dry run: nothing is started. It would take about {duration(guess_s)} of a "
@@ -200,7 +200,7 @@ def plan_json(plan: TunePlan) -> str:
         "servers": [{"name": each.name, "argv": each.plan and each.plan.argv} for each in servers],
         "most_tokens": plan.most_tokens,
         "points": plan.points,
-        "at_once": plan.room.at_once,
+        "together": plan.room.together,
         "seconds_assumed": min(plan.seconds(plan.per_slot), plan.budget_s),
         "budget_s": plan.budget_s,
         "run": str(plan.place),

@@ -103,13 +103,6 @@ class Client:
         limit = self._about(model).get("max_model_len")
         return limit if isinstance(limit, int) and limit > 0 else None
 
-    def is_sglang(self, model: str) -> bool:
-        """Whether SGLang serves the model, as its list of models says.
-
-        Source: srt/entrypoints/openai/protocol.py 0.5.23, `ModelCard.owned_by`.
-        """
-        return self._about(model).get("owned_by") == "sglang"
-
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server runs on this host and serves a folder."""
         from specserve.models.read import model_note
@@ -147,14 +140,6 @@ class Client:
         if not isinstance(answer, dict):
             raise requests.no_api(self._endpoint)
         return answer
-
-    def count_tokens(self, body: Mapping[str, Any]) -> int | None:
-        """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None if it cannot tell."""
-        # what is not a JSON object with a count is a server that cannot count
-        with contextlib.suppress(TrafficError, LookupError, TypeError):
-            count = self._whole("/tokenize", body, limit_s=_SHORT_S)["count"]
-            return count if isinstance(count, int) and count >= 0 else None
-        return None
 
     def close(self) -> None:
         """Break off whatever runs."""

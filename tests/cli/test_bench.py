@@ -12,7 +12,8 @@ import yaml
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources, with_places
+from specserve.measure.bench.plan import plan_bench
+from specserve.measure.bench.request import BenchRequest, named, points_of, sources, with_places
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -88,15 +89,21 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
 
 
 @pytest.mark.parametrize(
-    ("quick", "at_once", "asked", "launches"),
-    [(False, 2, None, 1), (False, 1, None, 2), (True, 1, None, 1), (True, 1, 4, 4), (False, 2, 3, 3)],
+    ("quick", "together", "asked", "launches"),
+    [
+        (False, True, None, 1),
+        (False, False, None, 2),
+        (True, False, None, 1),
+        (True, False, 4, 4),
+        (False, True, 3, 3),
+    ],
 )
 def test_variants_that_run_one_after_another_are_launched_twice_or_as_often_as_is_asked(
-    profile: Path, quick: bool, at_once: int, asked: int | None, launches: int
+    profile: Path, quick: bool, together: bool, asked: int | None, launches: int
 ) -> None:
     request = BenchRequest(str(profile), quick=quick, alternatives=("baseline",), launches=asked)
-    plan = plan_bench(request, starts=False, at_once=at_once, notices=NoNotices())
-    assert plan.launches == launches and len(plan.sessions) == (launches if at_once == 2 else 2 * launches)
+    plan = plan_bench(request, starts=False, together=together, notices=NoNotices())
+    assert plan.launches == launches and len(plan.sessions) == (launches if together else 2 * launches)
 
 
 def test_running_servers_are_not_launched_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,14 +223,11 @@ def test_detached_servers_are_taken_by_their_names(
     assert "http://127.0.0.1:9" in text and "new" in text and "http://127.0.0.1:10" in text
 
 
-def test_a_server_that_does_not_answer_leaves_no_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     arguments = ["http://127.0.0.1:9", "--with", "b=http://127.0.0.1:10", "-o", str(run)]
     said = in_line(told(arguments, capsys, code=2))
     assert "nothing listens at http://127.0.0.1:9" in said and "--resume" not in said
-    assert not run.exists()
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +236,7 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
     error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
     assert "`--resume` cannot be combined with `--output` or `--dry-run`" in error
     assert "is not a run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
-    with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
+    with create(tmp_path / "run", {"asked": {"unknown": 1}, "together": True}):
         pass
     error = told(["--resume", str(tmp_path / "run")], capsys, code=2)
     assert "` cannot be resumed: specserve cannot read its run.json" in in_line(error)

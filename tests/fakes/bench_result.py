@@ -54,7 +54,7 @@ def example() -> Result:
         created="2026-11-21T12:00:00Z",
         duration_s=2712.0,
         versions={"specserve": "0.1.0", "vllm": "0.33.0", "torch": "2.13.0", "python": "3.11.7"},
-        host={"accelerator": "4 x H100-80GB", "cpu": "an example", "cores": "64", "memory": "512 GiB"},
+        host={"accelerator": "4 x H100-80GB", "cpu": "an example", "cores": "64"},
         launches=1,
         variants=variants(),
         workloads=(
@@ -68,7 +68,6 @@ def example() -> Result:
             "profile, creative, 0.7": "at concurrency 16 it costs (0.79 to 0.87)",
         },
         notes=("example data: nobody measured these figures",),
-        settings={"max_tokens": "256"},
     )
 
 
@@ -104,7 +103,6 @@ def figures(workload: str, variant: str, load: int, rate: float) -> Figures:
         ttft_ms=Quantiles(ttft, ttft * 1.3, ttft * 2.1),
         tpot_ms=Quantiles(tpot, tpot * 1.1, tpot * (1.2 if variant == "baseline" else 1.6)),
         e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if variant == "baseline" else 1.7)),
-        inter_chunk_p99_ms=tpot * 3,
         acceptance=Acceptance(drafts, drafts * k, sum(counts), counts) if counts else None,
     )
 

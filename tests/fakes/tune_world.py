@@ -17,11 +17,11 @@ import pytest
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
 from specserve.measure.bench import rundir
-from specserve.measure.bench.plan import Block, numbered
+from specserve.measure.bench.blocks import Block, copies_of
+from specserve.measure.bench.passes import Pass, Request
+from specserve.measure.bench.placement import Placement
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Pass, Request
-from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import Fit, Variant, plan_variant
+from specserve.measure.bench.variants import Variant, plan_variant
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -74,7 +74,7 @@ class World:
     reports_steps: bool = True
     interrupt_after: int | None = None
     signal_number: int = 2
-    at_once: int = 2
+    together: bool = True
     now_s: float = 1000.0
     """The clock."""
     started: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class World:
     def run(self, block: Block, *, variant: str, launch: int) -> Pass:
         """One block in a closed loop, as it would have been measured."""
         known = self.texts
-        waiting, running, done, began_s = list(block.items), list[_Answer](), [], self.now_s
+        waiting, running, done, began_s = list(block.copies), list[_Answer](), [], self.now_s
         while waiting or running:
             new = list[_Answer]()
             while waiting and len(running) + len(new) < (block.point.concurrency or 1):
@@ -124,7 +124,7 @@ class World:
         """The true speedup of every K at a load, each on a server of its own, on a calm machine."""
         calm = replace(self, mood=lambda now_s: 1.0)
         point = Point("code", 0.0, load)
-        items = numbered(list(itertools.islice(itertools.cycle(self.every), 8 * load)))
+        items = copies_of(list(itertools.islice(itertools.cycle(self.every), 8 * load)))
         block, rates = Block(0, point, items, 1), {}
         for tokens in range(most + 1):
             done = calm.run(block, variant=f"k{tokens}", launch=0)
@@ -147,7 +147,6 @@ def _request(each: _Answer, end_s: float) -> Request:
         start_s=each.start_s,
         ttft_s=each.ttft_s,
         latency_s=end_s - each.start_s,
-        finish_reason="stop",
         steps=tuple(each.steps),
     )
 
@@ -193,17 +192,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
             here.sent.append((variant.name, block.point))
             return here.run(block, variant=variant.name, launch=launch)
 
-        abilities = Abilities("m", None, has_chat=False, takes_salt=True)
         return Connected(
             variant=variant,
-            abilities=abilities,
+            model="m",
+            max_model_len=None,
+            has_chat=False,
+            takes_salt=True,
             run=send,
             check=check,
             warm_up=lambda *_, **__: None,
         )
 
-    def fit(_: Sequence[Variant]) -> Fit:
-        return Fit(here.at_once, "as the test says")
+    def placement(_: Sequence[Variant]) -> Placement:
+        return Placement(here.together, "as the test says")
 
     clock = SimpleNamespace(monotonic=lambda: here.now_s)
     driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
@@ -213,13 +214,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         (subject, "connect", connect),
         (subject, "free_port", lambda _: 1),
         (subject, "with_port", lambda plan, _: plan),
-        (subject, "Driver", lambda **_: driver),
+        (subject, "LoadGenerator", lambda **_: driver),
         (subject, "load", lambda name, **_: replace(workload, name=name)),
         (subject, "load_warm_up", lambda *_, **__: workload),
         (subject, "time", clock),
         (running_tune, "time", clock),
         (rundir, "time", clock),
-        (planning, "fit", fit),
+        (planning, "placement", placement),
         (planning, "plan_tune", partial(_unstarted, planning.plan_tune)),
         (planning, "plan_variant", partial(_unstarted, plan_variant)),
     ):

@@ -93,8 +93,7 @@ def with_names(text: str) -> Result:
             (key.split(", "), clause) for key, clause in result.stops_paying.items()
         )
     }
-    settings = {f"{key}{text}": value for key, value in result.settings.items()}
-    return dataclasses.replace(result, stops_paying=stops, settings=settings)
+    return dataclasses.replace(result, stops_paying=stops)
 
 
 def plain(result: Result, form: str) -> str:

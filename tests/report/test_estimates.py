@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Passed
+from specserve.measure.bench.rundir import Progress
 from specserve.report.estimates import BenchView
 
 
@@ -17,7 +16,8 @@ def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with BenchView() as view:
-        view(Passed("baseline", Point("summarise", 0.7, 16), 123.4, 7, 240, 332.0))
+        text = "baseline, summarise, concurrency 16, temperature 0.7: 123.4 tokens/s"
+        view(Progress(text, done=7, total=240, left_s=332.0))
     line = capsys.readouterr().err.split("\r\x1b[K")[1]
     assert (
         line.startswith("7/240, about 5.5 min left; baseline, summarise, concurrency 16") and len(line) < 80

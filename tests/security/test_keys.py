@@ -297,7 +297,7 @@ PASS_IT_ON = {
     "models/sample.py": "to the child that compares",
     "checks/oraclechild.py": "to the child that asks vLLM",
     "profile/find.py": "to git",
-    "measure/bench/traffic.py": "to the child that sends the load, without keys that no variant needs",
+    "measure/bench/generator.py": "to the child that sends the load, without keys that no variant needs",
     "plan/locking.py": "to look for the Hub's cache",
     "plan/uses.py": "to look for the Hub's cache",
 }

@@ -74,8 +74,6 @@ class Figures:
     ttft_ms: Quantiles
     tpot_ms: Quantiles
     e2e_ms: Quantiles
-    inter_chunk_p99_ms: float
-    """Gap between two chunks of a stream: with speculation one holds several tokens."""
     acceptance: Acceptance | None = None
     failed_requests: int = 0
     queue_ms: float | None = None
@@ -147,9 +145,9 @@ class Result:
     """ISO 8601, UTC."""
     duration_s: float
     versions: Mapping[str, str]
-    """specserve, vllm, torch, python."""
+    """specserve, vllm, load generator."""
     host: Mapping[str, str]
-    """Allow-listed: accelerator, cpu, cores, memory."""
+    """accelerator, cpu, cores."""
     launches: int
     """Launches of each variant."""
     variants: tuple[VariantInfo, ...]
@@ -160,8 +158,6 @@ class Result:
     """By `variant, workload, temperature`: from which concurrency it no longer pays, and why."""
     notes: tuple[str, ...] = ()
     is_complete: bool = True
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """launches, max_tokens, budget, …"""
 
     @property
     def is_missed(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,29 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
-from specserve.measure.bench.figures import speedup, summarise
-from specserve.measure.bench.plan import (
-    BUDGET,
-    BenchPlan,
-    BenchRequest,
-    Block,
-    blocks,
-    plan_bench,
-    variant_order,
-    with_places,
-)
-from specserve.measure.bench.result import (
-    Point,
-    Result,
-    VariantInfo,
-    WorkloadInfo,
-    from_json,
-    read_result,
-)
-from specserve.measure.bench.rundir import OnNews, RunDirectory, create, new_place, resume
-from specserve.measure.bench.traffic import REST_S
-from specserve.measure.bench.variants import Session, Variant, host, versions
+from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.measure.bench.blocks import Block, blocks, variant_order
+from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.generator import REST_S
+from specserve.measure.bench.placement import Session, host, versions
+from specserve.measure.bench.plan import BUDGET, BenchPlan, plan_bench
+from specserve.measure.bench.request import BenchRequest, with_places
+from specserve.measure.bench.result import Point, Result, WorkloadInfo
+from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, new_place, resume
+from specserve.measure.bench.summary import summarise
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.verdict import needed, verdict
 from specserve.serve.signals import StopRequest, stop_on_signals
@@ -43,11 +30,11 @@ class Bench(Measurement):
     """A benchmark while it runs."""
 
     def __init__(
-        self, plan: BenchPlan, directory: RunDirectory, on_news: OnNews, stop: StopRequest
+        self, plan: BenchPlan, directory: RunDirectory, on_progress: OnProgress, stop: StopRequest
     ) -> None:
         super().__init__(
             directory,
-            on_news,
+            on_progress,
             stop,
             points=plan.points,
             sources=plan.sources,
@@ -55,8 +42,6 @@ class Bench(Measurement):
             limit=plan.limit,
         )
         self.plan = plan
-        self.is_cut = False
-        """Whether the budget ended it before every block of the first rounds was measured."""
 
     def run(self) -> None:
         """Measure what is not there yet.
@@ -64,48 +49,56 @@ class Bench(Measurement):
         Raises LaunchError, TrafficError, Interrupted; what was measured is kept.
         """
         for number, session in enumerate(self.plan.sessions):
-            if self._is_done(session):
-                continue
             left_s = self._budget_s() / (len(self.plan.sessions) - number)
-            if left_s > 0:
-                self._session(session, left_s)
-            else:
-                self.is_cut |= bool(self._missing(session, 0))
+            if left_s > 0 and (not self.workloads or self._next_round(session)):
+                self._measure(session, left_s)
 
+    @property
     def is_done(self) -> bool:
-        """Return whether there is nothing to measure, or no time for it."""
-        is_over = self._budget_s() <= 0
-        return all(is_over or self._is_done(each) for each in self.plan.sessions)
-
-    def _is_done(self, session: Session) -> bool:
-        """Return whether a session has nothing to send: to be asked once those before it ran."""
-        if not self.workloads or self._missing(session, 0):
+        """Whether there is nothing to measure, or no time for it."""
+        if not self.workloads:
             return False
-        return not self._next_round(session)
+        return self._budget_s() <= 0 or not any(map(self._next_round, self.plan.sessions))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether blocks of the first rounds are missing, which the budget had no room for."""
+        return bool(self.workloads) and any(self._missing(each, 0) for each in self.plan.sessions)
+
+    def _measure(self, session: Session, left_s: float) -> None:
+        """Start its servers, measure what is not there yet on all of them, stop them."""
+        variants = [each for each in self.plan.variants if each.name in session.variants]
+        with self.session(variants, label=str(session.launch)) as (servers, generator):
+            self.ends_s = time.monotonic() + left_s
+            while todo := self._next_round(session):
+                self.passes_left = len(todo) * len(session.variants)
+                for block in todo:
+                    if time.monotonic() > self.ends_s:
+                        return
+                    # half a block is measured again, by one launch of all its variants
+                    for name in variant_order(block, session.variants):
+                        self.send_block(servers[name], generator, block, launch=session.launch)
+
+    def _next_round(self, session: Session) -> list[Block]:
+        """Return the blocks to send next: those missing of the first round that is not whole."""
+        for place in itertools.count():
+            if not self._wanted(session, place):
+                return []
+            if missing := self._missing(session, place):
+                return missing
+        raise AssertionError
 
     def _missing(self, session: Session, place: int) -> list[Block]:
         """Return the blocks of a round that are not there yet for one of the variants."""
-        there = {each.key for each in self.passes}
-        count, launch = self.plan.blocks, session.launch
-        wanted = self._wanted(session, place)
+        there, launch = {each.key for each in self.passes}, session.launch
+        wanted, count = self._wanted(session, place), self.plan.blocks
         every = blocks(self.points, self.workloads, count=count, launch=launch, place=place)
         return [
             block
             for block in every
             if block.point in wanted
-            and any(
-                (launch, block.number, block.point, name) not in there for name in session.variants
-            )
+            and any((launch, block.number, block.point, n) not in there for n in session.variants)
         ]
-
-    def _next_round(self, session: Session) -> list[Block]:
-        """Return the blocks to send next: of the first round that is not there yet."""
-        place = 0
-        while self._wanted(session, place):
-            if found := self._missing(session, place):
-                return found
-            place += 1
-        return []
 
     def _wanted(self, session: Session, place: int) -> Sequence[Point]:
         """Return the points that a round of a session measures.
@@ -124,13 +117,15 @@ class Bench(Measurement):
             is_first = session.variants == (first,)
             partners = others if is_first else [first]
             pairs = others if is_first else list(session.variants)
-            most: dict[Point, int] = {}
-            for each in self.passes:
-                if each.launch == session.launch and each.variant in partners:
-                    number = each.block // (self.plan.blocks * len(self.points))
-                    most[each.point] = max(most.get(each.point, 0), number)
-            if most:
-                return [at for at in self.points if most.get(at, 0) >= place]
+            sent = [
+                each
+                for each in self.passes
+                if each.launch == session.launch and each.variant in partners
+            ]
+            if sent:
+                begins = place * self.plan.blocks * len(self.points)
+                more = {each.point for each in sent if each.block >= begins}
+                return [at for at in self.points if at in more]
         return [
             at
             for at in self.points
@@ -152,57 +147,33 @@ class Bench(Measurement):
             coming += place * plan.blocks
         return what == "blocks" and more > coming
 
-    def _session(self, session: Session, left_s: float) -> None:
-        """Start its servers, measure what is not there yet on all of them, stop them."""
-        variants = [variant for variant in self.plan.variants if variant.name in session.variants]
-        self.launches_left = sum(variant.plan is not None for variant in variants)
-        label, launch = str(session.launch), session.launch
-        with self.session(variants, label=label, devices=session.devices) as (servers, driver):
-            ends_s = time.monotonic() + left_s
-            while todo := self._next_round(session):
-                self.expected.clear()
-                self.expected.update(
-                    (name, each.point) for each in todo for name in session.variants
-                )
-                for block in todo:
-                    if time.monotonic() > ends_s:
-                        self.is_cut |= block.number < self.plan.blocks * len(self.points)
-                        return
-                    # half a block is measured again, by one launch of all its variants
-                    for name in variant_order(block, session.variants):
-                        self.send_block(servers[name], driver, block, launch=launch)
-
     def _budget_s(self) -> float:
-        """What is left of the budget of all sessions of the run; launches do not count."""
+        """Return what is left of the budget of all sessions of the run, launches not counted."""
         rest_s = REST_S if any(len(each.variants) > 1 for each in self.plan.sessions) else 0.0
         return self.plan.budget_s - sum(each.duration_s + rest_s for each in self.passes)
-
-    def _left_s(self) -> float:
-        return min(super()._left_s(), max(0.0, self._budget_s()))
 
     def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
         """Return the result of what is there, and write its files."""
         plan, content = self.plan, self.directory.content
-        known = dict(content.get("versions") or versions())
+        known = versions()
         if plan.platform is None:
             known.pop("vllm", None)  # nobody knows which one answers at a URL
-        # variants, versions and machine as they were when the run began
-        infos = [from_json(VariantInfo, json.dumps(each)) for each in content["variants"]]
+        infos = (variant.info for variant in plan.variants)
         about = Result(
             name=plan.name,
-            fingerprint=None,
+            fingerprint=next((e.fingerprint for e in infos if e.name == plan.own_variant), None),
             created=content["created"],
             duration_s=content["spent_s"],
             versions={**known, **self.versions},
-            host=self.host,
+            host=host(platform_of_variants=plan.platform),
             launches=plan.launches,
             variants=tuple(
                 dataclasses.replace(
-                    each,
-                    model=each.model or self.models.get(each.name, ""),
-                    kv_cache_tokens=self.kv_tokens.get(each.name),
+                    variant.info,
+                    model=variant.model or self.models.get(variant.name, ""),
+                    kv_cache_tokens=self.kv_tokens.get(variant.name),
                 )
-                for each in infos
+                for variant in plan.variants
             ),
             workloads=tuple(
                 WorkloadInfo(each.name, len(each.prompts), each.source, each.sha256)
@@ -212,12 +183,6 @@ class Bench(Measurement):
             comparisons=(),
             notes=(*self.notes, *self._remarks()),
             is_complete=is_complete,
-            settings={
-                "variants at once": str(plan.fit.at_once),
-                "max_tokens": str(plan.max_tokens or "by workload"),
-                "budget": plan.request.budget or BUDGET,
-                "load generator": "vllm.benchmarks.serve, streaming",
-            },
         )
         result = summarise(plan, self.passes, about=about)
         for name, text in outlet.files(result).items():
@@ -225,20 +190,13 @@ class Bench(Measurement):
         return result
 
     def _remarks(self) -> Iterator[str]:
-        plan = self.plan
         if self.is_cut:
             yield (
-                f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks "
-                "were measured: `--resume` with a longer `--budget` goes on"
+                f"the budget of {self.plan.request.budget or BUDGET} ended the run before all "
+                "blocks were measured: `--resume` with a longer `--budget` goes on"
             )
-        if plan.fit.at_once < len(plan.variants):
-            yield f"variants ran one after another ({plan.fit.why})"
-        elif plan.fit.slots:
-            yield "variants ran at the same time on different GPUs, one under load at a time"
-        if times := int(self.directory.content.get("resumed", 0)):
-            often = "once" if times == 1 else f"{times} times"
-            again = ": its servers were started again" if plan.platform is not None else ""
-            yield f"the run was resumed {often}{again}"
+        if not self.plan.placement.together:
+            yield f"variants ran one after another ({self.plan.placement.why})"
 
 
 def run_benchmark(
@@ -250,7 +208,6 @@ def run_benchmark(
     """
     if resumed is None:
         plan = plan_bench(with_places(request), notices=outlet.notices)
-        _refuse_silent(plan.variants)
         with new_directory(plan, output) as directory:
             return _run(plan, directory, outlet=outlet), directory.path
     if dataclasses.replace(request, budget=None) != BenchRequest():
@@ -263,55 +220,31 @@ def run_benchmark(
         return _run(plan, directory, outlet=outlet), directory.path
 
 
-def _refuse_silent(variants: Sequence[Variant]) -> None:
-    """Raise TrafficError if a server at a URL does not answer, before anything is made."""
-    from specserve.serve.client import Client
-    from specserve.serve.requests import endpoint
-
-    for variant in variants:
-        if variant.url is not None:
-            with Client(endpoint(variant.url, api_key_env=variant.api_key_env)) as client:
-                client.models()
-
-
 def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
     """Return the directory of a new run: `output`, or one in the state folder."""
-    from specserve.plan.launchplan import as_json
-
-    marks = [variant.plan.fingerprint[:8] for variant in plan.variants if variant.plan is not None][
-        :3
-    ]
+    marks = [each.plan.fingerprint[:8] for each in plan.variants if each.plan is not None][:3]
     stem = "-".join([plan.name, *dict.fromkeys(marks), time.strftime("%Y%m%d-%H%M%S")])
-    launches = [
-        as_json(variant.plan) if variant.plan is not None else None for variant in plan.variants
-    ]
     directory = create(
         Path(output) if output is not None else new_place("bench", stem),
         {
             "name": plan.name,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "asked": dataclasses.asdict(plan.request),
-            "at_once": plan.fit.at_once,
-            "variants": [
-                {
-                    **dataclasses.asdict(variant.info),
-                    "launch": launch,
-                }  # with the name of a key, no key
-                for variant, launch in zip(plan.variants, launches, strict=True)
-            ],
-            "versions": versions(),
-            "host": host(platform_of_variants=plan.platform),
+            "together": plan.placement.together,
             "spent_s": 0.0,
         },
     )
-    _require_profiles(plan, directory)
+    _pin(plan, directory)
     return directory
 
 
-def _require_profiles(plan: BenchPlan, directory: RunDirectory) -> None:
+def _pin(plan: BenchPlan, directory: RunDirectory) -> None:
+    """Record what must be alike in every session. Raises UsageError if it is not."""
     for variant in plan.variants:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
-        directory.require(f"`{variant.name}`", what)
+        directory.pin(f"`{variant.name}`", what)
+    here = host(platform_of_variants=plan.platform)
+    directory.pin("the machine", here.get("accelerator", "") + " " + here["cpu"])
 
 
 def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices) -> BenchPlan:
@@ -322,33 +255,22 @@ def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices
             key: tuple(value) if isinstance(value, list) else value
             for key, value in content["asked"].items()
         }
-        request, at_once = BenchRequest(**asked), int(content["at_once"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        request, together = BenchRequest(**asked), bool(content["together"])
+    except (AttributeError, KeyError, TypeError) as error:
         why = f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
         raise UsageError(why) from error
     request = dataclasses.replace(request, budget=budget or request.budget)
-    plan = plan_bench(request, at_once=at_once, notices=notices)
-    _require_profiles(plan, directory)
+    plan = plan_bench(request, together=together, notices=notices)
+    _pin(plan, directory)
     return plan
-
-
-def _complete(path: Path) -> Result | None:
-    """Return the result that is there if it is of everything; None if it must be made again."""
-    try:
-        found = read_result(path)
-    except FactError:  # none yet, or cut off: what was measured is there all the same
-        return None
-    return found if found.is_complete else None
 
 
 def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
     began_s, say = time.monotonic(), outlet.notices.say
     with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)
-        if bench.passes and bench.is_done():
+        if bench.is_done:
             say("everything has been measured already, so nothing is started")
-            if (found := _complete(directory.path)) is not None:
-                return found
         else:
             names = ", ".join(variant.name for variant in plan.variants)
             points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
@@ -359,17 +281,17 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
         except SpecserveError as error:
             keep(bench, began_s, error, outlet=outlet)
             raise
-        directory.spend(began_s)
+        directory.add_elapsed(began_s)
         return bench.write(is_complete=True, outlet=outlet)
 
 
 def keep(bench: Bench, began_s: float, error: SpecserveError, *, outlet: Outlet) -> None:
-    """Keep what was measured until the error, and add to the error how to resume."""
+    """Keep what was measured until the error, and say how to resume."""
     path = bench.directory.path
-    bench.directory.spend(began_s)
-    # a complete result of fewer blocks says more than one of some points
-    if bench.passes and _complete(path) is None:
-        bench.write(is_complete=False, outlet=outlet)
+    bench.directory.add_elapsed(began_s)
+    if not bench.passes:
+        return
+    bench.write(is_complete=False, outlet=outlet)
     if isinstance(error, Interrupted) or error.hint is not None:
         kept = f"{len(bench.passes)} measured blocks are kept"
         outlet.notices.say(f"{kept}: run `specserve bench --resume {path}` to continue")

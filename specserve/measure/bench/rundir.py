@@ -13,75 +13,9 @@ from typing import Any
 
 from specserve.errors import FactError, UsageError
 from specserve.files import write_whole
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Point, from_json
-from specserve.metrics.counters import Acceptance
 from specserve.serve.files import append_own, private, read_own, state_folder
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One answer; times in seconds, `start_s` since its pass began."""
-
-    id: str
-    """Of the prompt; `id#2` is the second copy of it in the same pass."""
-    ok: bool
-    prompt_tokens: int
-    output_tokens: int
-    start_s: float
-    ttft_s: float
-    latency_s: float
-    chunk_gaps_ms: tuple[float, ...] = ()
-    finish_reason: str | None = None
-    error: str | None = None
-    text_sha256: str = ""
-    acceptance: Acceptance | None = None
-    """Of this request alone, if the server reports it (`per_request_spec_decode_metrics`)."""
-    steps: tuple[tuple[int, int], ...] = ()
-    """Accepted and drafted tokens of each step, in order, if it reports them (`detailed`)."""
-
-    @property
-    def prompt(self) -> str:
-        """The prompt's id, whichever copy it was."""
-        return self.id.rpartition("#")[0] if "#" in self.id else self.id
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first; None if there is no second."""
-        if self.output_tokens < 2:
-            return None
-        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One block of requests on one variant."""
-
-    launch: int
-    """Which start of the servers it was, from 0."""
-    block: int
-    point: Point
-    variant: str
-    duration_s: float
-    client_cpu: float
-    """Share of one core that the load generator used."""
-    requests: tuple[Request, ...]
-    acceptance: Acceptance | None = None
-    """What the server's counters gained; None if it shows none, or does not speculate."""
-    queue_s: float | None = None
-    """What its requests waited before they ran, all together; None if the server does not say."""
-    preemptions: int = 0
-    """How often a request had to give its place in the KV cache back."""
-
-    @property
-    def output_tokens(self) -> int:
-        """Of the answers that came whole."""
-        return sum(request.output_tokens for request in self.requests if request.ok)
-
-    @property
-    def key(self) -> tuple[int, int, Point, str]:
-        """What tells it from every other pass of a run."""
-        return self.launch, self.block, self.point, self.variant
-
 
 RUN, PASSES = "run.json", "passes.jsonl"
 _MAX_BYTES = 1 << 30
@@ -126,16 +60,12 @@ class RunDirectory:
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
-    def passes(self) -> list[Pass]:
-        """Return the passes that are whole. Raises FactError."""
-        return read_passes(self.path)
-
     def update(self, **fields: Any) -> None:
         """Change fields of run.json."""
         self.content |= fields
         self.write(RUN, json.dumps(self.content, indent=2) + "\n")
 
-    def require(self, what: str, value: str) -> None:
+    def pin(self, what: str, value: str) -> None:
         """Record a condition that all passes share. Raises UsageError if it was another one."""
         known: dict[str, str] = self.content.setdefault("conditions", {})
         before = known.setdefault(what, value)
@@ -146,7 +76,7 @@ class RunDirectory:
             )
         self.update()
 
-    def spend(self, began_s: float) -> None:
+    def add_elapsed(self, began_s: float) -> None:
         """Add the time since `began_s` (monotonic) to that of earlier sessions."""
         self.update(spent_s=self.content.get("spent_s", 0.0) + time.monotonic() - began_s)
 
@@ -233,32 +163,16 @@ def _unwritable(path: Path, error: OSError) -> FactError:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What is being done now, such as a phase of a server's start; the next news replaces it."""
+class Progress:
+    """What is being done now, or what the reader should keep: `is_note`."""
 
     text: str
+    is_note: bool = False
+    done: int = 0
+    """Passes of the whole run that are measured, if it tells of one."""
+    total: int = 0
+    left_s: float = 0.0
+    """An estimate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """Something that the reader should know, as soon as it is known."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A block was measured on a variant."""
-
-    variant: str
-    point: Point
-    tokens_per_s: float
-    done: int
-    total: int
-    """Passes of the whole run, as far as it is planned."""
-    left_s: float
-    """Estimated from what has passed so far."""
-
-
-News = Doing | Noted | Passed
-OnNews = Callable[[News], None]
+OnProgress = Callable[[Progress], None]

@@ -1,28 +1,31 @@
-"""The variants that are compared, how many of their servers run at the same time, and the host."""
+"""The variants that are compared: planned from profiles, or servers that run already."""
 
 from __future__ import annotations
 
 import os
-import platform
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from importlib import metadata
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
-from specserve.errors import FactError, UsageError
+from specserve.errors import UsageError
+from specserve.measure.bench.request import BenchRequest, named
 from specserve.measure.bench.result import VariantInfo
+from specserve.measure.values import refuse_given
 from specserve.plan.host import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from specserve.profile.schema import Profile
 
 BASELINE = "baseline"
 PROFILE = "profile"
+_PROCESSES_BYTES = 2 << 30
+"""What vLLM's processes take beside weights and KV cache; 1.3 GiB were measured on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +37,17 @@ class Variant:
     url: str | None = None
     is_baseline: bool = False
     model: str = ""
-    """What the target is, as the profile names it."""
+    """The target, as the profile names it."""
     api_key_env: str | None = None
     """NAME of the variable that holds the key."""
-    ranks: int = 1
-    """Accelerators that it takes."""
-    devices: tuple[str, ...] | None = None
-    """Those that its profile names."""
     memory_bytes: int | None = None
-    """Of the host, on the CPU; None if nobody knows."""
+    """What it takes of the host, on the CPU; None if nobody knows."""
 
     @property
     def info(self) -> VariantInfo:
         """What a result says about it."""
-        about = VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
         if self.plan is None:
-            return about
+            return VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
         block: Mapping[str, object] = self.plan.speculation or {}
         k = block.get("num_speculative_tokens")
         return VariantInfo(
@@ -63,26 +61,95 @@ class Variant:
             argv=self.plan.argv,
         )
 
-    @property
-    def visible(self) -> tuple[str, ...] | None:
-        """The accelerators that its launch may see, as CUDA lists them; None: all that we may."""
-        written = self.plan.env.get("CUDA_VISIBLE_DEVICES") if self.plan is not None else None
-        if isinstance(written, str):
-            return tuple(part.strip() for part in written.split(","))
-        return self.devices
+
+def plan_variants(
+    request: BenchRequest, *, starts: bool, notices: Notices
+) -> tuple[Profile | None, tuple[Variant, ...]]:
+    """Return the main profile, None if it is a server, and all variants, the baseline first."""
+    from specserve.profile.load import load_profile
+    from specserve.serve.detached.launch import room_beside
+
+    planned = partial(plan_variant, starts=starts, notices=notices)
+    assert request.profile is not None
+    profile, settings, found = None, request.settings, list[Variant]()
+    if is_server(request.profile):
+        given = {"--set": settings, "--alternative": request.alternatives}
+        refuse_given(given, command="bench")
+        found.append(_running(request.profile, None))
+    else:
+        profile = load_profile(request.profile, settings=settings)
+        names, speculates = _alternatives(profile, request.alternatives), profile.speculation
+        # if the profile passes its check, so does the baseline: each finding is shown once
+        check = speculates is None and not names
+        found.append(
+            planned(request.profile, BASELINE, settings, alternative=BASELINE, check=check)
+        )
+        if speculates is not None:
+            found.append(planned(request.profile, PROFILE, settings))
+        for name in names:
+            found.append(planned(request.profile, name, settings, alternative=name))
+        if starts and found[0].plan is not None:
+            room_beside(profile, found[0].plan, name=None, notices=notices)
+    for text in request.others:
+        label, place = named(text)
+        found.append(_running(place, label) if is_server(place) else planned(place, label, ()))
+    return profile, checked(found)
+
+
+def plan_variant(
+    path: str,
+    name: str | None,
+    settings: Iterable[str],
+    *,
+    starts: bool,
+    notices: Notices,
+    alternative: str | None = None,
+    check: bool = True,
+) -> Variant:
+    """Return a server that is to be launched. Raises ProfileError, CheckFailed.
+
+    `starts`: by the vLLM that is here; with `check`, models, memory and machine are judged too.
+    """
+    from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
+
+    options = LaunchOptions(
+        # nobody else is to reach a server that is being measured
+        settings=(*settings, "server.host=127.0.0.1"),
+        port=0,
+        alternative=alternative,
+        check=check,
+        starts=starts,
+    )
+    profile, plan = cleared(path, options, notices=notices)
+    return Variant(
+        name=name or profile.name,
+        plan=plan,
+        is_baseline=alternative == BASELINE,
+        model=profile.target.model,
+        api_key_env=plan.api_key_env,
+        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
+    )
+
+
+def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
+    """Return what a server takes on the CPU: weights in folders here, KV cache, processes."""
+    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
+    cache = kv_cache_bytes(plan.engine_kwargs, env)
+    keys = profile.speculation.keys if profile.speculation else {}
+    models = [profile.target.model, *([str(keys["model"])] if keys.get("model") else [])]
+    if cache is None or not all(Path(model).is_dir() for model in models):
+        return None
+    files = [file for model in models for file in Path(model).glob("*.safetensors")]
+    return sum(file.stat().st_size for file in files) + cache + _PROCESSES_BYTES
 
 
 def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Return them, the one to compare with first. Raises UsageError if there are not two."""
     if len(variants) < 2:
-        if variants and variants[0].url is not None:
-            raise UsageError(
-                "there is nothing to compare with this server",
-                hint="add another server with `--with PROFILE|URL`",
-            )
         raise UsageError(
-            "there is nothing to compare: the profile does not speculate, and no other server was "
-            "given",
+            "there is nothing to compare: only one server was given, which does not speculate or "
+            "runs already",
             hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
         )
     name, count = Counter(variant.name for variant in variants).most_common(1)[0]
@@ -92,204 +159,29 @@ def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     return tuple(sorted(variants, key=lambda variant: not variant.is_baseline))
 
 
-def plan_variant(
-    path: str,
-    name: str | None,
-    settings: Iterable[str],
-    *,
-    check: bool,
-    starts: bool,
-    notices: Notices,
-    baseline: bool = False,
-    alternative: str | None = None,
-) -> Variant:
-    """Return a server that is to be launched. Raises ProfileError, CheckFailed.
+def is_server(text: str) -> bool:
+    """Return whether it is the address of a server, or the name of a detached one."""
+    from specserve.serve.detached.registry import names
 
-    `starts`: by the vLLM that is here; with `check`, models, memory and machine are judged too.
-    """
-    from specserve.checks.prepare import cleared
-    from specserve.plan.launch import LaunchOptions
-    from specserve.profile.schema import world_size
-
-    options = LaunchOptions(
-        # nobody else is to reach a server that is being measured
-        settings=(*settings, "server.host=127.0.0.1"),
-        port=0,
-        alternative=BASELINE if baseline else alternative,
-        check=check,
-        starts=starts,
-    )
-    profile, plan = cleared(path, options, notices=notices)
-    devices = profile.hardware.devices if profile.hardware else None
-    return Variant(
-        name=name or profile.name,
-        plan=plan,
-        is_baseline=baseline,
-        model=profile.target.model,
-        api_key_env=plan.api_key_env,
-        ranks=world_size(profile),
-        devices=tuple(map(str, devices)) if devices else None,
-        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
-    )
+    address = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?"
+    return "://" in text or bool(re.fullmatch(address, text)) or text in names()
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Variants that run at the same time, so that their blocks take turns."""
+def _running(text: str, label: str | None) -> Variant:
+    """Return a server that runs; its key is that of the detached server, or vLLM's own."""
+    from specserve.serve.detached.observe import find_server
+    from specserve.serve.requests import endpoint
 
-    launch: int
-    """Number of the launch; blocks of two variants are compared if they have the same one."""
-    variants: tuple[str, ...]
-    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By variant: the accelerators that it gets, if each has its own."""
-
-
-def sessions(
-    variants: Sequence[Variant],
-    *,
-    launches: int,
-    at_once: int,
-    slots: Sequence[tuple[str, ...]] = (),
-) -> tuple[Session, ...]:
-    """Return the launches in order. `slots`: accelerators for each that runs at once.
-
-    All variants in one session if they fit, else each alone, in an order that is reversed from
-    launch to launch: a steady drift of the machine cancels. Raises UsageError if there are fewer
-    slots than servers.
-    """
-    names = [variant.name for variant in variants]
-    started = [
-        variant.name
-        for variant in variants
-        if variant.plan is not None and variant.plan.platform != "cpu"
-    ]
-    found: list[Session] = []
-    for launch in range(launches):
-        groups = [[name] for name in (reversed(names) if launch % 2 else names)]
-        for group in [names] if at_once >= len(names) else groups:
-            on_gpus = [name for name in group if name in started]
-            if len(on_gpus) > max(1, len(slots)):
-                raise UsageError(
-                    f"{len(on_gpus)} servers would run at the same time, but there are "
-                    f"accelerators for only {len(slots)}",
-                    hint="start over, or give the run as many accelerators as it began with",
-                )
-            used = slots[: len(on_gpus)]  # servers change places between launches
-            places = {
-                name: used[(at + launch) % len(used)] for at, name in enumerate(on_gpus) if used
-            }
-            found.append(Session(launch, tuple(group), places))
-    return tuple(found)
+    url, own_key = find_server(text)
+    root, key = endpoint(url).root, own_key or "VLLM_API_KEY"
+    key_env = key if os.environ.get(key) else None
+    return Variant(label or root.partition("://")[2], url=root, api_key_env=key_env)
 
 
-class Fit(NamedTuple):
-    """How many variants can run at the same time, and why not more."""
-
-    at_once: int
-    why: str
-    slots: tuple[tuple[str, ...], ...] = ()
-    """Accelerators for each of them."""
-
-
-def fit(variants: Sequence[Variant]) -> Fit:
-    """Return how many variants run at the same time; those at a URL take no room."""
-    from specserve.hardware.accelerators import gpus, selected
-    from specserve.hardware.host import host_memory
-
-    planned = [variant for variant in variants if variant.plan is not None]
-    if len(planned) < 2:
-        return Fit(len(variants), "one server is started" if planned else "all servers run already")
-    assert planned[0].plan is not None
-    if planned[0].plan.platform == "cpu":
-        free = host_memory().free_bytes * 0.9
-        needs = [variant.memory_bytes for variant in planned if variant.memory_bytes is not None]
-        if len(needs) < len(planned):
-            return Fit(1, "how much memory a server takes is not known")
-        needs.sort(reverse=True)
-        most = next((n for n in range(len(needs), 0, -1) if sum(needs[:n]) <= free), 1)
-        room = f"{free / 2**30:.1f} GiB are free"
-        found = Fit(most, f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {room}")
-    elif len({variant.visible for variant in planned}) > 1:
-        return Fit(1, "the profiles name different devices")
-    else:
-        # what a profile names wins over our own environment, as in its launch
-        here = selected(gpus(), devices=planned[0].visible, environ=os.environ)
-        ranks = max(variant.ranks for variant in planned)
-        why = f"{len(here)} GPU{'' if len(here) == 1 else 's'} here; each server needs {ranks}"
-        if len({gpu.name for gpu in here}) > 1:
-            return Fit(1, f"{why}, of different kinds")
-        uuids = [gpu.uuid for gpu in here]
-        starts = range(0, len(uuids) - ranks + 1, ranks)
-        slots = tuple(tuple(uuids[at : at + ranks]) for at in starts)
-        found = Fit(len(slots), why, slots) if len(slots) > 1 else Fit(1, why)
-    return found._replace(at_once=len(variants)) if found.at_once >= len(planned) else found
-
-
-_PROCESSES_BYTES = 2 << 30
-"""What vLLM's processes take beside weights and KV cache; 1.3 GiB were measured on the CPU."""
-
-
-def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
-    """Return an estimate for a server on the CPU: weights, KV cache, processes; None: unknown."""
-    from specserve.hardware.accelerators import this_cpu
-    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
-    from specserve.models.read import read_model
-
-    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
-    cache = kv_cache_bytes(plan.engine_kwargs, env)
-    if cache is None:
-        share = plan.engine_kwargs.get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION
-        return int(float(str(share)) * this_cpu().accelerator.total_bytes)
-    keys = profile.speculation.keys if profile.speculation else {}
-    models = [(profile.target.model, profile.target.revision)]
-    models += [(str(keys["model"]), keys.get("revision"))] if keys.get("model") else []
-    weights = 0
-    for model, revision in models:
-        try:
-            tensors = read_model(model, revision=revision, offline=True).tensors
-            if tensors is None:
-                return None
-            weights += sum(tensor.size_bytes for tensor in tensors.values())
-        except (FactError, KeyError):
-            return None
-    return weights + cache + _PROCESSES_BYTES
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what runs here; what is not installed is left out."""
-    from specserve import __version__
-    from specserve.vllm.versions import installed
-
-    found = {"specserve": __version__, "python": platform.python_version()}
-    here = installed()
-    if here is not None:
-        found["vllm"] = here.version
-    for name in ("torch", "transformers"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def host(*, platform_of_variants: str | None) -> dict[str, str]:
-    """Return the accelerators that the variants use, and the processor and memory beside them."""
-    import psutil
-
-    from specserve.hardware.accelerators import gpus, kind, selected
-
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    named = None
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    found = {
-        "cpu": named[1].strip() if named else platform.processor() or platform.machine(),
-        "cores": str(cores),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-    }
-    if platform_of_variants == "cpu":
-        return found | {"accelerator": "cpu"}
-    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_variants else []
-    if here:
-        names = sorted({kind(gpu).name for gpu in here})
-        found["accelerator"] = f"{len(here)}x{names[0]}" if len(names) == 1 else ", ".join(names)
-    return found
+def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[str]:
+    names = dict.fromkeys(profile.alternatives if wanted is None else wanted)
+    for name in names:
+        if name not in profile.alternatives and name != BASELINE:
+            known = ", ".join(f"`{key}`" for key in profile.alternatives) or "none"
+            raise UsageError(f"`{profile.file}` has no alternative `{name}`: it has {known}")
+    return [name for name in names if name != BASELINE]

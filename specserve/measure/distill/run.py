@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, Interrupted
-from specserve.measure.bench.figures import speedup
-from specserve.measure.bench.plan import BenchRequest
+from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.request import BenchRequest
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.variants import PROFILE

@@ -10,9 +10,10 @@ from itertools import pairwise
 from statistics import geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.figures import of, speedup
+from specserve.measure.bench.blocks import passes_of
+from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Pass
 from specserve.measure.bench.variants import BASELINE
 from specserve.measure.intervals import Estimate, LogEstimate
 from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
@@ -101,7 +102,7 @@ def _measured(point: Point, tokens: int, passes: Sequence[Pass]) -> Row | None:
     rates, without = (
         {
             (each.launch, each.block): each.output_tokens / each.duration_s
-            for each in of(passes, name, point)
+            for each in passes_of(passes, name, point)
         }
         for name in (f"k{tokens}", BASELINE)
     )

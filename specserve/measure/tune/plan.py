@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import PER_SLOT, BenchRequest, points_of, prompts_of, sources
+from specserve.measure.bench.blocks import PER_SLOT
+from specserve.measure.bench.placement import Placement, placement
+from specserve.measure.bench.request import BenchRequest, points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import BASELINE, Fit, Variant, fit, plan_variant
+from specserve.measure.bench.variants import BASELINE, Variant, plan_variant
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
 from specserve.vllm.speculation import BLOCK_DRAFTS, drafts_are_shortened, schedule_is_dropped
@@ -105,8 +107,8 @@ class TunePlan:
     points: tuple[Point, ...]
     platform: str
     vllm: str
-    room: Fit
-    """How many servers run at the same time."""
+    room: Placement
+    """Whether the baseline runs beside the others."""
     sources: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int = 48
     budget_s: float = 1800.0
@@ -138,7 +140,7 @@ class TunePlan:
     def seconds(self, per_slot: int) -> float:
         """Assumed seconds of the whole: without speculation, with K_max, with the best K."""
         launches = 3 if self.most_tokens > 1 else 2
-        servers = 2 * (launches - 1) if self.room.at_once > 1 else launches
+        servers = 2 * (launches - 1) if self.room.together else launches
         round_s = sum(self.block_s(point, per_slot) for point in self.points)
         return launches * ASSUMED_SPEEDS[self.platform].start_s + servers * ROUNDS * round_s
 
@@ -193,7 +195,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         points=tuple(sorted(points, key=lambda point: point.concurrency or 1)),
         platform=launch.platform,
         vllm=launch.vllm,
-        room=fit([baseline, variant]),
+        room=placement([baseline, variant]),
         sources=files,
         max_tokens=_MAX_TOKENS[launch.platform],
         budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=10.0),
@@ -208,8 +210,15 @@ def _planned(
     from specserve.vllm.arguments import jsonable
 
     told = [] if block is None else [f"speculation={json.dumps(jsonable(block))}", _DETAILED]
-    more = {"starts": starts, "notices": notices, "baseline": block is None}
-    return plan_variant(path, name, told, check=False, **more)  # type: ignore[arg-type]
+    return plan_variant(
+        path,
+        name,
+        told,
+        alternative=BASELINE if block is None else None,
+        check=False,
+        starts=starts,
+        notices=notices,
+    )
 
 
 def too_many_requests(profile: Profile, most: int) -> UsageError:

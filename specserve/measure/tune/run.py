@@ -13,12 +13,14 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
-from specserve.measure.bench.figures import figures, of, speedup
-from specserve.measure.bench.plan import Block, numbered, seeded, variant_order
+from specserve.measure.bench.blocks import Block, copies_of, passes_of, seeded, variant_order
+from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.figures import figures
+from specserve.measure.bench.placement import host, versions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import RUN, Noted, RunDirectory, create, resume
-from specserve.measure.bench.traffic import Running
-from specserve.measure.bench.variants import BASELINE, Variant, host, versions
+from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, resume
+from specserve.measure.bench.server import Running
+from specserve.measure.bench.variants import BASELINE, Variant
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.tune import choose
 from specserve.measure.tune.observe import steps_by_request
@@ -44,7 +46,7 @@ class Tune(Measurement):
         known = {"points": plan.points, "sources": plan.sources, "max_tokens": plan.max_tokens}
         super().__init__(directory, view, stop, **known)  # type: ignore[arg-type]
         self.plan, self._notices, self._stack = plan, outlet.notices, stack
-        self.takes_turns = directory.content["at_once"] > 1
+        self.takes_turns = bool(directory.content["together"])
         self.per_slot = int(directory.content["per_slot"])
         self.left_out: dict[str, str] = {}
         """What was not measured, or not whole, with the reason."""
@@ -127,7 +129,9 @@ class Tune(Measurement):
         except (LaunchError, TrafficError) as error:
             self.failed[setting.tokens if setting.last_batch is None else 0] = error
             self.left_out[setting.words] = error.message
-            self.on_news(Noted(f"{setting.words} is left out: {error.message}"))
+            self.on_progress(
+                Progress(f"{setting.words} is left out: {error.message}", is_note=True)
+            )
             return False
         if not self._todo(launch, groups[-1], points):
             del self.left_out[setting.words]
@@ -173,27 +177,25 @@ class Tune(Measurement):
         """
         todo = self._todo(launch, group, points)
         start_s = max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
-        self.launches_left = sum(each.name not in self._baseline for each in group)
-        needed_s = self.launches_left * start_s + self._round_s(group, points)
+        starts = sum(each.name not in self._baseline for each in group)
+        needed_s = starts * start_s + self._round_s(group, points)
         if not todo or time.monotonic() + needed_s > self._ends_s:
             return
-        label, slots = str(launch), self.plan.room.slots
-        devices = {each.name: slot for each, slot in zip(group, slots, strict=False)}
+        label = str(launch)
         if self.takes_turns and not self._baseline:
-            server = self.server(group[0], label=label, devices=devices.get(BASELINE))
+            server = self.server(group[0], label=label)
             self._baseline[BASELINE] = self._stack.enter_context(server)
-        with self.session(group, label=label, devices=devices, beside=self._baseline) as session:
+        with self.session(group, label=label, beside=self._baseline) as session:
             servers, driver = session
             left_s = self._ends_s - time.monotonic()
             own_s = (left_s - later * max(self._starts_s, default=0.0)) / (later + 1)
             if own_s < self._round_s(group, points):
                 own_s = left_s  # there is no room for the others in any case
-            ends_s = time.monotonic() + own_s
-            self.expected.clear()
-            self.expected.update((each.name, point) for _, point in todo for each in group)
+            self.ends_s = time.monotonic() + own_s
+            self.passes_left = len(todo) * len(group)
             while todo:
                 number, point = todo[0]
-                if time.monotonic() + self._round_s(group, [point]) > ends_s:
+                if time.monotonic() + self._round_s(group, [point]) > self.ends_s:
                     return
                 block = self._block(number, point)
                 for name in variant_order(block, [each.name for each in group]):
@@ -208,7 +210,7 @@ class Tune(Measurement):
         line = seeded(f"{point}").sample(prompts, len(prompts))
         some = [line[(number * count + at) % len(line)] for at in range(count)]
         seed = seeded(f"{point} {number}").randrange(2**31)
-        return Block(number, point, numbered(some), seed)
+        return Block(number, point, copies_of(some), seed)
 
     def result(self) -> TuneResult:
         """What the passes say."""
@@ -216,14 +218,14 @@ class Tune(Measurement):
         without = {
             f"{at.workload}/{at.temperature:g}/{at.concurrency}": found.output_tokens_per_s
             for at in plan.points
-            if (found := figures(of(self.passes, BASELINE, at)))
+            if (found := figures(passes_of(self.passes, BASELINE, at)))
         }
         return TuneResult(
             name=plan.name,
             created=content["created"],
             duration_s=round(float(content["spent_s"]), 1),
             versions={**versions(), **self.versions},
-            host=self.host,
+            host=content["host"],
             launches=self.launches,
             choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),
             rows=tuple(choose.rows(plan.points, self.passes)),
@@ -244,7 +246,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host(platform_of_variants=plan.platform),
-        "at_once": plan.room.at_once,
+        "together": plan.room.together,
         "per_slot": plan.per_slot,
         "spent_s": 0.0,
     }
@@ -262,7 +264,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
                 error.hint = error.hint or "the same command resumes from what was measured"
                 raise
         finally:
-            directory.spend(began_s)
+            directory.add_elapsed(began_s)
         result = tune.result()
         for name, text in outlet.files(result).items():
             directory.write(name, text)

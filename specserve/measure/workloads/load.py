@@ -10,7 +10,7 @@ from typing import Any
 
 from specserve.errors import FactError, UsageError, did_you_mean, quoted
 from specserve.measure.workloads.shipped import SHIPPED, WARM_UP, shipped_prompts
-from specserve.measure.workloads.workload import CountPrompt, Prompt, Workload, room
+from specserve.measure.workloads.workload import Prompt, Workload, room
 from specserve.serve.lines import Entry, entries
 
 MAX_PROMPTS = 200
@@ -28,17 +28,14 @@ def load(
     *,
     chat: bool = True,
     max_model_len: int | None = None,
-    count_prompt: CountPrompt | None = None,
     max_tokens: int | None = None,
     limit: int | None = None,
 ) -> Workload:
     """The prompts of a workload that ships, or of a file.
 
     `chat`: whether the target has a chat template; if not, shipped prompts come as completions. A
-    user's file says itself what its prompts are, and `count_prompt` how long they are; the length
-    of the shipped ones is always estimated, so that they depend on the context alone. `max_tokens`
-    caps every answer. Raises UsageError for an unknown name and if no prompt fits, FactError (with
-    file and line) for a bad file.
+    user's file says itself what its prompts are. `max_tokens` caps every answer. Raises UsageError
+    for an unknown name and if no prompt fits, FactError (with file and line) for a bad file.
     """
     if name_or_path in SHIPPED:
         name, source = name_or_path, "specserve"
@@ -57,7 +54,7 @@ def load(
             found = [found[index * len(found) // most] for index in range(most)]
         for prompt in found:
             wanted = min(prompt.max_tokens, max_tokens or prompt.max_tokens)
-            tokens = min(wanted, room(prompt, max_model_len, count_prompt))
+            tokens = min(wanted, room(prompt, max_model_len))
             if tokens >= min(wanted, MIN_ANSWER):
                 prompts.append(replace(prompt, max_tokens=tokens))
                 shorter += tokens < wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,6 @@ class Prompt:
         if self.text is not None:
             return self.text
         return "\n".join(part["content"] for part in self.messages or ())
-
-
-CountPrompt = Callable[[Prompt], int | None]
-"""How many tokens the target gets of a whole request; None if nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,14 @@ _SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64
 """What may stand around the text of a completion, and around messages and a system text."""
 
 
-def room(prompt: Prompt, max_model_len: int | None, count_prompt: CountPrompt | None = None) -> int:
+def room(prompt: Prompt, max_model_len: int | None) -> int:
     """How many tokens a context leaves for the answer.
 
-    Where nobody counts, two bytes are taken for a token: more tokens than most texts have.
+    Two bytes are taken for a token: more tokens than most texts have.
     """
     size = len(prompt.content.encode())
     around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
     # no tokenizer makes more tokens than bytes
     if max_model_len is None or size + around + prompt.max_tokens < max_model_len:
         return prompt.max_tokens
-    counted = count_prompt(prompt) if count_prompt is not None else None
-    return max_model_len - ((size + 1) // 2 + around if counted is None else counted)
+    return max_model_len - (size + 1) // 2 - around

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Self
 
+from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import Pass, Request
 from specserve.measure.bench.variants import Variant
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
@@ -22,7 +22,6 @@ def request(
     ttft_s: float = 0.1,
     latency_s: float = 1.1,
     error: str | None = None,
-    text: str = "same",
 ) -> Request:
     return Request(
         id=prompt,
@@ -32,10 +31,7 @@ def request(
         start_s=0.0,
         ttft_s=ttft_s,
         latency_s=latency_s,
-        chunk_gaps_ms=(10.0, 20.0),
-        finish_reason="stop",
         error=error,
-        text_sha256=text,
     )
 
 
@@ -75,7 +71,6 @@ def planned(
     name: str,
     platform: str = "cuda",
     *,
-    ranks: int = 1,
     memory: int | None = None,
     env: Mapping[str, str] | None = None,
     is_baseline: bool = False,
@@ -95,7 +90,7 @@ def planned(
         stall_timeout_s=1,
         shutdown_timeout_s=1,
     )
-    return Variant(name, plan, is_baseline=is_baseline, model="m", ranks=ranks, memory_bytes=memory)
+    return Variant(name, plan, is_baseline=is_baseline, model="m", memory_bytes=memory)
 
 
 class Connected(SimpleNamespace):

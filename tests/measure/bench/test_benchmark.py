@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
-from specserve.errors import Interrupted
-from specserve.measure.bench.plan import BenchPlan, BenchRequest, blocks, plan_bench
+from specserve.measure.bench.blocks import blocks
+from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.plan import BenchPlan, plan_bench
+from specserve.measure.bench.request import BenchRequest
 from specserve.measure.bench.result import read_result
-from specserve.measure.bench.run import Bench, keep, new_directory
-from specserve.measure.bench.rundir import Pass, RunDirectory, resume
+from specserve.measure.bench.run import Bench, new_directory
+from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.servers import Outlet
 from specserve.measure.workloads.load import load
 from specserve.report.bench import rendered
@@ -54,7 +55,7 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
     with new_directory(plan, str(tmp_path / "run")) as directory:
         for session in plan.sessions:
             for block in blocks(plan.points, workloads, count=plan.blocks, launch=session.launch):
-                requests = tuple(request(item.id) for item in block.items)
+                requests = tuple(request(item.id) for item in block.copies)
                 for variant in session.variants:
                     directory.append(
                         Pass(session.launch, block.number, block.point, variant, 1.0, 0.1, requests)
@@ -63,7 +64,7 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
             room={"chat": True, "max_model_len": None}, notes=[NOTE],
             models={"127.0.0.1:9": "served", "b": "served"},
         )  # fmt: skip
-        directory.require("the load generator", "vLLM 0.32.0")
+        directory.pin("the load generator", "vLLM 0.32.0")
         return directory.path
 
 
@@ -85,15 +86,6 @@ def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
     assert content["versions"]["load generator"] == "vLLM 0.32.0" and NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
     assert content["is_complete"] and len(content["cells"]) == 2
-
-
-def test_versions_and_machine_are_those_of_the_measurement(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with resume(run) as directory:
-        directory.update(versions={"specserve": "0.0.1"}, host={"cpu": "another"})
-    content = resumed(run, capsys)
-    assert content["versions"]["specserve"] == "0.0.1" and content["host"] == {"cpu": "another"}
 
 
 @pytest.mark.parametrize("spoil", ['"is_complete": false', "{"])
@@ -118,21 +110,6 @@ def test_a_run_that_was_never_resumed_has_a_result(plan: BenchPlan, tmp_path: Pa
         found = bench(plan, directory).write(is_complete=False, outlet=OUTLET)
     assert [variant.name for variant in found.variants] == ["127.0.0.1:9", "b"]
     assert read_result(tmp_path / "new") == found
-
-
-def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
-    run: Path, plan: BenchPlan, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stopped = Interrupted("stopped by SIGINT", signal_number=2)
-    with resume(run) as directory:
-        keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
-        assert directory.content["spent_s"] >= 5
-    assert not json.loads((run / "result.json").read_text())["is_complete"]
-    resumed(run, capsys)
-    with resume(run) as directory:
-        keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
-        assert directory.content["spent_s"] >= 10
-    assert json.loads((run / "result.json").read_text())["is_complete"]
 
 
 def test_another_server_than_the_one_that_was_measured_is_refused(

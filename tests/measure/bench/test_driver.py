@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from specserve.errors import Interrupted, LaunchError, TrafficError
-from specserve.measure.bench.traffic import Driver, _environment
+from specserve.measure.bench.generator import LoadGenerator, _environment
 
 HEAD = """
 import json, sys
@@ -31,9 +31,9 @@ URL = "http://127.0.0.1:1"
 TRAFFIC = {"requests": [{"id": "p1", "prompt": "x", "max_tokens": 5, "extra_body": {}}]}
 
 
-def driver(folder: Path, body: str, *, on_tick: Callable[[], None] = lambda: None) -> Driver:
+def driver(folder: Path, body: str, *, on_tick: Callable[[], None] = lambda: None) -> LoadGenerator:
     child = (sys.executable, "-c", HEAD + dedent(body))
-    return Driver(log_path=folder / "logs" / "generator.log", on_tick=on_tick, command=child)
+    return LoadGenerator(log_path=folder / "logs" / "generator.log", on_tick=on_tick, command=child)
 
 
 GOOD = f"""
@@ -51,7 +51,7 @@ def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
             sent = generator.send(URL, TRAFFIC)
         assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
         (request,) = sent.requests
-        assert (request.output_tokens, request.tpot_s, request.finish_reason) == (5, 0.1, "stop")
+        assert (request.output_tokens, request.tpot_s) == (5, 0.1)
         assert request.acceptance is not None and request.acceptance.accepted_tokens == 3
 
 
@@ -60,7 +60,7 @@ def test_before_another_server_has_its_turn_the_last_one_falls_idle(
 ) -> None:
     rested_s: list[float] = []
     clock = SimpleNamespace(sleep=rested_s.append, monotonic=lambda: 100 + math.fsum(rested_s))
-    monkeypatch.setattr("specserve.measure.bench.traffic.time", clock)
+    monkeypatch.setattr("specserve.measure.bench.generator.time", clock)
     other = "http://127.0.0.1:2"
     with driver(tmp_path, GOOD) as generator:
         for url, wanted_s in ((URL, 0.0), (URL, 0.0), (other, 1.1), (other, 1.1), (URL, 2.2)):

@@ -18,15 +18,17 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure import servers as subject
-from specserve.measure.bench.figures import speedup
-from specserve.measure.bench.plan import BenchPlan, BenchRequest, Block
+from specserve.measure.bench.blocks import Block
+from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.placement import sessions
+from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.request import BenchRequest
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
-from specserve.measure.bench.rundir import Pass, Passed, RunDirectory, create, resume
-from specserve.measure.bench.traffic import Abilities
-from specserve.measure.bench.variants import Variant, sessions
+from specserve.measure.bench.rundir import Progress, RunDirectory, create, resume
+from specserve.measure.bench.variants import Variant
 from specserve.measure.verdict import PAYS, verdict
-from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
 
@@ -38,15 +40,12 @@ POINT = Point("mine", 0.0, 1)
 class World:
     """What the servers can, and what was asked of them."""
 
-    abilities: Abilities = field(
-        default_factory=lambda: Abilities("served", None, has_chat=True, takes_salt=False)
-    )
+    takes_salt: bool = False
     vllm: str = "0.32.0"
     ends_after: int | None = None
     """Passes until somebody interrupts."""
     connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)
     seconds: Callable[[str, Block], float] = lambda _variant, _block: 1.0
     """What a block takes on a variant."""
 
@@ -58,18 +57,15 @@ class World:
             if self.ends_after is not None and len(self.sent) >= self.ends_after:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             self.sent.append(block)
-            requests = tuple(request(item.id) for item in block.items)
+            requests = tuple(request(item.id) for item in block.copies)
             took_s = self.seconds(variant.name, block)
             return Pass(launch, block.number, block.point, variant.name, took_s, 0.1, requests)
 
-        def count(prompt: Prompt) -> int:
-            self.counted.append(prompt.id)
-            return len(prompt.content) // 4
-
         self.connections.append(
             Connected(
-                variant=replace(variant, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
-                check=lambda: None, warm_up=lambda *_, **__: None,
+                variant=replace(variant, model="served"), model="served", max_model_len=None,
+                has_chat=True, takes_salt=self.takes_salt, run=send, check=lambda: None,
+                warm_up=lambda *_, **__: None,
             )
         )  # fmt: skip
         return self.connections[-1]
@@ -83,7 +79,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     here = World()
     monkeypatch.setattr(subject, "connect", here.connect)
-    monkeypatch.setattr(subject, "Driver", here.driver)
+    monkeypatch.setattr(subject, "LoadGenerator", here.driver)
     return here
 
 
@@ -93,7 +89,9 @@ def plan(tmp_path: Path) -> BenchPlan:
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return BenchPlan(VARIANTS, sessions(VARIANTS, launches=1, at_once=2), (POINT,), 3, {"mine": str(file)})
+    return BenchPlan(
+        VARIANTS, sessions(VARIANTS, launches=1, together=True), (POINT,), 3, {"mine": str(file)}
+    )
 
 
 def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
@@ -112,28 +110,14 @@ def test_a_resumed_run_knows_what_its_first_session_learned(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
     interrupted(plan, world, tmp_path / "run", after=3)
-    world.abilities = replace(world.abilities, takes_salt=True)
+    world.takes_salt = True
     with resume(tmp_path / "run") as directory:
         again = bench(plan, directory)
         again.run()
-        assert directory.content["resumed"] == 1
     assert len(again.passes) == 6
     assert again.models == {"a": "served", "b": "served"}
     assert again.versions == {"load generator": "vLLM 0.32.0"}
     assert sum("cache_salt" in note for note in again.notes) == 2
-
-
-def test_a_server_of_sglang_is_measured_without_its_acceptance(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    world.abilities = replace(world.abilities, is_sglang=True)
-    with create(tmp_path / "run", {}) as directory:
-        first = bench(plan, directory)
-        first.run()
-    assert (
-        sum("is SGLang: its speed is measured; its acceptance is not seen" in note for note in first.notes)
-        == 2
-    )
 
 
 def test_what_is_measured_already_is_told_again_without_asking_anybody(
@@ -146,19 +130,9 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
     with resume(tmp_path / "run") as directory:
         again = bench(plan, directory)
         again.run()
-        assert "resumed" not in directory.content
     assert len(world.connections) == 2
     assert (again.models, again.versions, again.notes) == (first.models, first.versions, first.notes)
     assert again.passes == first.passes and again.workloads == first.workloads
-
-
-def test_a_run_that_was_interrupted_before_its_first_block_was_not_resumed(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    interrupted(plan, world, tmp_path / "run", after=0)
-    with resume(tmp_path / "run") as directory:
-        bench(plan, directory).run()
-        assert "resumed" not in directory.content
 
 
 def test_blocks_of_two_load_generators_are_not_mixed(plan: BenchPlan, world: World, tmp_path: Path) -> None:
@@ -173,22 +147,6 @@ def test_blocks_of_two_load_generators_are_not_mixed(plan: BenchPlan, world: Wor
     ):
         bench(plan, directory).run()
     assert len(world.sent) == 2
-
-
-def test_a_server_that_counts_tokens_says_which_prompts_fit(
-    plan: BenchPlan, world: World, tmp_path: Path
-) -> None:
-    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
-    interrupted(plan, world, tmp_path / "run", after=3)
-    # the short one fits by its bytes alone; the others are counted once by each server
-    assert sorted(world.counted) == ["ticket#4000", "ticket#4000", "ticket#900", "ticket#900"]
-    with resume(tmp_path / "run") as directory:
-        again = bench(plan, directory)
-        again.run()
-    assert len(world.counted) == 4
-    assert [prompt.id for prompt in again.workloads["mine"].prompts] == ["ticket#10", "ticket#900"]
-    assert again.notes == ["mine: 1 of 3 prompts were left out to fit max_model_len 512"]
-    assert {item.prompt for done in again.passes for item in done.requests} == {"ticket#10", "ticket#900"}
 
 
 def test_other_prompts_are_not_mixed_with_those_that_were_measured(
@@ -206,7 +164,7 @@ def test_other_prompts_are_not_mixed_with_those_that_were_measured(
 
 def timed(
     plan: BenchPlan, world: World, run: Path, patch: pytest.MonkeyPatch, cost_s: Callable[[Point], float]
-) -> tuple[Bench, list[Passed]]:
+) -> tuple[Bench, list[Progress]]:
     """The finished benchmark, and what it said; a pass takes `cost_s` of its point, and all else takes no time."""
     now_s, passed, connect = 100.0, [], world.connect
     for module in ("specserve.measure.servers", "specserve.measure.bench.run"):
@@ -230,7 +188,7 @@ def timed(
         here = Bench(
             plan,
             directory,
-            lambda what: passed.append(what) if isinstance(what, Passed) else None,
+            lambda what: passed.append(what) if what.total else None,
             StopRequest(),
         )
         here.run()
@@ -287,7 +245,7 @@ def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: W
         fewer = [each for each in here.passes if each.block < here.passes[-1].block // 8 * 8]
         before = speedup(fewer, variant="b", against="a", at=POINT, launched=0)
         assert before is not None and verdict(before).level == "open"
-        assert here.is_done()
+        assert here.is_done
         again = bench(many(plan), directory)
         again.run()
     assert len(again.passes) == count and len(world.connections) == 2
@@ -309,7 +267,7 @@ def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
 ) -> None:
     """A B B A: the second launch has the rounds that the first one calls for, for both."""
     world.seconds = noisy(0.12)
-    alone = many(plan, sessions=sessions(VARIANTS, launches=2, at_once=1))
+    alone = many(plan, sessions=sessions(VARIANTS, launches=2, together=False))
     with create(tmp_path / "run", {}) as directory:
         here = bench(alone, directory)
         here.run()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.rundir import PASSES, create, resume
+from specserve.measure.bench.rundir import PASSES, create, read_passes, resume
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 
@@ -21,9 +21,9 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     with create(tmp_path / "run", {"name": "x"}) as run:
         run.append(first)
         run.append(second)
-        assert run.passes() == [first, second]
+        assert read_passes(run.path) == [first, second]
     with resume(tmp_path / "run") as again:
-        assert again.passes() == [first, second]
+        assert read_passes(again.path) == [first, second]
         assert again.content["name"] == "x"
 
 
@@ -43,21 +43,21 @@ def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "run" / PASSES
     file.write_bytes(file.read_bytes()[:-20])
     with resume(tmp_path / "run") as run:
-        assert run.passes() == [kept]
+        assert read_passes(run.path) == [kept]
         run.append(made("a", 1))
         run.append(made("a", 2))
-        assert [each.block for each in run.passes()] == [0, 1, 2]
+        assert [each.block for each in read_passes(run.path)] == [0, 1, 2]
 
 
 def test_what_was_measured_under_other_conditions_is_not_added_to(tmp_path: Path) -> None:
     with create(tmp_path / "run", {}) as run:
-        run.require("vLLM of `baseline`", "0.32.0")
+        run.pin("vLLM of `baseline`", "0.32.0")
     with resume(tmp_path / "run") as run:
-        run.require("vLLM of `baseline`", "0.32.0")
+        run.pin("vLLM of `baseline`", "0.32.0")
         with pytest.raises(
             UsageError, match=r"vLLM of `baseline` changed .* from 0\.32\.0 to 0\.33"
         ) as caught:
-            run.require("vLLM of `baseline`", "0.33")
+            run.pin("vLLM of `baseline`", "0.33")
     assert "start over" in str(caught.value.hint)
 
 
@@ -66,7 +66,7 @@ def test_a_pass_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Pa
         run.append(made("a", 0, request(tokens=5)))
         again = made("a", 0, request(tokens=9))
         run.append(again)
-        assert run.passes() == [again]
+        assert read_passes(run.path) == [again]
 
 
 def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.plan import Item, blocks, deal, variant_order
+from specserve.measure.bench.blocks import PromptCopy, blocks, prompts_by_block, variant_order
+from specserve.measure.bench.placement import sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Variant, checked, sessions
+from specserve.measure.bench.variants import Variant, checked
 from specserve.measure.workloads.workload import Prompt, Workload
-from tests.measure.bench.making import planned, request
+from tests.measure.bench.making import request
 
 from specserve.errors import UsageError  # isort: skip
 
@@ -22,7 +23,7 @@ def prompts(count: int) -> tuple[Prompt, ...]:
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
 def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, launch: int) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number, key=str(launch))
+    dealt = prompts_by_block(prompts(count), Point("chat", 0.0, concurrency), count=number, key=str(launch))
     times = Counter(item.prompt.id for block in dealt for item in block)
     assert len(dealt) == number
     assert set(times) == {f"p{index}" for index in range(count)}
@@ -34,7 +35,7 @@ def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency
 def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     count: int, number: int, concurrency: int
 ) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), count=number)
+    dealt = prompts_by_block(prompts(count), Point("chat", 0.0, concurrency), count=number)
     sizes = [len(block) for block in dealt]
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
@@ -42,7 +43,7 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
 
 def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
     names = ["ticket", "ticket#17", "ticket#18", "ticket#2", "#", ""]
-    every = [Item(Prompt(name, 8, text=name), copy) for name in names for copy in (1, 2)]
+    every = [PromptCopy(Prompt(name, 8, text=name), copy) for name in names for copy in (1, 2)]
     assert len({item.id for item in every}) == len(every)
     assert [request(item.id).prompt for item in every] == [item.prompt.id for item in every]
 
@@ -86,7 +87,7 @@ VARIANTS = tuple(
 
 
 def test_variants_that_fit_run_together_in_every_launch() -> None:
-    found = sessions(VARIANTS, launches=2, at_once=3)
+    found = sessions(VARIANTS, launches=2, together=True)
     assert [(each.launch, each.variants) for each in found] == [
         (0, ("base", "a", "b")),
         (1, ("base", "a", "b")),
@@ -94,24 +95,9 @@ def test_variants_that_fit_run_together_in_every_launch() -> None:
 
 
 def test_variants_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
-    found = sessions(VARIANTS[:2], launches=2, at_once=1)
+    found = sessions(VARIANTS[:2], launches=2, together=False)
     assert [each.variants for each in found] == [("base",), ("a",), ("a",), ("base",)]
     assert [each.launch for each in found] == [0, 0, 1, 1]
-
-
-def test_accelerators_change_hands_between_launches() -> None:
-    started = (planned("base"), planned("a"))
-    found = sessions(started, launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
-    assert found[0].devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
-    assert found[1].devices == {"base": ("GPU-1",), "a": ("GPU-0",)}
-
-
-@pytest.mark.parametrize("slots", [(), (("GPU-0",),)])
-def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str, ...], ...]) -> None:
-    with pytest.raises(UsageError, match=f"there are accelerators for only {len(slots)}"):
-        sessions((planned("base"), planned("a")), launches=1, at_once=2, slots=slots)
-    on_cpu = (planned("base", "cpu"), planned("a", "cpu"))
-    assert sessions(on_cpu, launches=1, at_once=2)[0].devices == {}
 
 
 def test_the_baseline_comes_first_and_one_variant_is_nothing_to_compare() -> None:

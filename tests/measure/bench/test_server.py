@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from specserve.measure.bench import traffic
-from specserve.measure.bench.plan import Block, Item
+from specserve.measure.bench import server
+from specserve.measure.bench.blocks import Block, PromptCopy
+from specserve.measure.bench.generator import LoadGenerator, Sent
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.traffic import Abilities, Driver, Running, Sent, connect
+from specserve.measure.bench.server import Running
 from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
@@ -21,9 +20,6 @@ from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.serve.client import Client
 from specserve.serve.requests import endpoint
 from tests.measure.bench.making import request
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from openai_server import Script, serving
 
 URL = "http://127.0.0.1:9"
 PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in range(3))
@@ -38,10 +34,10 @@ def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
         return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic["requests"]))
 
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
-    abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
-    running = Running(Variant(name, url=URL), URL, abilities, lambda: None, _client=client)
-    block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
-    running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
+    variant = Variant(name, url=URL)
+    running = Running(variant, URL, "m", None, False, takes_salt, lambda: None, _client=client)
+    block = Block(3, Point("chat", 0.0, 1), tuple(map(PromptCopy, PROMPTS)), seed=7)
+    running.run(cast(LoadGenerator, SimpleNamespace(send=send)), block, launch=0)
     return [item["extra_body"].get("cache_salt") for item in sent]
 
 
@@ -58,7 +54,7 @@ def test_two_variants_at_one_url_find_nothing_of_each_other() -> None:
 def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = salts("a")
     assert salts("a") == earlier
-    monkeypatch.setattr(traffic, "_NONCE", "drawn anew")
+    monkeypatch.setattr(server, "_NONCE", "drawn anew")
     assert not set(salts("a")) & set(earlier)
 
 
@@ -86,41 +82,11 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
 
     client = Client(endpoint(URL))
     monkeypatch.setattr(client, "metrics", metrics)
-    abilities = Abilities("m", None, has_chat=False, takes_salt=True)
-    running = Running(Variant("a", url=URL), URL, abilities, lambda: None, _client=client)
-    generator = cast(Driver, SimpleNamespace(send=send))
+    variant = Variant("a", url=URL)
+    running = Running(variant, URL, "m", None, False, True, lambda: None, _client=client)
+    generator = cast(LoadGenerator, SimpleNamespace(send=send))
     running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
-    block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
+    block = Block(3, Point("chat", 0.0, 1), tuple(map(PromptCopy, PROMPTS)), seed=7)
     done = running.run(generator, block, launch=0)
     assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
     assert done.queue_s == pytest.approx(0.5 * len(PROMPTS)) and done.preemptions == 2 * len(PROMPTS)
-
-
-CHAT = Prompt("chat", 8, messages=({"role": "user", "content": "hello"},))
-
-
-@pytest.mark.parametrize("counts", [True, False])
-def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
-    counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_KEY", "k")
-    script = Script(counts=counts, key="k")
-    with (
-        serving(script) as url,
-        connect(Variant("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None) as running,
-    ):
-        assert running.abilities.can_count == counts
-        told = [running.count(CHAT), running.count(PROMPTS[0])]
-    wanted: list[int | None] = [15, 6] if counts else [None, None]
-    assert told == wanted
-    # the key is for /v1 alone
-    assert {header.get("authorization") for header in script.headers[-1:]} == {None}
-
-
-@pytest.mark.parametrize(("owner", "expected"), [("sglang", True), ("vllm", False)])
-def test_a_server_of_sglang_is_known_by_its_list_of_models(owner: str, expected: bool) -> None:
-    with (
-        serving(Script(owner=owner)) as url,
-        connect(Variant("a", url=url), url, check=lambda: None) as running,
-    ):
-        assert running.abilities.is_sglang is expected

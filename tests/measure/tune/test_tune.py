@@ -164,11 +164,11 @@ def test_a_method_that_follows_no_schedule_is_not_given_one(command: Command) ->
 
 @pytest.mark.parametrize("budget_s", [20, 60, 90, 130, 200, 300])
 @pytest.mark.parametrize("start_s", [10.0, 30.0, 45.0])
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("together", [False, True])
 def test_a_tune_ends_with_its_budget_and_says_what_is_missing(
-    command: Command, budget_s: int, start_s: float, at_once: int
+    command: Command, budget_s: int, start_s: float, together: bool
 ) -> None:
-    world = World(affine(0.07), start_s=start_s, at_once=at_once)
+    world = World(affine(0.07), start_s=start_s, together=together)
     began_s = world.now_s
     found = command.on(world)("-c", "1,4", "--budget", f"{budget_s}s", "--write")
     # the first launches take what they take: nothing was known of them
@@ -207,11 +207,11 @@ def test_a_complete_run_is_shown_again_also_after_its_choice_was_written(command
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 16, 20])
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("together", [False, True])
 def test_an_interrupted_tune_leaves_no_server_and_measures_nothing_twice(
-    command: Command, after: int, at_once: int
+    command: Command, after: int, together: bool
 ) -> None:
-    world = World(affine(), at_once=at_once, interrupt_after=after)
+    world = World(affine(), together=together, interrupt_after=after)
     command.on(world)("-c", "1", code=130)
     assert "the same command resumes" in command.err and world.running == []
     world.interrupt_after = None
@@ -267,7 +267,7 @@ def test_what_gains_nothing_is_not_recommended_and_launches_little(
 
 
 def test_if_one_server_fits_they_run_one_after_another(command: Command) -> None:
-    world = World(affine(), at_once=1)
+    world = World(affine(), together=False)
     found = command.on(world)("-c", "1")
     assert world.started[:2] == ["baseline", "k8"] and world.started.count("baseline") == 1
     assert found["choice"]["verdict"]["word"] == "PAYS"

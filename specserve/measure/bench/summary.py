@@ -1,0 +1,160 @@
+"""From all passes of a run to its result: cells, comparisons, promises, where it stops paying."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from specserve.measure.bench.blocks import passes_of
+from specserve.measure.bench.comparison import compared, speedup
+from specserve.measure.bench.figures import figures, invalid_reason, sample, step_samples
+from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.result import Cell, Comparison, Point, Result
+from specserve.measure.expect import Judged, judge, limits
+from specserve.measure.intervals import Estimate, p99, rate
+from specserve.measure.verdict import PAYS, verdict_words
+
+WAITING = 0.05
+"""Share of a request's time from which its wait for room counts."""
+
+
+def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
+    """Return `about`, which has no figures yet, with what the passes say of the plan's points."""
+    cells: dict[tuple[str, Point], Cell] = {}
+    for at in plan.points:
+        for variant in plan.variants:
+            there = passes_of(passes, variant.name, at)
+            is_own = variant.name == plan.own_variant
+            promises = tuple(_promises(plan, passes, at)) if is_own else ()
+            reason = invalid_reason(there)
+            cells[variant.name, at] = Cell(variant.name, at, figures(there), reason, promises)
+    against, *others = (variant.name for variant in plan.variants)
+    comparisons = tuple(
+        compared(
+            cells,
+            passes,
+            variant=name,
+            against=against,
+            at=at,
+            launched=plan.launched(name, against),
+            quick=plan.request.quick,
+        )
+        for at in plan.points
+        for name in others
+        if cells[name, at].figures is not None
+    )
+    room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
+    return replace(
+        about,
+        cells=tuple(cells.values()),
+        comparisons=comparisons,
+        stops_paying=stops_paying(comparisons, cells, room),
+        notes=(*about.notes, *_notes(plan)),
+    )
+
+
+def stops_paying(
+    comparisons: Sequence[Comparison],
+    cells: Mapping[tuple[str, Point], Cell],
+    kv_cache_tokens: Mapping[str, int | None],
+) -> dict[str, str]:
+    """Return in a clause where each variant no longer pays, if several loads were measured."""
+    groups: dict[str, dict[int, Comparison]] = defaultdict(dict)
+    for item in comparisons:
+        at = item.point
+        groups[f"{item.variant}, {at.workload}, {at.temperature:g}"][at.concurrency] = item
+    clauses = {}
+    for key, found in groups.items():
+        loads = sorted(found)
+        pays = [load for load in loads if found[load].verdict.word == PAYS]
+        if len(loads) < 2:
+            continue
+        if pays and pays[-1] == loads[-1]:
+            clauses[key] = f"still pays at concurrency {loads[-1]}, the highest load measured"
+            continue
+        first = loads[loads.index(pays[-1]) + 1] if pays else loads[0]
+        end = found[first]
+        mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
+        why = _lack_of_room(mine, theirs, kv_cache_tokens)
+        if pays:
+            words = verdict_words(end.verdict)
+            clauses[key] = f"pays up to concurrency {pays[-1]}, {words} at {first}{why}"
+        else:
+            clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}{why}"
+    return clauses
+
+
+def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | None]) -> str:
+    """Return the clause that its smaller KV cache is why, where requests waited for room."""
+    own, other = mine.figures, theirs.figures
+    room, other_room = kv_cache_tokens.get(mine.variant), kv_cache_tokens.get(theirs.variant)
+    if own is None or other is None or not room or not other_room or room >= other_room:
+        return ""
+    waited, other_waited = own.queue_ms or 0.0, other.queue_ms or 0.0
+    waits = waited > max(WAITING * own.e2e_ms.p50, 2 * other_waited)
+    if not waits and own.preemptions <= other.preemptions:
+        return ""
+    return (
+        f" because its KV cache is smaller ({room:,} tokens, `{theirs.variant}` {other_room:,}): "
+        f"requests waited {waited:.0f} ms (`{theirs.variant}` {other_waited:.0f} ms), "
+        f"{own.preemptions} were preempted (`{theirs.variant}` {other.preemptions})"
+    )
+
+
+def _promises(plan: BenchPlan, passes: Sequence[Pass], at: Point) -> Iterator[Judged]:
+    """Yield each limit of `expect` that holds at a point, held against what was measured there."""
+    if plan.profile is None:
+        return
+    own, first = plan.own_variant, plan.variants[0]
+    mine, theirs = passes_of(passes, own, at), passes_of(passes, first.name, at)
+    is_valid = invalid_reason(mine) is None
+    has_rival = first.is_baseline and first.name != own and invalid_reason(theirs) is None
+    for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency):
+        if limit.why_not is not None:
+            continue
+        measured = None
+        if is_valid and limit.key != "min_speedup":
+            measured = _measured(limit.key, mine)
+        elif is_valid and has_rival:
+            launched = plan.launched(own, first.name)
+            found = speedup(passes, variant=own, against=first.name, at=at, launched=launched)
+            measured = found.estimate if found else None
+        yield judge(limit, measured)
+
+
+def _measured(key: str, passes: Sequence[Pass]) -> Estimate | None:
+    """Return the figure that a limit of `expect` is about."""
+    answers = [request for each in passes for request in each.answered]
+    if key == "max_ttft_p99_ms":
+        return p99([1000 * request.ttft_s for request in answers])
+    if key == "max_tpot_p99_ms":
+        return p99([1000 * tpot_s for each in answers if (tpot_s := each.tpot_s) is not None])
+    samples = step_samples(passes)
+    if key == "min_acceptance_rate":
+        parts = [(each, each.acceptance) for each in passes if each.acceptance]
+        samples = [sample(each, own.accepted_tokens, own.draft_tokens) for each, own in parts]
+    found = rate(samples)
+    return found.estimate if found else None
+
+
+def _notes(plan: BenchPlan) -> Iterator[str]:
+    """Yield what a reader must know of answers that recur, and of promises that none measured."""
+    for variant in plan.variants:
+        if variant.plan and (variant.plan.speculation or {}).get("method") == "suffix":
+            yield (
+                f"`{variant.name}` remembers answers (suffix decoding), and prompts recur in a "
+                "launch: this is the acceptance of traffic that repeats itself"
+            )
+    if plan.profile is None:
+        return
+    every = [
+        limit
+        for at in plan.points
+        for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency)
+    ]
+    judged = {limit.place for limit in every if limit.why_not is None}
+    for place in dict.fromkeys(limit.place for limit in every):
+        if place not in judged:
+            yield f"the promise at {place} is for no point that was measured"
