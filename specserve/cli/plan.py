@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -140,12 +141,17 @@ def _print_sglang(profile: str, options: LaunchOptions, *, as_json: bool) -> Non
 def _print_effective(profile: Profile, options: LaunchOptions, *, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
     from specserve.checks.compare import effective
-    from specserve.report.check import effective_text
+    from specserve.report import check
     from specserve.report.console import out
+    from specserve.report.page import text_lines
     from specserve.report.text import json_document
 
     judged = effective(profile, machine=options.machine)
-    out(json_document({"vllm": judged}) if as_json else effective_text(judged))
+    out(
+        json_document({"vllm": judged})
+        if as_json
+        else "\n".join(text_lines(check.effective(judged), sys.stdout))
+    )
 
 
 def diff(

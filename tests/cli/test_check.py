@@ -366,7 +366,7 @@ def test_alternatives_are_named_and_have_their_own_memory(
     assert _run(["check", file, "-v"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^ --> .*:4:\d+$", shown, re.MULTILINE)
-    assert re.search(rf"with the alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
+    assert re.search(rf"alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
 
 
 def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(

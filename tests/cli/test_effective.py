@@ -1,4 +1,4 @@
-"""What vLLM itself makes of a launch, in `check`, `plan --effective` and `diff --vllm-source`.
+"""What vLLM itself makes of a launch, in `check`.
 
 A few lines stand in for vLLM here; tests/engine/test_oracle.py asks the real one.
 """
@@ -34,7 +34,7 @@ def profile(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
     return "p.yaml"
 
 
-def test_plan_shows_what_is_asked_for_and_what_vllm_runs(
+def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     profile: str,
     vllm_that_answers: Path,
     capsys: pytest.CaptureFixture[str],
@@ -42,10 +42,12 @@ def test_plan_shows_what_is_asked_for_and_what_vllm_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SKIPS", "1")
-    assert _run(["plan", profile, "--effective"]) == 0
-    golden("report/effective.txt", capsys.readouterr().out)
-    assert _run(["plan", profile, "--effective", "--format", "json"]) == 0
-    content = json.loads(capsys.readouterr().out)["vllm"]
+    asked = ["check", profile, "--offline", "--vllm", "installed"]
+    assert _run([*asked, "-v"]) == 0
+    _, heading, text = capsys.readouterr().out.partition("Effective configuration")
+    golden("report/effective.txt", heading + text)
+    assert _run([*asked, "--format", "json"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)["verdicts"][0]["vllm"]
     sizes = [content[name]["effective"]["compilation_config.max_cudagraph_capture_size"] for name in VARIANTS]
     assert sizes == [288, 300]
     assert content["answer"]["effective"]["model_runner"] == "V1"
