@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -220,35 +219,3 @@ def _spread(
     variance = ((influences[is_part] / rest[is_part]) ** 2).sum() * (1 - 1 / len(weights))
     powers = weights**power
     return float(variance), max(float(powers.sum() ** 2 / (powers**2).sum()) - 1.0, 1.0)
-
-
-class PromptAcceptance(NamedTuple):
-    """What came of the drafts of one prompt's answers."""
-
-    prompt: str
-    accepted: int
-    drafted: int
-
-
-def acceptance_gain(
-    new: Sequence[PromptAcceptance], *, over: Sequence[PromptAcceptance]
-) -> Estimate | None:
-    """Return the acceptance rate of one draft minus that of another, with its interval.
-
-    Both answered the same prompts; None for fewer than two of them. Linearised.
-    """
-    value, parts = 0.0, defaultdict[str, float](float)
-    for rows, sign in ((new, 1.0), (over, -1.0)):
-        drafted = sum(row.drafted for row in rows)
-        if not drafted:
-            return None
-        accepted_share = sum(row.accepted for row in rows) / drafted
-        value += sign * accepted_share
-        for row in rows:
-            parts[row.prompt] += sign * (row.accepted - accepted_share * row.drafted) / drafted
-    count = len(parts)
-    if count < 2:
-        return None
-    variance = count / (count - 1) * math.fsum(part**2 for part in parts.values())
-    half = t_quantile(0.5 + CONFIDENCE / 2, freedom=count - 1) * math.sqrt(variance)
-    return Estimate(value, value - half, value + half, count, "95 %, Student's t over prompts")

@@ -328,7 +328,6 @@ def _charts(
 
 def _method(result: Result) -> Details:
     facts = {**result.host, **result.versions}
-    facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
     head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
     rows = [
         (item.name, str(item.prompts), item.source, item.sha256[:16]) for item in result.workloads

@@ -156,10 +156,9 @@ def distilled_document(found: Distilled) -> Document:
         answer += "; no state of the training did better on the validation prompts, and nothing "
         answer += "was served"
     else:
-        gain, rates = proof.gain, (proof.old_acceptance, proof.new_acceptance)
-        points = f"{100 * gain.value:+.1f} points, {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
-        answer += f": acceptance {' to '.join(decimals(rate, 3) for rate in rates)} ({points}) "
-        answer += f"on {count(gain.n, 'held-out prompt')} at K = {found.k}"
+        rates = (proof.old_acceptance, proof.new_acceptance)
+        answer += f": acceptance {' to '.join(decimals(rate, 3) for rate in rates)}, "
+        answer += f"{with_spread(proof.gain, unit='x')} at K = {found.k}"
         lines.append(("speed", f"{with_spread(proof.speedup, unit='x')} the present draft's"))
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
     return Document("draft", found.name, [Paragraph(answer), Items(lines)], has_answer=True)

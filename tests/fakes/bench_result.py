@@ -50,7 +50,6 @@ def example() -> Result:
                 comparisons.append(compared(workload, variant, point, rate, spoilt=spoilt))
     return Result(
         name="llama70b-8b",
-        fingerprint="0123456789abcdef" * 4,
         created="2026-11-21T12:00:00Z",
         duration_s=2712.0,
         versions={"specserve": "0.1.0", "vllm": "0.33.0", "torch": "2.13.0", "python": "3.11.7"},

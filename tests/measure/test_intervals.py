@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from specserve.measure.intervals import (
     LAUNCH_SPREAD,
     LogEstimate,
-    PromptAcceptance,
     RateSample,
-    acceptance_gain,
     rate,
     ratio,
 )
@@ -178,39 +176,3 @@ def test_one_server_at_a_time_is_decided(scenario: Scenario) -> None:
         assert score.told_apart <= 0.04
     else:
         assert score.inconclusive <= 0.1
-
-
-def _rows(pairs: list[tuple[int, int]]) -> list[PromptAcceptance]:
-    return [PromptAcceptance(f"p{at}", accepted, drafted) for at, (accepted, drafted) in enumerate(pairs)]
-
-
-def test_the_gain_of_a_draft_is_the_difference_of_its_rates() -> None:
-    old, new = _rows([(10, 20), (12, 20), (8, 20)]), _rows([(14, 20), (15, 20), (13, 20)])
-    found = acceptance_gain(new, over=old)
-    assert found is not None
-    assert found.value == pytest.approx(42 / 60 - 30 / 60)
-    assert 0 < found.low < found.value < found.high
-
-
-def test_equal_drafts_gain_nothing_and_one_prompt_says_nothing() -> None:
-    rows = _rows([(10, 20), (3, 20), (8, 20)])
-    even = acceptance_gain(rows, over=rows)
-    assert even is not None and (even.low, even.value, even.high, even.n) == (0.0, 0.0, 0.0, 3)
-    assert acceptance_gain(rows[:1], over=rows[:1]) is None
-    assert acceptance_gain(rows, over=_rows([(0, 0), (0, 0), (0, 0)])) is None
-
-
-def test_the_interval_of_a_gain_holds_the_truth_as_often_as_it_says() -> None:
-    """Prompts differ in difficulty, drafts by 0.05 on average: in 95 of 100 samples the interval holds that."""
-    rng, held = random.Random(3), 0
-    for _ in range(400):
-        hard = [rng.uniform(0.3, 0.8) for _ in range(60)]
-        gains = [rng.gauss(0.05, 0.05) for _ in hard]
-        old = _rows([(sum(rng.random() < p for _ in range(40)), 40) for p in hard])
-        new = _rows(
-            [(sum(rng.random() < p + g for _ in range(40)), 40) for p, g in zip(hard, gains, strict=True)]
-        )
-        found = acceptance_gain(new, over=old)
-        assert found is not None
-        held += found.low <= 0.05 <= found.high
-    assert 0.92 <= held / 400 <= 0.98

@@ -150,13 +150,8 @@ def _read_request(message: Mapping[str, Any]) -> Request:
 
 def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:
     """Return the ordered steps of `detailed` metrics; none of anything else."""
-    if not isinstance(summary, Mapping):
+    try:
+        accepted, drafted = summary["per_step_accepted"], summary["per_step_drafted"]  # type: ignore[index]
+        return tuple(zip(map(int, accepted), map(int, drafted), strict=True))
+    except (KeyError, TypeError, ValueError):
         return ()
-    accepted, drafted = summary.get("per_step_accepted"), summary.get("per_step_drafted")
-    if not isinstance(accepted, list) or not isinstance(drafted, list):
-        return ()
-    pairs = tuple(zip(accepted, drafted, strict=False))
-    is_right = len(accepted) == len(drafted) and all(
-        type(took) is type(given) is int and 0 <= took <= given for took, given in pairs
-    )
-    return pairs if is_right else ()

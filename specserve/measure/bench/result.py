@@ -140,7 +140,6 @@ class Result:
     """A whole run."""
 
     name: str
-    fingerprint: str | None
     created: str
     """ISO 8601, UTC."""
     duration_s: float

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure.bench.blocks import Block, blocks, variant_order
 from specserve.measure.bench.comparison import speedup
 from specserve.measure.bench.generator import REST_S
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.placement import Session, host, versions
 from specserve.measure.bench.plan import BUDGET, BenchPlan, plan_bench
 from specserve.measure.bench.request import BenchRequest, with_places
@@ -81,12 +81,12 @@ class Bench(Measurement):
 
     def _next_round(self, session: Session) -> list[Block]:
         """Return the blocks to send next: those missing of the first round that is not whole."""
-        for place in itertools.count():
-            if not self._wanted(session, place):
-                return []
+        place = 0
+        while self._wanted(session, place):
             if missing := self._missing(session, place):
                 return missing
-        raise AssertionError
+            place += 1
+        return []
 
     def _missing(self, session: Session, place: int) -> list[Block]:
         """Return the blocks of a round that are not there yet for one of the variants."""
@@ -103,49 +103,34 @@ class Bench(Measurement):
     def _wanted(self, session: Session, place: int) -> Sequence[Point]:
         """Return the points that a round of a session measures.
 
-        The first one all; later ones those of an open comparison that more blocks would decide. A
-        variant that runs alone is sent the rounds that its partner had in the same launch, which
-        were as many as the launches before called for.
+        The first round has all; later ones have those of an open comparison that needs more blocks
+        than are sent in any case. Where each runs alone, the launches before decide, so that both
+        of a pair are sent the same.
         """
+        plan, alone = self.plan, len(session.variants) == 1
         if place == 0:
             return self.points
-        if self.plan.request.quick:
+        if plan.request.quick:
             return ()
-        first, *others = (variant.name for variant in self.plan.variants)
-        pairs = others
-        if len(session.variants) == 1:
-            is_first = session.variants == (first,)
-            partners = others if is_first else [first]
-            pairs = others if is_first else list(session.variants)
-            sent = [
-                each
-                for each in self.passes
-                if each.launch == session.launch and each.variant in partners
-            ]
-            if sent:
-                begins = place * self.plan.blocks * len(self.points)
-                more = {each.point for each in sent if each.block >= begins}
-                return [at for at in self.points if at in more]
+        first, *others = (variant.name for variant in plan.variants)
+        names = others if first in session.variants else session.variants
+        known = [each for each in self.passes if not alone or each.launch < session.launch]
+        coming = (plan.launches - session.launch - 1) * plan.blocks
+        coming += (place * plan.blocks) if alone else 0
         return [
             at
             for at in self.points
-            if any(self._is_open(name, at, session, place) for name in pairs)
+            if any(self._blocks_needed(known, name, first, at) > coming for name in names)
         ]
 
-    def _is_open(self, name: str, at: Point, session: Session, place: int) -> bool:
-        """Return whether a round of a session still serves to decide a comparison."""
-        plan, first = self.plan, self.plan.variants[0].name
-        launched = plan.launched(name, first)
-        found = speedup(self.passes, variant=name, against=first, at=at, launched=launched)
+    def _blocks_needed(self, passes: Sequence[Pass], name: str, first: str, at: Point) -> int:
+        """Return how many more blocks would decide a comparison; 0 if it is decided by others."""
+        launched = self.plan.launched(name, first)
+        found = speedup(passes, variant=name, against=first, at=at, launched=launched)
         if found is None or verdict(found).level != "open":
-            return False
+            return 0
         what, more = needed(found)
-        # those that were sent without their pair, and those that later launches will send anyway
-        later = plan.sessions[plan.sessions.index(session) + 1 :]
-        coming = sum(name in each.variants for each in later) * plan.blocks
-        if len(session.variants) == 1:
-            coming += place * plan.blocks
-        return what == "blocks" and more > coming
+        return more if what == "blocks" else 0
 
     def _budget_s(self) -> float:
         """Return what is left of the budget of all sessions of the run, launches not counted."""
@@ -155,48 +140,44 @@ class Bench(Measurement):
     def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
         """Return the result of what is there, and write its files."""
         plan, content = self.plan, self.directory.content
-        known = versions()
-        if plan.platform is None:
-            known.pop("vllm", None)  # nobody knows which one answers at a URL
-        infos = (variant.info for variant in plan.variants)
+        known = versions() if plan.platform is not None else {}  # none is known at a URL
+        notes = list(self.notes)
+        if self.is_cut:
+            notes.append(
+                f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks "
+                "were measured: `--resume` with a longer `--budget` goes on"
+            )
+        if not plan.placement.together:
+            notes.append(f"variants ran one after another ({plan.placement.why})")
+        variants = tuple(
+            dataclasses.replace(
+                variant.info,
+                model=variant.model or self.models.get(variant.name, ""),
+                kv_cache_tokens=self.kv_tokens.get(variant.name),
+            )
+            for variant in plan.variants
+        )
         about = Result(
             name=plan.name,
-            fingerprint=next((e.fingerprint for e in infos if e.name == plan.own_variant), None),
             created=content["created"],
             duration_s=content["spent_s"],
             versions={**known, **self.versions},
             host=host(platform_of_variants=plan.platform),
             launches=plan.launches,
-            variants=tuple(
-                dataclasses.replace(
-                    variant.info,
-                    model=variant.model or self.models.get(variant.name, ""),
-                    kv_cache_tokens=self.kv_tokens.get(variant.name),
-                )
-                for variant in plan.variants
-            ),
+            variants=variants,
             workloads=tuple(
                 WorkloadInfo(each.name, len(each.prompts), each.source, each.sha256)
                 for each in self.workloads.values()
             ),
             cells=(),
             comparisons=(),
-            notes=(*self.notes, *self._remarks()),
+            notes=tuple(notes),
             is_complete=is_complete,
         )
         result = summarise(plan, self.passes, about=about)
         for name, text in outlet.files(result).items():
             self.directory.write(name, text)
         return result
-
-    def _remarks(self) -> Iterator[str]:
-        if self.is_cut:
-            yield (
-                f"the budget of {self.plan.request.budget or BUDGET} ended the run before all "
-                "blocks were measured: `--resume` with a longer `--budget` goes on"
-            )
-        if not self.plan.placement.together:
-            yield f"variants ran one after another ({self.plan.placement.why})"
 
 
 def run_benchmark(

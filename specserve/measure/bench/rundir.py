@@ -47,14 +47,10 @@ class RunDirectory:
         """Return where the log of a server or of the load generator goes."""
         return self.path / "logs" / f"{name}.log"
 
-    def append(self, done: Pass) -> None:
-        """Keep a pass as one line: it is there only if the whole line is. Raises FactError."""
-        self.append_line(json.dumps(asdict(done)).encode())
-
-    def append_line(self, line: bytes = b"") -> None:
-        """Write and sync a line; without one, end the line that was cut off. Raises FactError."""
+    def append(self, done: Pass | None) -> None:
+        """Keep a pass as one line; None: end the line that was cut off. Raises FactError."""
         try:
-            self._passes.write(line + b"\n")
+            self._passes.write((json.dumps(asdict(done)) if done else "").encode() + b"\n")
             self._passes.flush()
             os.fsync(self._passes.fileno())
         except OSError as error:
@@ -139,7 +135,7 @@ def resume(path: Path) -> RunDirectory:
     run = RunDirectory(path, read_run(path))
     whole = read_own(path / PASSES, most_bytes=_MAX_BYTES)
     if whole and not whole.endswith(b"\n"):
-        run.append_line()
+        run.append(None)
     return run
 
 

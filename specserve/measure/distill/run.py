@@ -16,13 +16,14 @@ from typing import Any
 
 from specserve.errors import FactError, Interrupted
 from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.figures import sample
 from specserve.measure.bench.request import BenchRequest
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.variants import PROFILE
 from specserve.measure.distill.plan import DistillPlan, line_of
 from specserve.measure.drafts import write_alternatives
-from specserve.measure.intervals import Estimate, PromptAcceptance, acceptance_gain
+from specserve.measure.intervals import Estimate, RateSample, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
 from specserve.serve.batch import GenerateStatus, open_output
@@ -44,7 +45,7 @@ class Proof:
     """Accepted over drafted tokens of the present draft."""
     new_acceptance: float
     gain: Estimate
-    """New minus old acceptance, with its 95 % interval over prompts."""
+    """New over old acceptance."""
     speedup: Estimate | None
     """Of the new draft over the present one."""
 
@@ -193,24 +194,26 @@ def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled
         result, path = run_benchmark(BenchRequest(), output=None, resumed=str(place), outlet=outlet)
     else:
         result, path = run_benchmark(request, output=str(place), resumed=None, outlet=outlet)
-    passes, counted = read_passes(path), dict[str, list[PromptAcceptance]]()
+    passes, counted = read_passes(path), dict[str, list[RateSample]]()
     for each in passes:
-        for one in each.requests:
-            if one.ok and (seen := one.acceptance) is not None:
-                row = PromptAcceptance(one.prompt, seen.accepted_tokens, seen.draft_tokens)
+        for one in each.answered:
+            if (seen := one.acceptance) is not None:
+                row = sample(each, seen.accepted_tokens, seen.draft_tokens, one.prompt)
                 counted.setdefault(each.variant, []).append(row)
     old, new = counted.get(PROFILE, []), counted.get(ALTERNATIVE, [])
-    gain = acceptance_gain(new, over=old)
-    if gain is None:
+    gain, old_rate, new_rate = ratio(new, against=old, launched=0), rate(old), rate(new)
+    if gain is None or old_rate is None or new_rate is None:
         raise FactError("the held-out answers are too short to tell anything")
-    rates = [
-        sum(row.accepted for row in rows) / sum(row.drafted for row in rows) for rows in (old, new)
-    ]
     faster = speedup(passes, variant=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)
     is_slower = faster is not None and verdict(faster).word == COSTS
     return replace(
         found,
-        is_better=gain.low > 0 and not is_slower,
-        proof=Proof(rates[0], rates[1], gain, faster.estimate if faster is not None else None),
+        is_better=gain.bounds()[0] > 1 and not is_slower,
+        proof=Proof(
+            old_rate.value,
+            new_rate.value,
+            gain.estimate,
+            faster.estimate if faster is not None else None,
+        ),
         notes=(*found.notes, *result.notes),
     )

@@ -51,7 +51,6 @@ def result(
     plan = BenchPlan(variants=variants, sessions=(), points=points, blocks=6, profile=promised)
     about = Result(
         "x",
-        None,
         "2026-01-31T00:00:00+00:00",
         1.0,
         {},
