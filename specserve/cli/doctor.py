@@ -42,7 +42,7 @@ def doctor(
     if accelerators:
         found, cpu = gpus(), this_cpu()
         known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
-        out(json_document(known) if as_json else accelerators_text(found, cpu=cpu))
+        out(json_document(known) if as_json else accelerators_text(found))
         return
     ours: set[int] = set()
     about_servers = examined("servers", lambda: server_lines(ours))
