@@ -112,12 +112,11 @@ def estimate_text(found: TuneEstimate) -> str:
             str(point.concurrency),
             str(point.num_speculative_tokens),
             with_spread(point.speedup, unit="x") if point.num_speculative_tokens else DASH,
-            f"{point.output_tokens_per_s:,.0f}",
             decimals(point.break_even_mean_acceptance_length),
         )
         for point in found.points
     ]
-    names = ("requests", "K", "speedup", "tokens/s", "break-even length")
+    names = ("requests", "K", "speedup", "break-even length")
     texts = (
         f"Estimated, not measured: {answer} at concurrency {first.concurrency} ({found.method} on "
         f"{found.count}x {found.accelerator}, acceptance {found.acceptance:.2f} at every position, "
