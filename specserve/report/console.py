@@ -1,7 +1,4 @@
-"""The two streams: stdout carries data, stderr carries talk.
-
-Colours, line breaks, the live line.
-"""
+"""The two streams, stdout for data and stderr for talk: colours, line breaks, the live line."""
 
 from __future__ import annotations
 
@@ -24,30 +21,24 @@ _CONTROL = re.compile(
 
 
 def escaped(text: str) -> str:
-    """Make text from elsewhere safe for a terminal.
-
-    Control characters and bidi overrides become visible.
-    """
-    return (
-        text if text.isprintable() else _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-    )
+    """Return text from elsewhere with its control characters and bidi overrides made visible."""
+    if text.isprintable():
+        return text
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def in_one_line(text: str) -> str:
-    """The same where a line is an entry of its own, which text from elsewhere must not end."""
+    """Return the same where a line is an entry, which text from elsewhere must not end."""
     return escaped(text.replace("\n", "\\n").replace("\t", " "))
 
 
 def json_text(text: str) -> str:
-    """JSON with what `clean` would make visible written as `\\u…`.
-
-    It means the same, and is safe to look at.
-    """
+    """Return JSON that means the same, with what `escaped` makes visible written as `\\u…`."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
-    """The text in a colour, where the stream is a terminal that wants colours."""
+    """Return the text in a colour, if the stream is a terminal that wants colours."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream or sys.stderr) else text
 
 
@@ -59,7 +50,7 @@ def wrapped(
     indent: int | None = None,
     stream: TextIO,
 ) -> str:
-    """The text behind `lead`, in lines of the terminal's width (in a pipe 80), broken at blanks.
+    """Return the text behind `lead`, broken at blanks to the terminal's width (in a pipe 80).
 
     `shown`: the lead as it is printed, if it is coloured. `indent`: of all lines but the first; by
     default the lead's length.
@@ -68,38 +59,37 @@ def wrapped(
     indent, shown = len(lead) if indent is None else indent, lead if shown is None else shown
     if len(lead) + len(text) <= width:
         return f"{shown}{text}"
-    from textwrap import wrap
+    from textwrap import TextWrapper
 
+    wrapper = TextWrapper(
+        max(width, indent + 20),
+        initial_indent=lead,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     lines = list[str]()
     for part in text.split("\n"):
-        first = " " * indent if lines else lead
-        lines += wrap(
-            part,
-            max(width, indent + 20),
-            initial_indent=first,
-            subsequent_indent=" " * indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [first]
+        lines += wrapper.wrap(part) or [wrapper.initial_indent]
+        wrapper.initial_indent = wrapper.subsequent_indent
     return shown + "\n".join(lines).removeprefix(lead)
 
 
 def _columns() -> int:
-    """The terminal's width."""
+    """Return the terminal's width."""
     import shutil  # takes longer to load than most reports to write
 
     return shutil.get_terminal_size().columns
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Colour needs a terminal and no veto (NO_COLOR, TERM=dumb)."""
-    return (
-        is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    )
+    """Return whether it is a terminal, without a veto (NO_COLOR, TERM=dumb)."""
+    is_vetoed = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return is_terminal(stream) and not is_vetoed
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is looking at this stream."""
+    """Return whether a person is looking at this stream."""
     try:
         return stream.isatty()
     except ValueError:  # a closed stream
@@ -107,10 +97,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def out(text: str) -> None:
-    """Data: one line or block to stdout.
-
-    Raises FactError where it cannot be written, such as to a full disk.
-    """
+    """Write data to stdout. Raises FactError if that fails, such as on a full disk."""
     LiveLine.erase_shown()
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
@@ -122,7 +109,7 @@ def out(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """Talk: one line or block to stderr."""
+    """Write talk to stderr."""
     LiveLine.erase_shown()
     sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
     sys.stderr.flush()
@@ -137,10 +124,7 @@ def mute(stream: TextIO) -> None:
 
 
 class LiveLine:
-    """Progress: one line of a terminal that is rewritten.
-
-    In a pipe a line of its own every `every_s` seconds.
-    """
+    """Progress: a line of a terminal that is rewritten; in a pipe a line every `every_s`."""
 
     _shown: ClassVar[LiveLine | None] = None
     """The one that has text on the terminal now."""
@@ -164,10 +148,7 @@ class LiveLine:
         self.erase()
 
     def show(self, text: str, *, is_last: bool = False, at_s: float | None = None) -> None:
-        """Show the text instead of what the line held; `is_last`: a pipe gets it in any case.
-
-        `at_s`: default now.
-        """
+        """Show the text; `is_last`: a pipe gets it in any case. `at_s`: by default now."""
         at_s = time.monotonic() if at_s is None else at_s
         if self._is_live:
             self._write(in_one_line(text)[: _columns() - 1])

@@ -41,34 +41,31 @@ _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
 def drafts_document(found: FoundDrafts) -> Document:
-    """Returns the table, then for each draft what its authors report and where."""
-    listed = [each for each in found.drafts if each.draft.method not in WITHOUT_DRAFT]
-    has_machine, on = found.machine is not None, f" on {found.machine}" if found.machine else ""
+    """Return the table, then for each draft what its authors report and where."""
+    listed = [each.draft for each in found.drafts if each.draft.method not in WITHOUT_DRAFT]
     answer = f"no published draft for {found.target} is in the catalogue of {found.as_of}"
     if listed:
+        on = f" on {found.machine}" if found.machine else ""
         answer = f"{count(len(listed), 'draft')} for {found.target}{on}, as of {found.as_of}"
-    best = max(listed, key=lambda each: each.draft.length, default=None)
-    if best and best.draft.length:
-        answer += (
-            f"; the longest reported: {_name(best.draft)}, {best.draft.length:.2f} tokens/step"
-        )
+        best = max(listed, key=lambda each: each.length)
+        if best.length:
+            answer += f"; the longest reported: {_name(best)}, {best.length:.2f} tokens/step"
+    has_machine = found.machine is not None
     columns = [
         Column("draft", "name"),
-        Column("method", "code", is_detail=has_machine),
+        Column("method", "name", is_detail=has_machine),
         Column("K", is_detail=has_machine),
         Column("tokens/step", is_detail=has_machine),
         Column("rules", "text"),
         Column("memory", "text"),
     ]
-    notes = [
-        _TELLS,
-        *([_ASSUMED] if any(each.is_assumed for each in found.drafts) else []),
-        *found.notes,
+    notes = [_TELLS, *([_ASSUMED] if any(each.is_assumed for each in found.drafts) else [])]
+    blocks: list[Block] = [
+        Table(columns, [_row(each) for each in found.drafts]),
+        *(Section(_name(each), [_about(each)]) for each in listed),
+        *map(Paragraph, [*notes, *found.notes]),
     ]
-    sections = [Section(_name(each.draft), [_about(each.draft)]) for each in listed]
-    table = Table(columns, [_row(each) for each in found.drafts], keys=1)
-    blocks: list[Block] = [Paragraph(answer), table, *sections, *map(Paragraph, notes)]
-    return Document("drafts", found.target, blocks, has_answer=True)
+    return Document("drafts", found.target, blocks, [("", answer)])
 
 
 def _name(draft: Draft) -> str:
@@ -77,19 +74,19 @@ def _name(draft: Draft) -> str:
     return draft.model or "layers of the target"
 
 
-def _row(each: JudgedDraft) -> tuple[str, ...]:
+def _row(each: JudgedDraft) -> list[str]:
     draft, codes = each.draft, ", ".join(each.findings)
-    weights = (
-        f", {each.draft_bytes / GIB:.1f} GiB{'*' * each.is_assumed}" if each.draft_bytes else ""
-    )
-    return (
+    memory = _MEMORY[each.memory] if each.memory else DASH
+    if each.memory and each.draft_bytes:
+        memory += f", {each.draft_bytes / GIB:.1f} GiB{'*' if each.is_assumed else ''}"
+    return [
         _name(draft),
         draft.method,
         str(draft.num_speculative_tokens or DASH),
         f"{draft.length:.2f}" if draft.length else DASH,
         (f"refused: {codes}" if each.is_refused else codes) or "ok",
-        f"{_MEMORY[each.memory]}{weights}" if each.memory else DASH,
-    )
+        memory,
+    ]
 
 
 def _about(draft: Draft) -> Items:
@@ -100,7 +97,6 @@ def _about(draft: Draft) -> Items:
         f"license {draft.license}" if draft.license else "",
         f"trained for {count(draft.context, 'token')} of context" if draft.context else "",
         f"needs vLLM {draft.vllm} or later" if draft.vllm else "",
-        "parallel_drafting: true" if draft.parallel_drafting else "",
         draft.note or "",
     ]
     lines = [", ".join(filter(None, facts))]
@@ -110,80 +106,68 @@ def _about(draft: Draft) -> Items:
             f"{each.rate:.0%} of the draft tokens accepted" if each.rate else "",
             f"{each.speedup:g}x as fast" if each.speedup else "",
         ]
-        conditions = [
-            each.workload,
-            f"K = {each.k}" if each.k else "",
-            "" if each.temperature is None else f"temperature {each.temperature:g}",
-        ]
-        lines.append(f"{', '.join(filter(None, figures))} ({', '.join(filter(None, conditions))})")
+        where = each.workload + (f", K = {each.k}" if each.k else "")
+        where += "" if each.temperature is None else f", temperature {each.temperature:g}"
+        lines.append(f"{', '.join(filter(None, figures))} ({where})")
     return Items([("", line) for line in (*lines, *(source.url for source in draft.sources))])
 
 
 def distill_plan_document(plan: DistillPlan) -> Document:
-    """Returns what would be done, for `--dry-run`."""
+    """Return what would be done, for `--dry-run`."""
     traffic, questions = plan.traffic, plan.questions
+    split = (
+        f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
+        f"{len(traffic.test)} held out; {traffic.left_out or 'none'} left out, as like others"
+    )
     tokens = sum(line["max_tokens"] for line in questions)
+    answers = f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation"
+    limit = duration(plan.request.train_for_s)
     lines = [
-        (
-            "traffic",
-            f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
-            f"{len(traffic.test)} held out; {traffic.left_out or 'none'} left out, as like others",
-        ),
-        (
-            "answers",
-            f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation",
-        ),
-        (
-            "training",
-            f"at most {duration(plan.request.train_for_s)}, then the proof if a state is better",
-        ),
+        ("traffic", split),
+        ("answers", answers),
+        ("training", f"at most {limit}, then the proof if a state is better"),
         ("kept in", str(plan.folder)),
     ]
-    answer = Paragraph(f"would train {plan.block.model} for K = {plan.k}")
-    return Document("distillation", plan.profile.name, [answer, Items(lines)], has_answer=True)
+    answer = f"would train {plan.block.model} for K = {plan.k}"
+    return Document("distillation", plan.profile.name, [Items(lines)], [("", answer)])
 
 
 def distilled_document(found: Distilled) -> Document:
-    """Returns the result; its first line answers."""
+    """Return the result; its first line answers."""
     proof, answer = found.proof, "the new draft is not better; the profile is unchanged"
     if found.is_better:
         answer = "the new draft is better, and is the profile's alternative `distilled`"
-    training = (
-        f"{count(found.steps, 'step')} on {found.answers:,} answers in {duration(found.trained_s)}"
-    )
-    lines = [("training", training)]
+    training = f"{count(found.steps, 'step')} on {found.answers:,} answers"
+    lines = [("training", f"{training} in {duration(found.trained_s)}")]
     if proof is None:
         answer += "; no state of the training did better on the validation prompts, and nothing "
         answer += "was served"
     else:
-        rates = (proof.old_acceptance, proof.new_acceptance)
-        answer += f": acceptance {' to '.join(decimals(rate, 3) for rate in rates)}, "
-        answer += f"{with_spread(proof.gain, unit='x')} at K = {found.k}"
+        rates = f"{decimals(proof.old_acceptance, 3)} to {decimals(proof.new_acceptance, 3)}"
+        answer += f": acceptance {rates}, {with_spread(proof.gain, unit='x')} at K = {found.k}"
         lines.append(("speed", f"{with_spread(proof.speedup, unit='x')} the present draft's"))
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
-    return Document("draft", found.name, [Paragraph(answer), Items(lines)], has_answer=True)
+    return Document("draft", found.name, [Items(lines)], [("", answer)])
 
 
-class TrainingLine:
+class TrainingLine(LiveLine):
     """Shows how far a training is, and each evaluation of it."""
 
     def __init__(self) -> None:
-        self._line = LiveLine(every_s=15.0)
+        super().__init__(every_s=15.0)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """One message of the training."""
-        share = (
-            f"  training: {100 * min(1.0, event.get('share', 0.0)):.0f} %, step {event.get('step')}"
-        )
+        """Show one message of the training."""
+        share = 100 * min(1.0, event.get("share", 0.0))
+        done = f"  training: {share:.0f} %, step {event.get('step')}"
         if event["event"] == "progress":
-            self._line.show(f"{share}, loss {event['loss']:.3f}")
+            self.show(f"{done}, loss {event['loss']:.3f}")
         elif event["event"] == "evaluated":
-            self._line.erase()
-            say(f"{share}: acceptance {event['acceptance']:.3f}")
+            say(f"{done}: acceptance {event['acceptance']:.3f}")
 
 
 def distill_views(notices: Notices) -> DistillViews:
-    """Returns where a distillation shows how far it is, on stderr."""
+    """Return where a distillation shows how far it is, on stderr."""
 
     def files(result: Result) -> dict[str, str]:
         names = {"result.json": "json", "report.html": "html"}

@@ -1,29 +1,25 @@
-"""A report as a document: its parts, and the one HTML page that shows them."""
+"""A report as a document: an answer and its blocks, written in three forms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from specserve import __version__
 from specserve.errors import FactError, without_user
-from specserve.report.charts import Chart, key
+from specserve.report.charts import Chart
 from specserve.report.console import escaped, in_one_line, styled, wrapped
 from specserve.report.text import (
     TONES,
     Table,
-    code,
+    answer_line,
+    bold,
     coloured,
     markdown,
-    markdown_sentence,
     sentence_parts,
 )
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 _LABEL = 24
 """Columns of a label whose neighbours line up with it."""
@@ -31,10 +27,9 @@ _LABEL = 24
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A sentence or more; names stand in backticks."""
+    """A sentence or more; names stand in backticks, here as in all blocks."""
 
     text: str
-    is_muted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +40,10 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Verbatim:
-    """Lines that stand as they were written."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """The most important figure of one thing, with a line for each thing to know about it."""
-
-    title: str
-    figure: str
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """Cards side by side."""
-
-    cards: Sequence[Card]
-
-
-@dataclass(frozen=True, slots=True)
-class Charts:
-    """Pictures, on a page only; the legend names the series of the first one."""
-
-    charts: Sequence[Chart]
-
-
-@dataclass(frozen=True, slots=True)
 class Details:
     """Blocks that a page and markdown hold folded, and text leaves out."""
 
-    summary: str
+    title: str
     blocks: Sequence[Block]
 
 
@@ -90,7 +55,7 @@ class Section:
     blocks: Sequence[Block]
 
 
-Block = Paragraph | Items | Verbatim | Cards | Charts | Details | Section | Table
+Block = Paragraph | Items | Table | Chart | Details | Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,163 +65,119 @@ class Document:
     kind: str
     title: str
     blocks: Sequence[Block]
-    has_answer: bool = False
-    """The first block says it all: text begins with it, without a heading."""
-
-    @property
-    def heading(self) -> str:
-        """`Benchmark of demo`."""
-        return f"{self.kind[:1].upper()}{self.kind[1:]} of {self.title}"
+    answers: Sequence[tuple[str, str]] = ()
+    """What text begins with: a verdict's word, or what is judged, and a sentence."""
 
     def text(self, stream: TextIO) -> str:
-        """Returns the report at 80 columns, coloured if the stream is a terminal."""
-        parts = [
-            "\n".join(lines) for block in self.blocks if (lines := list(text_lines(block, stream)))
-        ]
-        heading = [] if self.has_answer and parts else [in_one_line(self.heading)]
-        return without_user("\n\n".join([*heading, *parts]) + "\n")
+        """Return the report at 80 columns, coloured if the stream is a terminal."""
+        lines = [answer_line(in_one_line(word), each, stream=stream) for word, each in self.answers]
+        parts = filter(None, ["\n".join(lines), _text(self.blocks, stream)])
+        return without_user("\n\n".join(parts) + "\n")
 
     def markdown(self) -> str:
-        """Returns the report for a pull request; everything from outside is escaped."""
-        parts = ["\n".join(lines) for block in self.blocks if (lines := list(_markdown(block)))]
-        return "\n\n".join([f"### {markdown(self.heading)}", *parts]) + "\n"
+        """Return the report for a pull request; everything from outside is escaped."""
+        lines = [
+            f"**{markdown(word)}**: {markdown(each)}" if word else markdown(each)
+            for word, each in self.answers
+        ]
+        title = f"### {self.kind.capitalize()} of {markdown(self.title)}"
+        return "\n\n".join(filter(None, [title, *lines, _markdown(self.blocks)])) + "\n"
 
+    def html(self) -> str:
+        """Return a whole file; everything from outside is escaped.
 
-def text_lines(block: Block, stream: TextIO) -> Iterator[str]:
-    """Yields a block's lines at 80 columns, coloured if the stream is a terminal."""
-    match block:
-        case Paragraph():
-            yield wrapped(in_one_line(block.text), lead="", stream=stream)
-        case Items():
-            yield from _items(block, stream)
-        case Verbatim():
-            yield from (f"  {in_one_line(line)}" for line in block.text.splitlines())
-        case Cards():
-            for card in block.cards:
-                sentence = in_one_line(f"{card.title}: {card.figure}; {'; '.join(card.lines)}")
-                yield wrapped(sentence, lead="", stream=stream)
-        case Table():
-            if block.rows:
-                yield from (
-                    [wrapped(in_one_line(block.caption), lead="  ", stream=stream)]
-                    if block.caption
-                    else []
-                )
-                yield from block.text(stream=stream)
-        case Section():
-            title = wrapped(in_one_line(block.title), lead="", stream=stream)
-            yield styled(title, "bold", stream=stream)
-            parts = [lines for each in block.blocks if (lines := list(text_lines(each, stream)))]
-            for index, lines in enumerate(parts):
-                yield from ["", *lines] if index else lines
+        Raises FactError without jinja2.
+        """
+        try:
+            from jinja2 import Environment
+            from markupsafe import Markup, escape
+        except ImportError as error:
+            hint = "run `pip install 'specserve[measure]'`"
+            raise FactError("a page needs jinja2", hint=hint) from error
 
+        def visible(value: Any) -> Any:
+            return value if isinstance(value, Markup) else escaped(without_user(str(value)))
 
-def _items(block: Items, stream: TextIO) -> Iterator[str]:
-    labels = [in_one_line(label) for label, _ in block.lines]
-    width = max((len(label) for label in labels if len(label) <= _LABEL), default=0)
-    for label, (_, words) in zip(labels, block.lines, strict=True):
-        pad = " " * (max(width - len(label), 0) + 2) if label else ""
-        shown = f"  {coloured(label, stream=stream)}{pad}"
-        yield wrapped(in_one_line(words), lead=f"  {label}{pad}", shown=shown, stream=stream)
+        def sentence(text: str) -> Markup:
+            parts = ((escape(visible(part)), is_code) for part, is_code in sentence_parts(text))
+            return Markup("").join(
+                Markup("<code>{}</code>").format(part) if is_code else part
+                for part, is_code in parts
+            )
 
-
-def _markdown(block: Block) -> Iterator[str]:
-    match block:
-        case Paragraph():
-            yield markdown_sentence(block.text)
-        case Items():
-            for label, words in block.lines:
-                bold = (
-                    f"**{markdown(label)}**: "
-                    if label in TONES
-                    else f"{markdown(label)}: "
-                    if label
-                    else ""
-                )
-                yield f"- {bold}{markdown_sentence(words)}"
-        case Verbatim():
-            yield "  \n".join(map(code, block.text.splitlines()))
-        case Cards():
-            for card in block.cards:
-                sentence = "; ".join([card.figure, *card.lines])
-                yield f"- **{markdown(card.title)}**: {markdown_sentence(sentence)}"
-        case Table():
-            if block.rows:
-                yield from [f"{markdown_sentence(block.caption)}", ""] if block.caption else []
-                yield block.markdown()
-        case Details():
-            yield from ["<details>", f"<summary>{markdown(block.summary)}</summary>"]
-            yield from _apart(block.blocks)
-            yield from ["", "</details>"]
-        case Section():
-            yield f"**{markdown(block.title)}**"
-            yield from _apart(block.blocks)
-
-
-def _apart(blocks: Sequence[Block]) -> Iterator[str]:
-    for block in blocks:
-        lines = list(_markdown(block))
-        yield from ["", *lines] if lines else []
+        environment = Environment(
+            autoescape=True, finalize=visible, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters |= {
+            "sentence": sentence,
+            "tone": lambda word: TONES.get(word, ""),
+            "kind": lambda block: type(block).__name__,
+        }
+        page, style = (
+            (files("specserve.report") / name).read_text("utf-8")
+            for name in ("page.html", "page.css")
+        )
+        written = environment.from_string(page).render(
+            document=self,
+            version=__version__,
+            style=Markup(style),  # noqa: S704 - our own file
+        )
+        return written + "\n"
 
 
 def render(document: Document, *, form: str, stream: TextIO) -> str:
-    """Returns the report as `text`, `markdown` or `html`, with a line break at its end."""
-    match form:
-        case "html":
-            return html_page(document)
-        case "markdown":
-            return document.markdown()
-    return document.text(stream)
+    """Return the report as `text`, `markdown` or `html`, with a line break at its end."""
+    if form == "html":
+        return document.html()
+    return document.markdown() if form == "markdown" else document.text(stream)
 
 
-def html_page(document: Document) -> str:
-    """Returns the whole file; everything from outside is escaped.
+def text_lines(block: Block, stream: TextIO) -> list[str]:
+    """Return a block's lines at 80 columns, coloured if the stream is a terminal."""
+    match block:
+        case Paragraph():
+            return [wrapped(in_one_line(block.text), stream=stream)]
+        case Table():
+            return block.text(stream=stream) if block.rows else []
+        case Section():
+            title = wrapped(in_one_line(block.title), stream=stream)
+            return [styled(title, "bold", stream=stream), _text(block.blocks, stream)]
+        case Items():
+            labels = [in_one_line(label) for label, _ in block.lines]
+            width = max((len(label) for label in labels if len(label) <= _LABEL), default=0)
+            lines = []
+            for label, (_, words) in zip(labels, block.lines, strict=True):
+                pad = " " * (max(width - len(label), 0) + 2) if label else ""
+                shown = f"  {coloured(label, stream=stream)}{pad}"
+                lead = f"  {label}{pad}"
+                lines.append(wrapped(in_one_line(words), lead=lead, shown=shown, stream=stream))
+            return lines
+    return []
 
-    Raises FactError without jinja2.
-    """
-    try:
-        import jinja2  # noqa: F401 - the template needs it
-    except ImportError as error:
-        raise FactError(
-            "a page needs jinja2", hint="run `pip install 'specserve[measure]'`"
-        ) from error
-    return _template().render(document=document, version=__version__)
+
+def _text(blocks: Sequence[Block], stream: TextIO) -> str:
+    parts = ("\n".join(text_lines(block, stream)) for block in blocks)
+    return "\n\n".join(filter(None, parts))
 
 
-@cache
-def _template() -> Template:
-    from jinja2 import Environment
-    from markupsafe import Markup, escape
+def _markdown(blocks: Sequence[Block]) -> str:
+    return "\n\n".join(filter(None, map(_markdown_block, blocks)))
 
-    def visible(value: Any) -> Any:
-        return value if isinstance(value, Markup) else escaped(without_user(str(value)))
 
-    def sentence(text: object) -> Markup:
-        """Names in backticks become code."""
-        parts = ((escape(visible(part)), is_code) for part, is_code in sentence_parts(text))
-        return Markup("").join(
-            Markup("<code>{}</code>").format(part) if is_code else part for part, is_code in parts
-        )
-
-    def picture(chart: Chart, number: int) -> Markup:
-        return Markup(chart.svg(f"c{number}"))  # noqa: S704 - the chart escapes its texts
-
-    environment = Environment(
-        autoescape=True,
-        finalize=visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "sentence": sentence,
-        "svg": picture,
-        "key": lambda colour: Markup(key(colour)),  # noqa: S704 - a number
-        "tone": lambda word: TONES.get(str(word), ""),
-        "kind": lambda block: type(block).__name__,
-    }
-    page, style = (
-        (files("specserve.report") / name).read_text("utf-8") for name in ("page.html", "page.css")
-    )
-    environment.globals["style"] = Markup(style)  # noqa: S704 - our own file
-    return environment.from_string(page)
+def _markdown_block(block: Block) -> str:
+    match block:
+        case Paragraph():
+            return markdown(block.text)
+        case Items():
+            return "\n".join(
+                f"- {bold(label)}{': ' if label else ''}{markdown(words)}"
+                for label, words in block.lines
+            )
+        case Table():
+            return block.markdown() if block.rows else ""
+        case Section():
+            return f"**{markdown(block.title)}**\n\n{_markdown(block.blocks)}"
+        case Details():
+            head = f"<details>\n<summary>{markdown(block.title)}</summary>"
+            return f"{head}\n\n{_markdown(block.blocks)}\n\n</details>"
+    return ""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from typing import TextIO, get_args
+from typing import TextIO
 
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Outcome, Verification
+from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Verification
 from specserve.measure.verify.run import VerifyStatus
-from specserve.report.answer import acceptance_json
 from specserve.report.console import LiveLine
 from specserve.report.page import Items, text_lines
-from specserve.report.text import answer_line, count, duration, json_document, json_values
+from specserve.report.text import answer_line, count, duration, json_document
 
 _SHOWN = 3
 
@@ -37,10 +37,10 @@ class VerifyProgress(LiveLine):
 def verify_text(
     found: Verification, *, is_verbose: bool = False, stream: TextIO | None = None
 ) -> str:
-    """Returns the answer, with what is wrong; `is_verbose`: and all that was measured."""
+    """Return the answer, with what is wrong; `is_verbose`: and all that was measured."""
     stream = stream or sys.stdout
-    outcomes = [item.outcome for item in found.smoke]
-    counts = [f"{outcomes.count(each)} {each}" for each in get_args(Outcome) if each in outcomes]
+    outcomes = Counter(item.outcome for item in found.smoke)
+    counts = [f"{number} {outcome}" for outcome, number in outcomes.items()]
     scorer = f", scored by {found.against}" if found.against else ""
     smoke_tests = f"; smoke tests: {', '.join(counts)}" if counts else ""
     tokens = f"{sum(each.tokens for each in found.temperatures):,} tokens"
@@ -68,7 +68,7 @@ def verify_text(
 
 
 def _answer(found: Verification) -> Iterator[str]:
-    """What was found, its bound, and what to do."""
+    """Yield what was found, its bound, and what to do."""
     if found.verdict.word == LOSSY:
         yield f"{found.verdict.sentence}."
         if found.against:
@@ -90,8 +90,5 @@ def _answer(found: Verification) -> Iterator[str]:
 
 
 def verify_json(found: Verification) -> str:
-    """Returns the same for scripts."""
-    values = json_values(found, digits=4)
-    del values["acceptance"]
-    values["speculation"] = acceptance_json(found.acceptance)
-    return json_document(values)
+    """Return the same for scripts."""
+    return json_document(found)

@@ -1,4 +1,4 @@
-"""What watching a server found: the answer, figures behind `-v`, a live screen, JSON lines."""
+"""What watching a server found: a live screen, a line a look in a pipe, the answer, JSON lines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
-from specserve.report.text import (
-    STYLES,
-    TONES,
-    VERSION,
-    answer_line,
-    count,
-    decimals,
-    fields_of,
-    json_values,
-)
+from specserve.report.text import STYLES, TONES, VERSION, answer_line, count, decimals, json_values
 
 
 def answer(report: WatchReport) -> tuple[str, str]:
@@ -50,14 +41,13 @@ def line(report: WatchReport) -> str:
     )
 
 
-def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
+def rows(report: WatchReport) -> list[tuple[str, str]]:
     """Return all figures, as label and text."""
     seen = report.window
     if seen is None:
-        return [("server", url)]
+        return []
     counted, drafts = seen.counted, seen.counted.acceptance
-    measured = f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts"
-    measured += f", {count(counted.finished_requests, 'finished request')}"
+    requests = count(counted.finished_requests, "finished request")
     tokens = f"{counted.generation_tokens / seen.seconds:.1f} tokens/s"
     if seen.undrafted_share:
         tokens += f", {seen.undrafted_share:.0%} of them without a draft"
@@ -65,20 +55,18 @@ def rows(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     times = [f"{name} {1000 * each.mean:.0f} ms" for name, each in means if each.mean is not None]
     load = f"{seen.running_requests:.1f} running on average, {report.waiting_requests} waiting now"
     found = [
-        ("server", url),
-        ("measured", measured),
+        ("measured", f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts, {requests}"),
         ("mean length", shown(seen.mean_acceptance_length)),
         ("acceptance", shown(seen.acceptance_rate)),
         ("per position", " ".join(map(decimals, drafts.per_position)) or "-"),
         ("output", tokens),
-        ("times", ", ".join(times) or "-"),
+        ("mean times", ", ".join(times) or "-"),
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
-        ("load", load),
-        ("KV cache", count(counted.preemptions, "preemption")),
+        ("load", f"{load}, {count(counted.preemptions, 'preemption')}"),
     ]
     for promise in report.promises:
         why = f": {promise.why}" if promise.why else ""
-        found.append(("promise", f"{promise.kept}: {promise_words(promise)}{why}"))
+        found.append((promise.kept.value, f"{promise_words(promise)}{why}"))
     return found
 
 
@@ -87,18 +75,14 @@ def as_json(report: WatchReport, watched: WatchedServer) -> dict[str, Any]:
     record, profile = watched.record, watched.profile
     return {
         "version": VERSION,
-        "at": datetime.fromtimestamp(report.at_s, tz=UTC).isoformat(timespec="milliseconds"),
         "url": watched.endpoint.root,
         "profile": profile.name if profile else record and record.name,
         "fingerprint": record and record.fingerprint,
-        "error": report.trouble and report.trouble.message,
-        **fields_of(report, "verdict", "advice", "promises"),
-        **fields_of(report, "running_requests", "waiting_requests"),
-        "window": json_values(report.window),
+        **json_values(report),
     }
 
 
-def picture(report: WatchReport, *, url: str) -> Any:
+def picture(report: WatchReport) -> Any:
     """Return what the live screen shows, as rich draws it."""
     from rich.console import Group
     from rich.table import Table
@@ -107,13 +91,13 @@ def picture(report: WatchReport, *, url: str) -> Any:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for label, text in rows(report, url=url):
+    for label, text in rows(report):
         table.add_row(label, Text(in_one_line(text)))
-    state, sentence = answer(report)
-    style = f"bold {STYLES.get(TONES.get(state, ''), 'default')}"
+    word, sentence = answer(report)
+    style = f"bold {STYLES.get(TONES.get(word, ''), 'default')}"
     foot = Text(f"{clock(report)}  Ctrl-C ends it", style="dim")
     # what matters most comes first: a window that is too small cuts off the end
-    return Group(Text.assemble((state, style), ": ", sentence), Text(), table, foot)
+    return Group(Text.assemble((word, style), ": ", sentence), Text(), table, foot)
 
 
 def show_watch(
@@ -125,43 +109,42 @@ def show_watch(
     verbose: bool,
 ) -> WatchReport:
     """Show each report, or the last alone; return the last one. A live screen is left standing."""
-    url, warning = watched.endpoint.root, styled("warning", "yellow")
-    say(f"watching {url}")
+    before: WatchReport | None = None
+    warning = f"{styled('warning', 'yellow')}:"
+    say(f"watching {watched.endpoint.root}")
     if watched.no_promises is not None:
-        say(f"{warning}: no promises are judged: {in_one_line(watched.no_promises)}")
+        say(f"{warning} no promises are judged: {in_one_line(watched.no_promises)}")
     can_redraw = is_terminal(sys.stdout) and os.environ.get("TERM") not in {None, "", "dumb"}
     if can_redraw and not is_json and not only_last:
-        return _draw(reports, url=url)
-    state, trouble = None, ""
+        return _draw(reports)
     for report in reports:
-        before, trouble = trouble, report.trouble.message if report.trouble is not None else ""
-        if trouble != before:
-            waits = f"{warning}: {in_one_line(trouble)}; waiting for the server"
-            say(waits if trouble else "the server answers again")
-        if only_last:
-            continue
-        if is_json:
+        trouble, was = report.trouble, before.trouble if before is not None else None
+        if trouble is not None and was is None:
+            say(f"{warning} {in_one_line(trouble.message)}; waiting for the server")
+        elif trouble is None and was is not None:
+            say("the server answers again")
+        if is_json and not only_last:
             out(json.dumps(as_json(report, watched)))
-        elif not trouble:
+        elif trouble is None and not only_last:
             out(line(report))
-            if report.verdict.word != state:
-                state = report.verdict.word
+            if before is None or report.verdict.word != before.verdict.word:
                 out(answer_line(*answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
+        before = report
     if only_last and is_json:
         out(json.dumps(as_json(report, watched)))
     elif only_last:
         out(answer_line(*answer(report), stream=sys.stdout))
         if verbose:
-            out("\n".join(text_lines(Items(rows(report, url=url)), sys.stdout)))
+            out("\n".join(text_lines(Items(rows(report)), sys.stdout)))
     return report
 
 
-def _draw(reports: Iterable[WatchReport], *, url: str) -> WatchReport:
+def _draw(reports: Iterable[WatchReport]) -> WatchReport:
     from rich.console import Console
     from rich.live import Live
 
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as screen:
         for report in reports:
-            screen.update(picture(report, url=url), refresh=True)
+            screen.update(picture(report), refresh=True)
     return report

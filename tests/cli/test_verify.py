@@ -73,7 +73,7 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
     error = sampled["fault_percent"]
     assert -5 < error["low"] < 0 < error["high"] < 5 and error["n"] == sampled["answers"]
     assert greedy["excluded_percent"] < 1.5 and sampled["excluded_percent"] < 5
-    assert found["speculates"] is True and found["speculation"]["acceptance_rate"] == 0.5
+    assert found["speculates"] is True and found["acceptance"]["drafts"] > 0
     # what a model's generation_config.json would change is said in every request that is judged
     asked = [request for request in model.requests if "prompt_logprobs" not in request]
     assert all((request["repetition_penalty"], request["top_p"]) == (1.0, 1.0) for request in asked)
@@ -160,12 +160,13 @@ def test_another_server_scores_the_text() -> None:
     assert [each["verdict"]["word"] for each in found["temperatures"]] == ["LOSSY", "LOSSY"]
 
 
-def test_a_short_run_says_what_it_excludes() -> None:
+def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> None:
     options = ("--seconds", "1")
     found = verified(Model(cost_s=0.02), *options)
     assert found["verdict"]["word"] == "NO FAULT FOUND" and not found["has_failed"]
     greedy, sampled = found["temperatures"]
     assert 0 < greedy["excluded_percent"] < 10 and sampled["excluded_percent"] > 5
+    verified(Model(cost_s=0.02), *options, "--strict", code=1)
     with serving(Model(cost_s=0.02)) as url:
         _, text = verify(url, *options)
     assert text.startswith("NO FAULT FOUND: no difference seen. Excluded with 99 % confidence: ")

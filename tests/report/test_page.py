@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 
 import pytest
 
-from specserve.report.charts import Chart, Series, Value
-from specserve.report.page import (
-    Card,
-    Cards,
-    Charts,
-    Details,
-    Document,
-    Items,
-    Paragraph,
-    Section,
-    Verbatim,
-    render,
-)
+from specserve.measure.intervals import Estimate
+from specserve.report.charts import Chart
+from specserve.report.page import Details, Document, Items, Paragraph, Section, render
 from specserve.report.text import Column, Table
 
-SERIES = (
-    Series("baseline", 0, (Value(1.0), Value(1.0))),
-    Series("profile", 1, (Value(2.1, 2.0, 2.2), None)),
-)
+SPEEDUPS = {
+    "profile": {"1": Estimate(2.1, 2.0, 2.2), "4": Estimate(0.9, 0.8, math.inf)},
+    "other": {"4": Estimate(1.5, 1.4, 1.6), "16": Estimate(1e13, 0.0, 1e13)},
+}
 ROWS = [
     ("1", "profile", "82.6", "PAYS", ""),
     ("1", "baseline", "38.1", "", ""),
@@ -34,27 +25,27 @@ ROWS = [
 ]
 COLUMNS = (
     Column("load"),
-    Column("variant", "code"),
+    Column("variant", "name"),
     Column("tokens/s"),
-    Column("verdict", "verdict"),
+    Column("verdict", "name"),
     Column("empty", "text"),
 )
 DOCUMENT = Document(
     "benchmark",
     "demo",
     [
-        Cards([Card("Choice", "K = 4", ["2.1 times as fast as `baseline`", "measured"])]),
-        Paragraph("A sentence about `a|b` and <b>bold</b>, @someone and #1.", is_muted=True),
+        Paragraph("A sentence about `a|b` and <b>bold</b>, @someone and #1."),
         Section(
             "By load",
             [
-                Charts([Chart("lines", "Speedup", "times", "load", ("1", "4"), SERIES, reference=1.0)]),
-                Table(COLUMNS, ROWS, caption="Higher is better", keys=2),
+                Chart("Speedup", "times", "load", SPEEDUPS),
+                Table(COLUMNS, ROWS, keys=2),
                 Items([("PAYS", "at load 1"), ("a label that is longer than the others", "x" * 60)]),
             ],
         ),
-        Details("How", [Verbatim("vllm serve x\n  --flag")]),
+        Details("How", [Items([("server", "`vllm serve x --flag`")])]),
     ],
+    answers=[("PAYS", "K = 4: 2.1 times as fast as `baseline`"), ("", "a second sentence")],
 )
 
 

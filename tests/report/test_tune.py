@@ -12,7 +12,6 @@ from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.result import TuneResult, remark
 from specserve.measure.verdict import Verdict
-from specserve.report.page import html_page
 from specserve.report.tune import result_json, tune_document
 
 
@@ -61,16 +60,16 @@ def test_the_first_line_answers_and_all_lines_are_short() -> None:
     assert lines[0].startswith("PAYS: K = 4: 1.84x (1.70-1.99) the tokens/s of no speculation")
     assert all(len(line) <= 80 for line in lines)
     shown = " ".join(" ".join(lines).split())
-    assert "num_speculative_tokens: 4" in shown
-    assert "concurrency 1 code: 2.10x (1.99-2.21), PAYS" in shown
+    assert '"num_speculative_tokens": 4' in shown
+    assert "code, concurrency 1, temperature 0 2.10x (1.99-2.21), PAYS" in shown
     assert "COSTS; send such load to a server without speculation" in shown
-    assert "4 2.50 *2.10m *0.90m" in shown and "5 2.50 2.00p -" in shown
+    assert "4 2.50 2.10m 0.90m" in shown and "5 2.50 2.00p -" in shown
     assert "0 1.00 13.5 tokens/s 40.0 tokens/s" in shown
     assert "cpu, vLLM 0.32.0+cpu, 2026-11-27 12:00 UTC, 5.2 min, 3 launches" in shown
 
 
 def test_what_comes_from_outside_steers_nothing() -> None:
-    page = html_page(tune_document(RESULT))
+    page = tune_document(RESULT).html()
     assert "\x1b" not in text(RESULT) + page and "<blink>" not in page
     assert "out of memory" in page
 
@@ -78,7 +77,7 @@ def test_what_comes_from_outside_steers_nothing() -> None:
 def test_a_schedule_names_both_ranges() -> None:
     choice = replace(PAYS, setting=Setting(5, 4, 2, 8))
     assert told(choice).startswith("PAYS: K = 5 up to 4 requests, K = 2 above: 1.84x")
-    assert "num_speculative_tokens_per_batch_size: [[1, 4, 5], [5, 8, 2]]" in told(choice)
+    assert '"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 8, 2]]' in told(choice)
 
 
 def test_no_speculation_and_no_answer_say_what_to_do() -> None:
@@ -93,7 +92,7 @@ def test_no_speculation_and_no_answer_say_what_to_do() -> None:
 
 def test_json_is_the_dump_of_the_result() -> None:
     content = json.loads(result_json(RESULT))
-    assert (content["version"], content["kind"]) == (1, "tune")
+    assert (content["version"], content["name"]) == (1, "demo")
     assert content["choice"]["setting"]["tokens"] == 4
     assert content["rows"][0]["speedup"]["value"] == 2.1
 

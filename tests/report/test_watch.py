@@ -53,12 +53,12 @@ def drawn(shown: WatchReport, *, width: int = 100) -> str:
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=width, force_terminal=False, highlight=False).print(picture(shown, url=URL))
+    Console(file=stream, width=width, force_terminal=False, highlight=False).print(picture(shown))
     return stream.getvalue()
 
 
 def test_the_figures(golden: Callable[[str, str], None]) -> None:
-    text = "".join(f"{label:<13}{text}\n" for label, text in rows(report(), url=URL))
+    text = "".join(f"{label:<13}{text}\n" for label, text in rows(report()))
     golden("report/watch-figures.txt", text)
 
 
@@ -76,7 +76,7 @@ def test_the_screen_fits_its_terminal(width: int) -> None:
 
 def test_names_from_outside_cannot_steer_the_terminal() -> None:
     evil = report(model="x\x1b[2J[bold]y", sentence="fine\x1b]0;title\x07", advice="[red]no[/red]\x1b[1m")
-    for text in (line(evil), answer(evil), *(row for _, row in rows(evil, url=URL)), drawn(evil)):
+    for text in (line(evil), answer(evil), *(row for _, row in rows(evil)), drawn(evil)):
         assert "\x1b" not in text
     assert "[red]no[/red]" in drawn(evil)
 
@@ -88,7 +88,7 @@ def test_json_is_the_report_and_null_for_what_is_not_known() -> None:
     assert found["window"]["ttft_p99_ms"]["high"] is None  # too few requests
     assert found["promises"][0]["limit"]["place"] == "my.yaml:5:3"
     gone = as_json(GONE, watched)
-    assert (gone["error"], gone["window"], gone["advice"]) == ("gone", None, None)
+    assert (gone["trouble"], gone["window"], gone["advice"]) == ("gone", None, None)
 
 
 def test_a_pipe_hears_of_trouble_once_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
