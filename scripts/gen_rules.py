@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from specserve.report.manual import NEEDED, Page, body, pages
+from specserve.report.manual import NEEDED, Page, blocks, pages
 
 FILE = Path(__file__).parents[1] / "docs" / "rules.md"
 _GROUPS = {
@@ -41,8 +41,25 @@ def document(pages: Iterable[Page]) -> str:
             lines += ["", f"## {title}", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
             lines += [_row(page) for page in of_group]
     for page in pages:
-        lines += ["", f"## {page.code} {page.name}", "", _facts(page), "", body(page, level=3)]
+        lines += ["", f"## {page.code} {page.name}", "", _facts(page), "", _body(page)]
     return "\n".join(lines) + "\n"
+
+
+def _body(page: Page) -> str:
+    """A page's text in Markdown."""
+    whole, before = "", ""
+    for kind, text in blocks(page):
+        shown = text
+        if kind == "heading":
+            shown = f"### {text}"
+        elif kind == "item":
+            shown = f"- {text}"
+        elif kind == "code":
+            language = "console" if text.startswith("$ ") else "yaml"
+            shown = f"```{language}\n{text}\n```"
+        whole += f"\n{shown}" if kind == before == "item" else f"\n\n{shown}"
+        before = kind
+    return whole.strip("\n")
 
 
 def _row(page: Page) -> str:

@@ -1,4 +1,4 @@
-"""Two launches side by side, by the profiles, commits and commands that name them; and what vLLM makes of one."""
+"""Two launches side by side, by the profiles, commits and commands that name them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.checks.gather import CheckOptions, gather
-from specserve.checks.oraclechild import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.convert.invocation import is_command
 from specserve.diagnostics import Severity
-from specserve.errors import FactError, ProfileError, UsageError, quoted
-from specserve.hardware.accelerators import Machine
+from specserve.errors import ProfileError, UsageError, quoted
 from specserve.plan.compare import Side
 from specserve.plan.launch import launch
 from specserve.profile.find import at_revision, load_at
@@ -20,7 +17,6 @@ from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import in_range, known_versions, table
 
-_HINT = "`specserve check --vllm installed` shows more"
 _Named = tuple[str, Profile, tuple[str, ...]]
 """What a side is called, its profile, and what is ignored of its command."""
 
@@ -113,20 +109,3 @@ def _launches(*named: _Named) -> tuple[Side, Side]:
         plan = launch(profile, table=table(version), platform=platform, version=version)
         sides.append(Side(label, profile, plan, ignored))
     return sides[0], sides[1]
-
-
-def effective(profile: Profile, *, machine: Machine | None = None) -> Judged:
-    """What the installed vLLM makes of a profile, without its alternatives.
-
-    Raises FactError if vLLM refuses the launch or cannot judge it here.
-    """
-    options = CheckOptions(machine=machine, ask_vllm="always")
-    known = gather(replace(profile, alternatives={}), wanted=options)
-    path = "speculation" if profile.speculation else ""
-    judged = next((item for item in known.context.vllm if item.path == path), None)
-    if judged is None or judged.answer.not_judged:
-        why = known.missing.get("vllm") or "the draft could not be read"
-        raise FactError(f"vLLM was not asked: {why}", hint=_HINT)
-    if judged.answer.refused:
-        raise FactError(f"{judged.basis} refuses this launch: {judged.answer.refused}", hint=_HINT)
-    return judged

@@ -204,3 +204,15 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
             "/metrics, /health and /invocations stay open), or pass `--insecure`"
         ),
     )
+
+
+def refuse_secrets(profile: Profile) -> None:
+    """Raises CheckFailed if a profile contains a secret: what is rendered from it would, too."""
+    from specserve.checks.run import examined
+
+    found = [item for item in examined(profile).findings if item.code == "SD107"]
+    if found:
+        raise CheckFailed(
+            f"`{profile.file}` contains secrets, which no rendered file may",
+            findings=tuple(replace(item, severity=Severity.ERROR) for item in found),
+        )

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import (
-    Budget,
-    Concurrency,
-    DryRun,
-    Output,
-    Settings,
-    Temperature,
-    Workloads,
-    flag,
-    given_besides,
-    text_option,
-)
+from specserve.cli import options
+from specserve.cli.options import flag, refuse_besides, refuse_together, text_option
 from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
@@ -37,65 +27,65 @@ class BenchFormat(StrEnum):
     HTML = "html"
 
 
+_QUICK = "Give a first answer in minutes: fewer prompts, 48 tokens each."
+_ALTERNATIVE = (
+    "Measure only this one of the profile's `alternatives`; repeatable; `baseline` leaves all out"
+    " (default: all are measured)."
+)
+_WITH = "Also compare this profile or running server; repeatable."
+_LAUNCHES = "Start each server this many times (default: 1; 2 if only one fits at a time)."
+_BUDGET = "Stop measuring after this long, not counting launches (default: 30m)."
+_OUTPUT = "Write the run to this directory (default: one in the state folder)."
+Launches = Annotated[
+    int | None, typer.Option("--launches", min=1, max=20, show_default=False, help=_LAUNCHES)
+]
+
+
 def bench(
     context: typer.Context,
     profile: Annotated[
         str | None,
-        typer.Argument(metavar="PROFILE|URL|NAME", show_default=False, help="A profile or a running server."),
+        typer.Argument(
+            metavar="PROFILE|URL|NAME", show_default=False, help="A profile or a running server."
+        ),
     ] = None,
     *,
-    quick: Annotated[
-        bool, flag("--quick", "Give a first answer in minutes: fewer prompts, 48 tokens each.")
-    ] = False,
-    workload: Workloads = None,
-    concurrency: Concurrency = None,
-    temperature: Temperature = None,
+    quick: Annotated[bool, flag("--quick", _QUICK)] = False,
+    workload: options.Workloads = None,
+    concurrency: options.Concurrency = None,
+    temperature: options.Temperature = None,
     alternative: Annotated[
-        list[str] | None,
-        text_option(
-            "NAME",
-            "Measure only this one of the profile's `alternatives`; repeatable; `baseline` leaves "
-            "all out (default: all are measured).",
-            "--alternative",
-        ),
+        list[str] | None, text_option("NAME", _ALTERNATIVE, "--alternative")
     ] = None,
     with_: Annotated[
-        list[str] | None,
-        text_option(
-            "[LABEL=]PROFILE|URL|NAME",
-            "Also compare this profile or running server; repeatable.",
-            "--with",
-        ),
+        list[str] | None, text_option("[LABEL=]PROFILE|URL|NAME", _WITH, "--with")
     ] = None,
-    launches: Annotated[
-        int | None,
-        typer.Option(
-            "--launches",
-            min=1,
-            max=20,
-            show_default=False,
-            help="Start each server this many times (default: 1; 2 if only one fits at a time).",
-        ),
+    launches: Launches = None,
+    budget: Annotated[str | None, text_option("TIME", _BUDGET, "--budget")] = None,
+    output: Annotated[str | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
+    resume: Annotated[
+        str | None, text_option("DIR", "Resume an interrupted run.", "--resume")
     ] = None,
-    budget: Budget = None,
-    output: Output = None,
-    resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.", "--resume")] = None,
-    show: Annotated[str | None, text_option("RUN", "Print the report of an earlier run.", "--show")] = None,
-    dry_run: DryRun = False,
+    show: Annotated[
+        str | None, text_option("RUN", "Print the report of an earlier run.", "--show")
+    ] = None,
+    dry_run: options.DryRun = False,
     format: Annotated[
         BenchFormat, typer.Option("--format", help="Output format; json is for scripts.")
     ] = BenchFormat.TEXT,
-    settings: Settings = None,
+    settings: options.Settings = None,
 ) -> None:
     """Measure whether speculation pays here, and by how much.
 
-    bench sends the same prompts to the profile's server and to the same server without speculation, in short blocks
-    that take turns. The 95 % confidence interval of the speedup decides. PAYS: it lies above 1.03 (and the 99.5 %
-    interval above 1). COSTS: it lies below 0.97 (and the 99.5 % interval below 1). NO DIFFERENCE: it lies between 0.97
-    and 1.03. INCONCLUSIVE: anything else. Each load is measured until its verdict is clear or the budget ends.
+    bench sends the same prompts to the profile's server and to the same server without speculation,
+    in short blocks that take turns. The 95 % confidence interval of the speedup decides. PAYS: it
+    lies above 1.03 (and the 99.5 % interval above 1). COSTS: it lies below 0.97 (and the 99.5 %
+    interval below 1). NO DIFFERENCE: it lies between 0.97 and 1.03. INCONCLUSIVE: anything else.
+    Each load is measured until its verdict is clear or the budget ends.
 
-    Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its whole confidence
-    interval is on the wrong side; 2 if nothing could be measured; 130 if interrupted (--resume continues).
+    Exit codes: 1 if a figure misses a limit of the profile's `expect` section, that is, if its
+    whole confidence interval is on the wrong side; 2 if nothing could be measured; 130 if
+    interrupted (--resume continues).
 
     \b
     specserve bench configs/demo.yaml --quick
@@ -112,15 +102,14 @@ def bench(
     from specserve.report.estimates import BenchView, bench_plan
 
     if show:
-        if others := given_besides(context, "show", "format"):
-            raise UsageError("`--show` measures nothing", hint=f"leave `{others[0]}` out")
+        refuse_besides(context, "--show", "show", "format")
         out(rendered(read_result(Path(show)), form=format.value))
         return
     if resume is None and profile is None:
         hint = "try `specserve bench configs/demo.yaml --quick`"
         raise UsageError("no profile is given", hint=hint)
-    if resume is not None and (output is not None or dry_run):
-        raise UsageError("`--resume` cannot be combined with `--output` or `--dry-run`")
+    refuse_together(resume=resume, output=output)
+    refuse_together(resume=resume, dry_run=dry_run)
     request = BenchRequest(
         profile=profile,
         quick=quick,

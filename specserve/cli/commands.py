@@ -65,7 +65,10 @@ class LazyGroup(TyperGroup):
         for title, names in COMMAND_GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name, self.get_command(ctx, name).get_short_help_str(200)) for name in names.split()]
+                    [
+                        (name, self.get_command(ctx, name).get_short_help_str(200))
+                        for name in names.split()
+                    ]
                 )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -73,7 +76,11 @@ class LazyGroup(TyperGroup):
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
             guess = did_you_mean(name, COMMANDS)
-            hint = f"did you mean `specserve {guess}`?" if guess else "`specserve --help` lists the commands"
+            hint = (
+                f"did you mean `specserve {guess}`?"
+                if guess
+                else "`specserve --help` lists the commands"
+            )
             raise UsageError(f"there is no command {quoted(name)}", hint=hint)
         return super().resolve_command(ctx, args)
 
@@ -127,7 +134,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _with_command(arguments: list[str]) -> list[str]:
-    """The arguments with `-- vllm serve …` as one profile, which every command takes by its name."""
+    """The arguments with `-- vllm serve …` as one profile, which commands take by its name."""
     if "--" not in arguments or arguments[0] not in _TAKE_A_COMMAND:
         return arguments
     from specserve.convert.command import remember, write_behind_dashes

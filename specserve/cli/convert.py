@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import flag, text_option
+from specserve.cli.options import text_option
 from specserve.errors import FactError, UsageError, system_reason
-from specserve.files import write_whole
 
 
 def convert(
@@ -18,21 +17,23 @@ def convert(
         list[str],
         typer.Argument(
             metavar="FILE",
-            help="A script, compose file or Python program, `-` for stdin, or `--` followed by a command.",
+            help="A script, compose file or Python program, `-` for stdin, or `--` followed by a"
+            " command.",
         ),
     ],
     *,
     output: Annotated[
-        str | None, text_option("PROFILE", "Write here (default: stdout).", "--output", "-o")
+        str | None,
+        text_option("PROFILE", "Write this new file (default: stdout).", "--output", "-o"),
     ] = None,
-    force: Annotated[bool, flag("--force", "Overwrite an existing file.")] = False,
 ) -> None:
     """Turn an old launch (a command, script or program) into a profile.
 
-    convert reads `vllm serve`, api_server, `docker run`, compose files, `LLM(…)` calls and SGLang's flags. It
-    translates or leaves out what vLLM no longer has, and reports each change as a comment in the profile and on stderr.
-    It never executes the source and never writes a secret from it. Exit code 1: the source lacks a value, so the
-    profile lacks it too, or the profile has errors that convert could not fix.
+    convert reads `vllm serve`, api_server, `docker run`, compose files, `LLM(…)` calls and SGLang's
+    flags. It translates or leaves out what vLLM no longer has, and reports each change as a comment
+    in the profile and on stderr. It never executes the source and never writes a secret from it.
+    Exit code 1: the source lacks a value, so the profile lacks it too, or the profile has errors
+    that convert could not fix.
 
     \b
     specserve convert serve.sh -o my.yaml
@@ -42,25 +43,22 @@ def convert(
     from specserve.checks.run import lint_text
     from specserve.convert.convert import FILE, converted
     from specserve.convert.reading import read_source
+    from specserve.files import write_whole
     from specserve.report.console import out
     from specserve.report.launch import say_converted
 
     target = None if output in (None, "-") else output
-    if target and not force and os.path.lexists(target):
-        raise UsageError(f"`{target}` already exists", hint="`--force` overwrites it")
+    if target and os.path.lexists(target):
+        raise UsageError(f"`{target}` already exists", hint="name another file, or delete it")
     given, origin, others = read_source(source)
     result = converted(given, origin=origin)
     if target:
-        _write(target, result.text)
+        try:
+            write_whole(Path(target), result.text)
+        except (OSError, ValueError) as error:
+            raise FactError(f"cannot write `{target}`: {system_reason(error)}") from error
     else:
         out(result.text)
     # without the values that are not resolved, most rules would err
     findings = list(result.unresolved) or lint_text(result.text, file=target or FILE)
     raise typer.Exit(1 if say_converted(result, findings, target=target, others=others) else 0)
-
-
-def _write(target: str, text: str) -> None:
-    try:
-        write_whole(Path(target), text)
-    except (OSError, ValueError) as error:
-        raise FactError(f"cannot write `{target}`: {system_reason(error)}") from error

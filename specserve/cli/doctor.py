@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,6 @@ from specserve.cli.options import Format, TextOrJson, flag
 
 if TYPE_CHECKING:
     from specserve.checks.doctor.limits import Line
-    from specserve.serve.detached.observe import Seen
 
 
 def doctor(
@@ -32,6 +31,8 @@ def doctor(
     specserve doctor --accelerators
     """
     from specserve.checks.doctor.host import host_lines
+    from specserve.checks.doctor.limits import examined
+    from specserve.hardware.accelerators import catalogue, gpus, this_cpu
     from specserve.report.console import out
     from specserve.report.doctor import accelerators_text, doctor_text
     from specserve.report.text import json_document
@@ -39,53 +40,35 @@ def doctor(
 
     as_json = format is TextOrJson.JSON
     if accelerators:
-        from specserve.hardware.accelerators import catalogue, gpus, this_cpu
-
         found, cpu = gpus(), this_cpu()
         known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
-        out(json_document(known) if as_json else accelerators_text(found, cpu=cpu))
+        out(json_document(known) if as_json else accelerators_text(found))
         return
-    ours, about_servers = _servers_here()
+    ours: set[int] = set()
+    about_servers = examined("servers", lambda: server_lines(ours))
     lines = [*host_lines(state=state_folder(), ours=ours), *about_servers]
     out(json_document({"lines": lines}) if as_json else doctor_text(lines))
     if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
 
 
-def _servers_here() -> tuple[frozenset[int], list[Line]]:
-    """The processes of all detached servers, as far as they can be read, and the lines about them."""
-    from specserve.checks.doctor.limits import examined
+def server_lines(ours: set[int]) -> Iterator[Line]:
+    """A line for each detached server; `ours` gets its processes, as far as they can be read."""
+    from specserve.checks.doctor.limits import Line
     from specserve.serve.detached.observe import observe_all
     from specserve.serve.detached.processes import Detached
 
-    pids: set[int] = set()
-
-    def read() -> Iterator[Line]:
-        servers = list(observe_all())
-        for seen in servers:
-            pids.update(seen.pids)
-            if seen.record is not None:
-                pids.update(process.pid for process in Detached(seen.record).members())
-        yield from _server_lines(servers)
-
-    lines = examined("servers", read)
-    return frozenset(pids), lines
-
-
-def _server_lines(servers: Sequence[Seen]) -> Iterator[Line]:
-    """Those that serve in one line, and one for each that does not."""
-    from specserve.checks.doctor.limits import Line
-
-    names = {
-        seen.name: f"{seen.name} (port {seen.record.port})" if seen.record else seen.name for seen in servers
-    }
-    well = [seen for seen in servers if seen.state in ("ready", "starting", "stopping")]
-    if well or not servers:
-        text = ", ".join(f"{names[seen.name]} {seen.state}" for seen in well) or "none runs detached"
-        yield Line("servers", "ok", text)
+    servers = list(observe_all())
     for seen in servers:
-        if seen not in well:
-            detail = f": {seen.detail}" if seen.detail else ""
-            after = "clears it" if seen.state in ("dead", "gone") else "ends it"
-            fix = f"`specserve down {seen.name}` {after}"
-            yield Line("servers", "note", f"{names[seen.name]} {seen.state}{detail}", fix)
+        ours.update(seen.pids)
+        place = ""
+        if seen.record is not None:
+            ours.update(process.pid for process in Detached(seen.record).members())
+            place = f" (port {seen.record.port})"
+        text = f"{seen.name}{place} {seen.state}{f': {seen.detail}' if seen.detail else ''}"
+        if seen.state in ("ready", "starting", "stopping"):
+            yield Line("servers", "ok", text)
+        else:
+            yield Line("servers", "note", text, f"`specserve down {seen.name}` ends or clears it")
+    if not servers:
+        yield Line("servers", "ok", "none runs detached")

@@ -1,4 +1,4 @@
-"""`specserve drafts` and `distill`: the drafts that are published for a target, and one of your own."""
+"""`specserve drafts` and `distill`: the drafts that are published for a target, and your own."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Assume, Format, TextOrJson, flag, text_option
+from specserve.cli.options import Assume, DryRun, Format, TextOrJson, flag, text_option
 from specserve.report.console import out, say
+
+_ONLINE = "Also ask the Hub: its drafts of the target, and the files of every draft."
+_WRITE = "Write this draft into the profile as an alternative; repeatable."
+_TRAFFIC = "Requests to learn from: a request log, or prompts as JSON lines."
+_TRAIN_FOR = "Train for this long at most, such as 5m or 1h."
+_OUTPUT = "Keep answers, the new draft and the proof below this folder."
 
 
 def drafts(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET|PROFILE", help="Hub id or folder of a model, or a profile file."),
+        typer.Argument(
+            metavar="TARGET|PROFILE", help="Hub id or folder of a model, or a profile file."
+        ),
     ],
     *,
     assume: Assume = None,
-    online: Annotated[
-        bool, flag("--online", "Also ask the Hub: its drafts of the target, and the files of every draft.")
-    ] = False,
-    write: Annotated[
-        list[str] | None,
-        text_option("DRAFT", "Write this draft into the profile as an alternative; repeatable.", "--write"),
-    ] = None,
+    online: Annotated[bool, flag("--online", _ONLINE)] = False,
+    write: Annotated[list[str] | None, text_option("DRAFT", _WRITE, "--write")] = None,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """List the ways to speculate for a target, with their sources.
 
-    The list comes from a catalogue that ships with specserve: heads, draft models and layers of the target itself.
-    For a quantized copy of a target, the list shows the drafts of the original. Each draft is judged by the rules that
-    need no model; with --online, also by its files on the Hub. With --assume, the list says what fits on this machine.
+    The list comes from a catalogue that ships with specserve: heads, draft models and layers of the
+    target itself. For a quantized copy of a target, the list shows the drafts of the original. Each
+    draft is judged by the rules that need no model; with --online, also by its files on the Hub.
+    With --assume, the list says what fits on this machine.
 
     \b
     specserve drafts openai/gpt-oss-20b
@@ -59,34 +63,25 @@ def drafts(
 
 
 def distill(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file; its draft is the start.")],
-    *,
-    traffic: Annotated[
-        str,
-        text_option(
-            "LOG.jsonl", "Requests to learn from: a request log, or prompts as JSON lines.", "--traffic"
-        ),
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="Profile file; its draft is the start.")
     ],
-    train_for: Annotated[
-        str,
-        typer.Option("--train-for", metavar="TIME", help="Train for this long at most, such as 5m or 1h."),
-    ] = "10m",
-    output: Annotated[
-        str | None,
-        text_option("DIR", "Keep answers, the new draft and the proof below this folder.", "--output", "-o"),
-    ] = None,
-    dry_run: Annotated[
-        bool, flag("--dry-run", "Split the traffic, print what would be done, and exit.")
-    ] = False,
+    *,
+    traffic: Annotated[str, text_option("LOG.jsonl", _TRAFFIC, "--traffic")],
+    train_for: Annotated[str, typer.Option("--train-for", metavar="TIME", help=_TRAIN_FOR)] = "10m",
+    output: Annotated[str | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train the profile's draft on your own traffic.
 
-    The target answers the prompts of the traffic, and the draft learns from the answers. A fifth of the prompts is held
-    out. If the training finds a better state, bench measures both drafts on the held-out prompts. Only if the new draft
-    is surely accepted more often, it is written into the profile, as the alternative `distilled`. Nothing leaves this
-    machine. The same command resumes a distillation that was interrupted.
+    The target answers the prompts of the traffic, and the draft learns from the answers. A fifth of
+    the prompts is held out. If the training finds a better state, bench measures both drafts on the
+    held-out prompts. Only if the new draft is surely accepted more often, it is written into the
+    profile, as the alternative `distilled`. Nothing leaves this machine. The same command resumes a
+    distillation that was interrupted.
 
-    Exit codes: 1 if the new draft is not better; 2 if the traffic is too small or anything cannot be read.
+    Exit codes: 1 if the new draft is not better; 2 if the traffic is too small or anything cannot
+    be read.
 
     \b
     specserve distill configs/demo.yaml --traffic log.jsonl
@@ -106,7 +101,8 @@ def distill(
     if dry_run:
         out(distill_plan_document(plan).text(sys.stdout).rstrip("\n"))
         return
-    say(f"{'resuming' if plan.folder.exists() else 'answers, the new draft, the proof'}: {plan.folder}")
+    what = "resuming" if plan.folder.exists() else "answers, the new draft, the proof"
+    say(f"{what}: {plan.folder}")
     found = run_distillation(plan, views=distill_views(StderrNotices()))
     plan.write("result.json", json_document(json_values(found)))
     out(distilled_document(found).text(sys.stdout).rstrip("\n"))

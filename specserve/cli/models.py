@@ -8,7 +8,6 @@ import typer
 
 from specserve.cli.options import Alternative, flag
 from specserve.errors import HubUnreachable, NotCached
-from specserve.profile.schema import Profile
 from specserve.report.console import escaped, out, say
 from specserve.report.text import count
 
@@ -34,7 +33,7 @@ def lock(
     specserve lock configs/llama70b-8b.yaml
     specserve lock --check configs/         in CI: is every lock up to date?
     """
-    from specserve.cli.judge import named_profiles
+    from specserve.cli.check import named_profiles
     from specserve.models.hub import is_offline
     from specserve.plan.locking import LockState, lock_problems, lock_profile
     from specserve.profile.load import load_profile
@@ -45,24 +44,25 @@ def lock(
     for file in named_profiles(profiles):
         profile = load_profile(file)
         try:
-            if check:
-                state, problems = lock_problems(profile, ask_hub=not is_offline())
-                states.append(state)
-                for problem in problems:
-                    out(readable(problem))
-            else:
+            if not check:
                 say_locked(lock_profile(profile, offline=is_offline()), profile)
+                continue
+            state, problems = lock_problems(profile, ask_hub=not is_offline())
         except NotCached as error:
             error.hint = f"`specserve pull {file}` downloads it; unset HF_HUB_OFFLINE"
             raise
+        states.append(state)
+        for problem in problems:
+            out(readable(problem))
     if check:
         say(locks_text(states))
-        if set(states) - {"holds"}:
-            raise typer.Exit(1)
+        raise typer.Exit(1 if set(states) - {"holds"} else 0)
 
 
 def pull(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")],
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")
+    ],
     *,
     alternative: Alternative = None,
 ) -> None:
@@ -77,49 +77,35 @@ def pull(
     specserve pull configs/llama70b-8b.yaml
     specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
+    from specserve.models.hub import fetch_files, refuse_full_disk
+    from specserve.plan.locking import lock_of, locked, not_locked
+    from specserve.plan.uses import cache_of, downloads
     from specserve.profile.load import load_profile
 
     loaded = load_profile(profile, alternative=alternative)
+    if known := lock_of(loaded):
+        for use in not_locked(loaded, known):
+            say(f"warning: `{escaped(use.model)}` is not in the lock")
+        loaded = locked(loaded, known)
+    cache = cache_of(loaded)
     try:
-        fetch(at_lock(loaded))
-    except NotCached as error:
-        error.hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
-        raise
+        wanted = downloads(loaded, tell=lambda text: say(f"{text} …"))
+        if not wanted:
+            name = escaped(loaded.name)
+            say(f"nothing to download: every model of `{name}` is a local directory")
+        refuse_full_disk(wanted, cache=cache)
+        for each in wanted:
+            name = f"{escaped(each.model)} at {each.commit[:12]}"
+            if each.missing:
+                size = _size(each.missing_bytes)
+                say(f"downloading {name}: {count(len(each.missing), 'file')}, {size}")
+            fetch_files(each, cache=cache, stall_s=loaded.server.stall_timeout_s)
+            say(f"{name}: {count(len(each.files), 'file')}, {_size(each.total_bytes)}, complete")
+            out(str(each.folder))
     except HubUnreachable as error:
-        error.hint = "check the network and HF_ENDPOINT, and run it again: it continues where it stopped"
+        network = "check the network and HF_ENDPOINT"
+        error.hint = f"{network}, and run it again: it continues where it stopped"
         raise
-
-
-def at_lock(profile: Profile) -> Profile:
-    """The profile at the commits of its lock, if it has one; says what the lock does not have."""
-    from specserve.plan.locking import lock_of, locked, not_locked
-
-    lock = lock_of(profile)
-    if lock is None:
-        return profile
-    for use in not_locked(profile, lock):
-        say(f"warning: `{escaped(use.model)}` is not in the lock")
-    return locked(profile, lock)
-
-
-def fetch(profile: Profile) -> None:
-    """Download what a profile needs and the cache does not have. Raises FactError."""
-    from specserve.models.hub import fetch_files, refuse_full_disk
-    from specserve.plan.uses import cache_of, downloads
-
-    cache = cache_of(profile)
-    wanted = downloads(profile, tell=lambda text: say(f"{text} …"))
-    if not wanted:
-        say(f"nothing to download: every model of `{escaped(profile.name)}` is a local directory")
-    refuse_full_disk(wanted, cache=cache)
-    for download in wanted:
-        name = f"{escaped(download.model)} at {download.commit[:12]}"
-        if download.missing:
-            size = _size(download.missing_bytes)
-            say(f"downloading {name}: {count(len(download.missing), 'file')}, {size}")
-        fetch_files(download, cache=cache, stall_s=profile.server.stall_timeout_s)
-        say(f"{name}: {count(len(download.files), 'file')}, {_size(download.total_bytes)}, complete")
-        out(str(download.folder))
 
 
 def _size(count: int) -> str:

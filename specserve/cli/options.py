@@ -1,4 +1,4 @@
-"""Options that several commands have, said once. A command whose option means something else words its own."""
+"""Options that several commands have, each said once, and what contradicts what."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from specserve.errors import UsageError
 
 
 class TextOrJson(StrEnum):
@@ -15,28 +17,47 @@ class TextOrJson(StrEnum):
     JSON = "json"
 
 
-class PlanFormat(StrEnum):
-    """How a launch is written."""
-
-    SHELL = "shell"
-    JSON = "json"
-
-
 def text_option(metavar: str, help: str, *names: str) -> Any:
     """A text, whose help says what happens without it."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
-def given_besides(context: typer.Context, *names: str) -> list[str]:
-    """Returns the options of the command line that are not among these parameters, as `--name`."""
-    options = [each for each in context.command.params if each.name not in names]
-    sources = [(each, context.get_parameter_source(each.name or "")) for each in options]
-    return [each.opts[0] for each, source in sources if source is not None and source.name == "COMMANDLINE"]
-
-
 def flag(name: str, help: str) -> Any:
     """A switch that is off without it."""
     return typer.Option(name, help=help)
+
+
+def given(**options: object) -> list[str]:
+    """The options that have a value, as `--name`."""
+    has_value = {name: value is not None and value is not False for name, value in options.items()}
+    return [f"`--{name.strip('_').replace('_', '-')}`" for name in options if has_value[name]]
+
+
+def refuse_together(*, hint: str | None = None, **options: object) -> None:
+    """Raises UsageError if more than one of these options has a value."""
+    if len(names := given(**options)) > 1:
+        raise UsageError(f"{names[0]} and {names[1]} cannot be combined", hint=hint)
+
+
+def refuse_alone(
+    needed: str, is_there: bool, *, hint: str | None = None, **options: object
+) -> None:
+    """Raises UsageError if one of these options has a value without what it needs."""
+    names = given(**options)
+    if names and not is_there:
+        raise UsageError(f"{names[0]} needs `{needed}`", hint=hint)
+
+
+def refuse_besides(context: typer.Context, option: str, *taken: str) -> None:
+    """Raises UsageError for an option of the command line that is not among these parameters.
+
+    `option`: what measures nothing, and so takes only them.
+    """
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.name not in taken and source is not None and source.name == "COMMANDLINE":
+            hint = f"leave `{each.opts[0]}` out"
+            raise UsageError(f"`{option}` measures nothing", hint=hint)
 
 
 ProfileOrCommand = Annotated[
@@ -47,67 +68,32 @@ ProfileOrCommand = Annotated[
 ]
 Format = Annotated[TextOrJson, typer.Option("--format", help="Output format; json is for scripts.")]
 Settings = Annotated[
-    list[str] | None, text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set")
-]
-Alternative = Annotated[
-    str | None,
-    text_option(
-        "NAME",
-        "Use this one of the profile's `alternatives`; `baseline` leaves speculation out.",
-        "--alternative",
-    ),
-]
-Locked = Annotated[
-    bool | None,
-    typer.Option(
-        "--locked/--no-lock",
-        show_default=False,
-        help="Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore the lock.",
-    ),
-]
-Assume = Annotated[
-    str | None,
-    text_option(
-        "[NODESx]COUNTxNAME",
-        "Assume this machine instead of the one at hand, such as 4xH100-80GB.",
-        "--assume",
-    ),
-]
-
-NoCheck = Annotated[bool, flag("--no-check", "Start even if the check finds errors.")]
-Workloads = Annotated[
     list[str] | None,
-    text_option(
-        "NAME|FILE",
-        (
-            "Prompts to send: chat, code, summarise, json, creative, long, or a file with your "
-            "prompts or request log as JSON lines; repeatable (default: those of `expect`, else chat and "
-            "code)."
-        ),
-        "--workload",
-        "-w",
-    ),
+    text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set"),
 ]
-Concurrency = Annotated[
-    str | None,
-    text_option(
-        "LIST", "Measure with these numbers of concurrent requests, such as 1,4,16.", "--concurrency", "-c"
-    ),
+_ALTERNATIVE = "Use this one of the profile's `alternatives`; `baseline` leaves speculation out."
+Alternative = Annotated[str | None, text_option("NAME", _ALTERNATIVE, "--alternative")]
+_LOCKED = (
+    "Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore"
+    " the lock."
+)
+Locked = Annotated[
+    bool | None, typer.Option("--locked/--no-lock", show_default=False, help=_LOCKED)
 ]
-Temperature = Annotated[
-    str | None,
-    text_option("LIST", "Measure at these temperatures, such as 0,0.7 (default: 0).", "--temperature", "-t"),
+_ASSUME = "Assume this machine instead of the one at hand, such as 4xH100-80GB."
+Assume = Annotated[str | None, text_option("[NODESx]COUNTxNAME", _ASSUME, "--assume")]
+Strict = Annotated[bool, flag("--strict", "Also fail for warnings.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show all that the answer rests on.")
 ]
-Output = Annotated[
-    str | None,
-    text_option(
-        "DIR", "Write the run to this directory (default: one in the state folder).", "--output", "-o"
-    ),
-]
-Budget = Annotated[
-    str | None,
-    text_option("TIME", "Stop measuring after this long, not counting launches (default: 30m).", "--budget"),
-]
-DryRun = Annotated[
-    bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
-]
+_WORKLOADS = (
+    "Prompts to send: chat, code, summarise, json, creative, long, or a file with your prompts or"
+    " request log as JSON lines; repeatable (default: those of `expect`, else chat and code)."
+)
+Workloads = Annotated[list[str] | None, text_option("NAME|FILE", _WORKLOADS, "--workload", "-w")]
+_CONCURRENCY = "Measure with these numbers of concurrent requests, such as 1,4,16."
+Concurrency = Annotated[str | None, text_option("LIST", _CONCURRENCY, "--concurrency", "-c")]
+_TEMPERATURE = "Measure at these temperatures, such as 0,0.7 (default: 0)."
+Temperature = Annotated[str | None, text_option("LIST", _TEMPERATURE, "--temperature", "-t")]
+_DRY_RUN = "Print what would be launched and sent, and how long it would take."
+DryRun = Annotated[bool, flag("--dry-run", _DRY_RUN)]

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson
-
 
 def rules(
     codes: Annotated[
@@ -17,18 +15,17 @@ def rules(
         typer.Argument(
             metavar="CODE…",
             show_default=False,
-            help="Describe these codes or names, such as SD104 or split-draft; list a group, such as SD1.",
+            help="Describe these codes or names, such as SD104 or split-draft; list a group, such"
+            " as SD1.",
         ),
     ] = None,
-    *,
-    format: Format = TextOrJson.TEXT,
 ) -> None:
     """List everything that lint and check can find, or describe one finding.
 
-    Each rule is listed with its code, its severity, its name, and what it needs besides the profile. SD0 rules are
-    about the file itself, SD1 about the profile, SD2 about models and tokenizers, SD3 about memory and hardware, SD4
-    about this host and vLLM's versions. The page of a code says why the finding matters, what to write instead, and how
-    to silence it.
+    Each rule is listed with its code, its severity, its name, and what it needs besides the
+    profile. SD0 rules are about the file itself, SD1 about the profile, SD2 about models and
+    tokenizers, SD3 about memory and hardware, SD4 about this host and vLLM's versions. The page of
+    a code says why the finding matters, what to write instead, and how to silence it.
 
     \b
     specserve rules
@@ -37,17 +34,13 @@ def rules(
     """
     from specserve.report.console import out, say
     from specserve.report.manual import find, listing, manual, pages
-    from specserve.report.text import json_document
 
-    known = pages()
-    groups = tuple(
-        code.upper() for code in codes or ("SD",) if re.fullmatch(r"SD\d{0,2}", code, re.IGNORECASE)
-    )
+    asked = [code.upper() for code in codes or ["SD"]]
+    groups = tuple(code for code in asked if re.fullmatch(r"SD\d{0,2}", code))
     named = [find(code) for code in codes or () if code.upper() not in groups]
-    chosen = list(dict.fromkeys([*named, *(page for page in known.values() if page.code.startswith(groups))]))
-    if format is TextOrJson.JSON:
-        out(json_document({"rules": chosen}))
-    elif named:
+    known = pages().values()
+    chosen = dict.fromkeys([*named, *(page for page in known if page.code.startswith(groups))])
+    if named:
         out("\n\n".join(manual(page) for page in chosen))
     else:
         out(listing(chosen))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,10 @@ from specserve.cli.options import (
     Alternative,
     ProfileOrCommand,
     Settings,
-    TextOrJson,
     flag,
+    refuse_alone,
     text_option,
 )
-from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Deployment
@@ -35,39 +33,24 @@ class RenderTarget(StrEnum):
     MONITORING = "monitoring"
 
 
+_CANARY = "Also run this alternative, and send it this share of the requests."
+_IMAGE = "Use this image instead of the official one; name it by digest to pin it."
+_OUTPUT = "Write here (default: stdout)."
+_CHECK = "Write nothing; exit with 1 if the files in DIR are stale."
+
+
 def render(
     profile: ProfileOrCommand,
     *,
-    to: Annotated[RenderTarget, typer.Option("--to", help="What to deploy with.", show_default=False)],
+    to: Annotated[
+        RenderTarget, typer.Option("--to", help="What to deploy with.", show_default=False)
+    ],
     alternative: Alternative = None,
-    canary: Annotated[
-        str | None,
-        text_option(
-            "NAME=PERCENT%",
-            "Also run this alternative, and send it this share of the requests.",
-            "--canary",
-        ),
-    ] = None,
+    canary: Annotated[str | None, text_option("NAME=PERCENT%", _CANARY, "--canary")] = None,
     settings: Settings = None,
-    image: Annotated[
-        str | None,
-        text_option(
-            "IMAGE",
-            "Use this image instead of the official one; name it by digest to pin it.",
-            "--image",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, text_option("DIR", "Write here (default: stdout).", "--output", "-o")
-    ] = None,
-    check: Annotated[
-        bool, flag("--check", "Write nothing; exit with 1 if the files in DIR are stale.")
-    ] = False,
-    force: Annotated[bool, flag("--force", "Overwrite files that specserve did not write.")] = False,
-    format: Annotated[
-        TextOrJson,
-        typer.Option("--format", help="Output format without -o: the text, or JSON of all files."),
-    ] = TextOrJson.TEXT,
+    image: Annotated[str | None, text_option("IMAGE", _IMAGE, "--image")] = None,
+    output: Annotated[Path | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
+    check: Annotated[bool, flag("--check", _CHECK)] = False,
 ) -> None:
     """Write the files that deploy a profile in production.
 
@@ -86,16 +69,10 @@ def render(
     specserve render big.yaml --to kubernetes --canary eagle=10% -o deploy/big
     """
     from specserve.deploy import targets
-    from specserve.report.console import out, say
+    from specserve.report.console import say
     from specserve.report.launch import print_files, say_stale, say_written
-    from specserve.report.text import json_document
 
-    if (check or force) and output is None:
-        needs = "`--check`" if check else "`--force`"
-        raise UsageError(f"{needs} applies to the files in a folder, so it needs `-o DIR`")
-    if format is TextOrJson.JSON and output is not None:
-        text = "`--format` and `-o` cannot be combined: with `-o` the files go to a folder"
-        raise UsageError(text)
+    refuse_alone("-o DIR", output is not None, check=check)
     made_of = partial(_deployment, profile, image, tuple(settings or ()))
     made = made_of(alternative)
     if canary is not None:
@@ -103,15 +80,12 @@ def render(
     folder = (output or Path(made.profile.file).parent).absolute()
     artifacts = targets.render(to.value, made, folder=str(folder))
     if output is None:
-        if format is TextOrJson.JSON:
-            out(json_document({"files": artifacts}))
-        else:
-            print_files(artifacts, target=to.value)
+        print_files(artifacts, target=to.value)
     elif check:
         stale = targets.stale(artifacts, output, target=to.value)
         raise typer.Exit(say_stale(stale, output, total=len(artifacts)))
     else:
-        changed = targets.put(artifacts, output, force=force)
+        changed = targets.put(artifacts, output)
         found = targets.stale(artifacts, output, target=to.value)
         say_written(artifacts, output, changed=changed, found=found)
     for line in targets.caveats(made, to.value):
@@ -121,13 +95,10 @@ def render(
 def _deployment(
     path: str, image: str | None, settings: tuple[str, ...], alternative: str | None
 ) -> Deployment:
-    """The deployment of a profile or one of its alternatives, cleared by the rules, without secrets."""
-    from specserve.checks.prepare import prepare
-    from specserve.checks.run import examined
+    """The deployment of a profile or an alternative, cleared by the rules, without secrets."""
+    from specserve.checks.prepare import prepare, refuse_secrets
     from specserve.deploy.deployment import deployment
     from specserve.deploy.weights import locked_bytes
-    from specserve.diagnostics import Severity
-    from specserve.errors import CheckFailed
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
@@ -136,9 +107,11 @@ def _deployment(
     version = newest_in(load_profile(path, settings=settings).vllm)
     options = LaunchOptions(settings, alternative, vllm=version, starts=False, whole=True)
     source, plan = prepare(path, options, notices=StderrNotices())
-    if secrets := [item for item in examined(source).findings if item.code == "SD107"]:
-        found = tuple(replace(item, severity=Severity.ERROR) for item in secrets)
-        text = f"`{source.file}` contains secrets, which no rendered file may"
-        raise CheckFailed(text, findings=found)
-    weights = locked_bytes(source)
-    return deployment(source, version=version, platform=plan.platform, image=image, weights_bytes=weights)
+    refuse_secrets(source)
+    return deployment(
+        source,
+        version=version,
+        platform=plan.platform,
+        image=image,
+        weights_bytes=locked_bytes(source),
+    )

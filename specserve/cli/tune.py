@@ -9,14 +9,16 @@ from typing import Annotated
 import typer
 
 from specserve.cli import options
-from specserve.cli.options import flag, given_besides, text_option
+from specserve.cli.options import flag, refuse_alone, refuse_besides, text_option
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 _K_MAX = "Try up to this many draft tokens (default: 8, or the block of the draft head)."
 _ESTIMATE = "Measure nothing; estimate for this accelerator (names: `doctor --accelerators`)."
 _ACCEPTANCE = "With --estimate: the probability of a draft token, such as 0.7, or 3.6@4."
-KMax = Annotated[int | None, typer.Option("--k-max", min=1, max=64, show_default=False, help=_K_MAX)]
+KMax = Annotated[
+    int | None, typer.Option("--k-max", min=1, max=64, show_default=False, help=_K_MAX)
+]
 Budget = Annotated[
     str | None,
     text_option("TIME", "End after this long, launches included (default: 30m).", "--budget"),
@@ -71,14 +73,12 @@ def tune(
         from specserve.report.text import json_document
 
         taken = ("profile", "estimate", "acceptance", "concurrency", "k_max", "format")
-        if useless := given_besides(context, *taken):
-            raise UsageError("`--estimate` measures nothing", hint=f"leave `{useless[0]}` out")
+        refuse_besides(context, "--estimate", *taken)
         guess = estimate_tune(request, estimate, acceptance)
         out(json_document(guess) if as_json else estimate_text(guess))
         return
-    if acceptance is not None:
-        hint = "add `--estimate NAME`, or leave it out: a tune measures the acceptance"
-        raise UsageError("`--acceptance` needs `--estimate`", hint=hint)
+    hint = "add `--estimate NAME`, or leave it out: a tune measures the acceptance"
+    refuse_alone("--estimate", False, hint=hint, acceptance=acceptance)
     if profile == "-":
         raise UsageError("`tune` cannot read a profile from stdin", hint="name a file")
     if write and not Path(profile).is_file():

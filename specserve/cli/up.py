@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,17 +9,39 @@ import typer
 from specserve.cli.options import (
     Alternative,
     Locked,
-    NoCheck,
     ProfileOrCommand,
     Settings,
     TextOrJson,
     flag,
+    refuse_alone,
+    refuse_together,
     text_option,
 )
-from specserve.errors import SpecserveError, UsageError
+from specserve.errors import SpecserveError
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
+
+_PORT = "Listen on this port instead of `server.port`; 0 takes a free one."
+_NODE_RANK = "Rank of this node, less than `hardware.nodes`."
+_EXEC = (
+    "Replace this process with vLLM, for containers; nothing then watches the server or explains"
+    " a failure."
+)
+_DETACH = "Return when the server is ready and leave it running; see `ps`, `logs` and `down`."
+_NAME = "Name the detached server (default: the profile's name)."
+_NO_WARM_UP = "Report the server ready before it has answered a first request."
+_NO_CHECK = "Start even if the check finds errors."
+_INSECURE = "Allow a server without API key to listen beyond this host."
+_FORMAT = "Format of messages; json is one object per line on both streams."
+Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", min=0, max=65535, show_default=False, help=_PORT),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="N", min=0, show_default=False, help=_NODE_RANK),
+]
 
 
 def up(
@@ -28,73 +49,25 @@ def up(
     *,
     alternative: Alternative = None,
     settings: Settings = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port",
-            metavar="N",
-            min=0,
-            max=65535,
-            show_default=False,
-            help="Listen on this port instead of `server.port`; 0 takes a free one.",
-        ),
-    ] = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            "--node-rank",
-            min=0,
-            metavar="N",
-            show_default=False,
-            help="Rank of this node, less than `hardware.nodes`.",
-        ),
-    ] = None,
-    master_addr: Annotated[
-        str | None, text_option("ADDRESS", "Address of node 0, as ADDRESS[:PORT].", "--master-addr")
-    ] = None,
-    exec_: Annotated[
-        bool,
-        flag(
-            "--exec",
-            "Replace this process with vLLM, for containers; nothing then watches the server or"
-            " explains a failure.",
-        ),
-    ] = False,
-    detach: Annotated[
-        bool,
-        flag(
-            "--detach",
-            "Return when the server is ready and leave it running; see `ps`, `logs` and `down`.",
-        ),
-    ] = False,
-    name: Annotated[
-        str | None,
-        text_option("NAME", "Name the detached server (default: the profile's name).", "--name"),
-    ] = None,
-    no_warm_up: Annotated[
-        bool,
-        flag("--no-warm-up", "Report the server ready before it has answered a first request."),
-    ] = False,
-    no_check: NoCheck = False,
-    insecure: Annotated[
-        bool, flag("--insecure", "Allow a server without API key to listen beyond this host.")
-    ] = False,
+    port: Port = None,
+    node_rank: NodeRank = None,
+    exec_: Annotated[bool, flag("--exec", _EXEC)] = False,
+    detach: Annotated[bool, flag("--detach", _DETACH)] = False,
+    name: Annotated[str | None, text_option("NAME", _NAME, "--name")] = None,
+    no_warm_up: Annotated[bool, flag("--no-warm-up", _NO_WARM_UP)] = False,
+    no_check: Annotated[bool, flag("--no-check", _NO_CHECK)] = False,
+    insecure: Annotated[bool, flag("--insecure", _INSECURE)] = False,
     locked: Locked = None,
     format: Annotated[
-        TextOrJson,
-        typer.Option(
-            "--format",
-            "--log-format",
-            help="Format of messages; json is one object per line on both streams.",
-        ),
+        TextOrJson, typer.Option("--format", "--log-format", help=_FORMAT)
     ] = TextOrJson.TEXT,
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
     The first request to a new server is slow, so `up` sends a short one itself. When it is
     answered, `up` says that the server is ready, and notifies systemd. The address and a request to
-    try go to stdout, the progress goes to stderr, and vLLM's own log to a file. CUDA_VISIBLE_DEVICES
-    chooses GPUs where the profile names none.
+    try go to stdout, the progress goes to stderr, and vLLM's own log to a file.
+    CUDA_VISIBLE_DEVICES chooses GPUs where the profile names none.
 
     Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors; 2 if the
     server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops
@@ -104,26 +77,20 @@ def up(
     specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
     specserve up configs/demo.yaml --alternative baseline
     specserve up configs/demo.yaml --detach
-    specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
+    specserve up big.yaml --node-rank 1 --set engine.master_addr=10.0.0.1
     """
     from specserve.checks.prepare import cleared, refuse_exposed
     from specserve.plan.launch import LaunchOptions
-    from specserve.plan.nodes import node_at
-    from specserve.report.console import say
+    from specserve.plan.nodes import LaunchNode
     from specserve.report.findings import StderrNotices
     from specserve.serve.detached.launch import room_beside
     from specserve.serve.detached.registry import default_name, folder_of, variant_of
     from specserve.serve.server import become
 
-    if name is not None and not detach:
-        raise UsageError("`--name` needs `--detach`: it names a detached server")
-    if detach and exec_:
-        raise UsageError("`--detach` and `--exec` cannot be combined")
-    if master_addr is not None and node_rank is None:
-        raise UsageError("`--master-addr` needs `--node-rank N`")
-    if node_rank is not None and detach:
-        hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
-        raise UsageError("`--node-rank` and `--detach` cannot be combined", hint=hint)
+    refuse_alone("--detach", detach, name=name)
+    refuse_together(detach=detach, exec=exec_)
+    hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
+    refuse_together(node_rank=node_rank, detach=detach, hint=hint)
     options = LaunchOptions(
         settings=tuple(settings or ()),
         port=port,
@@ -131,7 +98,7 @@ def up(
         check=not no_check,
         locked=locked,
         passed=("SD108",) if insecure else (),
-        node=None if node_rank is None else node_at(node_rank, master_addr),
+        node=None if node_rank is None else LaunchNode(node_rank),
     )
     notices = StderrNotices()
     source, plan = cleared(profile, options, notices=notices)
@@ -141,8 +108,6 @@ def up(
         folder_of(name)  # refuses what cannot be a name before anything is written under it
     room = None if no_check else room_beside(source, plan, name=name, notices=notices)
     if exec_:
-        if "NOTIFY_SOCKET" in os.environ:
-            say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
         become(plan)
     serving: dict[str, Any] = {"warms_up": not no_warm_up}
     if detach:
@@ -165,18 +130,15 @@ def start(
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
-    as_json = format is TextOrJson.JSON
-    view = JsonView(plan) if as_json else TextView(plan, stays_as=name)
+    view = JsonView(plan) if format is TextOrJson.JSON else TextView(plan, stays_as=name)
+    options["on_event"] = view
     try:
         if name is not None:
-            launch(plan, name=name, on_event=view, **options)
+            launch(plan, name=name, **options)
             return
         refuse_taken_port(plan)
         log = default_log(plan.name)
-        with (
-            stop_on_signals() as stop,
-            running(plan, log_path=log, on_event=view, stop=stop, **options) as server,
-        ):
+        with stop_on_signals() as stop, running(plan, log_path=log, stop=stop, **options) as server:
             server.wait()
     except SpecserveError as error:
         if isinstance(view, JsonView):

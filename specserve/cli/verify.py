@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, flag, text_option
+from specserve.cli.options import Format, TextOrJson, Verbose, text_option
+
+_TEMPERATURE = "Verify at these temperatures (default: 0,0.7)."
+_AGAINST = "Have this other server score the text, instead of the same one."
+_PROMPTS = (
+    "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 that"
+    " ship)."
+)
+_SECONDS = "Stop measuring after this long; a longer run excludes smaller faults."
 
 
 def verify(
@@ -15,46 +23,20 @@ def verify(
         typer.Argument(
             metavar="NAME|URL",
             show_default=False,
-            help=(
-                "A detached server, or the URL of any vLLM server. Default: the only detached"
-                " server, else port 8000 on this host."
-            ),
+            help="A detached server, or the URL of any vLLM server. Default: the only detached"
+            " server, else port 8000 on this host.",
         ),
     ] = None,
     *,
     temperature: Annotated[
-        str | None,
-        text_option("LIST", "Verify at these temperatures (default: 0,0.7).", "--temperature", "-t"),
+        str | None, text_option("LIST", _TEMPERATURE, "--temperature", "-t")
     ] = None,
-    against: Annotated[
-        str | None,
-        text_option(
-            "NAME|URL",
-            "Have this other server score the text, instead of the same one.",
-            "--against",
-        ),
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        text_option(
-            "FILE",
-            "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28"
-            " that ship).",
-            "--prompts",
-        ),
-    ] = None,
+    against: Annotated[str | None, text_option("NAME|URL", _AGAINST, "--against")] = None,
+    prompts: Annotated[str | None, text_option("FILE", _PROMPTS, "--prompts")] = None,
     seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            metavar="N",
-            min=1,
-            max=86400,
-            help="Stop measuring after this long; a longer run excludes smaller faults.",
-        ),
+        float, typer.Option("--seconds", metavar="N", min=1, max=86400, help=_SECONDS)
     ] = 60.0,
-    strict: Annotated[bool, flag("--strict", "Exit with 1 unless the verdict is LOSSLESS.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that was measured.")] = False,
+    verbose: Verbose = False,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """Verify that a server's output is still that of its target model.
@@ -66,8 +48,8 @@ def verify(
 
     LOSSY: a fault was found. NO FAULT FOUND: the report says how large a fault the run excludes at
     99 % confidence. LOSSLESS: even a temperature that is wrong by 5 % and 1.5 % wrong tokens are
-    excluded. INCONCLUSIVE: too little was measured. Smoke tests try a JSON schema and
-    a stop string, and look for drafts. The key of a server that needs one comes from VLLM_API_KEY; for a
+    excluded. INCONCLUSIVE: too little was measured. Smoke tests try a JSON schema and a stop
+    string, and look for drafts. The key of a server that needs one comes from VLLM_API_KEY; for a
     detached server, from the variable that its profile names.
 
     Exit codes: 1 if the verdict is LOSSY or a smoke test fails; 2 if the server could not be
@@ -91,5 +73,5 @@ def verify(
     result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
     is_json = format is TextOrJson.JSON
     out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
-    if result.has_failed or (strict and result.verdict.level == "open"):
+    if result.has_failed:
         raise typer.Exit(1)

@@ -7,10 +7,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, flag, text_option
+from specserve.cli.options import Format, TextOrJson, Verbose, flag, text_option
 from specserve.errors import Interrupted
 
 _READ_EVERY_S = 5.0
+_PROFILE = "Judge by the promises (`expect`) of this profile (default: the detached server's own)."
+_STRICT = "Exit with 1 also if anything is undecided, or no request came."
 
 
 def watch(
@@ -24,24 +26,14 @@ def watch(
         ),
     ] = None,
     *,
-    profile: Annotated[
-        str | None,
-        text_option(
-            "PROFILE",
-            "Judge by the promises (`expect`) of this profile (default: the detached server's own).",
-            "--profile",
-        ),
-    ] = None,
+    profile: Annotated[str | None, text_option("PROFILE", _PROFILE, "--profile")] = None,
     once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
     window: Annotated[
-        str, typer.Option("--window", metavar="TIME", help="Length of the window that is measured.")
+        str,
+        typer.Option("--window", metavar="TIME", help="Length of the window that is measured."),
     ] = "60s",
-    strict: Annotated[
-        bool, flag("--strict", "Exit with 1 also if anything is undecided, or no request came.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="With --once, show all figures, too.")
-    ] = False,
+    strict: Annotated[bool, flag("--strict", _STRICT)] = False,
+    verbose: Verbose = False,
     format: Format = TextOrJson.TEXT,
 ) -> None:
     """Watch a running server: verdict, its interval, and what to do.
@@ -66,6 +58,7 @@ def watch(
     from specserve.report.watch import show_watch
 
     window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)
+    interval_s = min(_READ_EVERY_S, max(0.2, window_s / 12))
     watched = WatchedServer(server, profile=profile)
     if strict and watched.profile_error is not None:
         raise watched.profile_error
@@ -75,15 +68,9 @@ def watch(
 
     before = signal.signal(signal.SIGTERM, end)  # a live screen gives the cursor back
     try:
-        last = show_watch(
-            watched,
-            reports(
-                watched, window_s=window_s, interval_s=min(_READ_EVERY_S, max(0.2, window_s / 12)), once=once
-            ),
-            is_json=format is TextOrJson.JSON,
-            only_last=once,
-            verbose=verbose,
-        )
+        found = reports(watched, window_s=window_s, interval_s=interval_s, once=once)
+        is_json = format is TextOrJson.JSON
+        last = show_watch(watched, found, is_json=is_json, only_last=once, verbose=verbose)
     finally:
         signal.signal(signal.SIGTERM, before)
     if last.trouble is not None and last.window is None:

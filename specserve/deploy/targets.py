@@ -81,19 +81,19 @@ def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[t
     return found
 
 
-def put(artifacts: Sequence[Artifact], folder: Path, *, force: bool = False) -> int:
+def put(artifacts: Sequence[Artifact], folder: Path) -> int:
     """Writes the files that differ and returns how many. Raises FactError if that fails.
 
     Raises UsageError, before it writes anything, if a link leads out of the folder, or if somebody else's file is in
-    the way; that one not with `force`.
+    the way.
     """
     for one in artifacts:
         file = folder / one.path
         for above in [folder / part for part in PurePath(one.path).parents[:-1]]:
             if above.is_symlink():
                 raise UsageError(f"`{above}` is a link to another folder", hint="remove the link")
-        if not force and os.path.lexists(file) and b"specserve" not in read_start(file, _HEAD_BYTES):
-            hint = "name another folder, or overwrite it with `--force`"
+        if os.path.lexists(file) and b"specserve" not in read_start(file, _HEAD_BYTES):
+            hint = "name another folder, or delete the file"
             raise UsageError(f"`{file}` was not written by specserve", hint=hint)
     changed = [one for one in artifacts if not _is_written(one, folder)]
     for one in changed:

@@ -81,23 +81,18 @@ def limits(
                 yield Limit(key, float(promised), place, reason)
 
 
-def keeps(key: str, promised: float, measured: Estimate | None) -> bool | None:
-    """Return whether the whole interval keeps a limit (True) or misses it (False)."""
-    if measured is None:
-        return None
-    if key.startswith("max_"):
-        return True if measured.high <= promised else False if measured.low > promised else None
-    return True if measured.low >= promised else False if measured.high < promised else None
-
-
 def judge(limit: Limit, measured: Estimate | None) -> Judged:
     """Hold a limit against the interval of its figure, if it holds at its point."""
-    is_kept = keeps(limit.key, limit.promised, measured)
     if limit.why_not is not None:
         return Judged(limit, Kept.NOT_JUDGED, measured, limit.why_not)
-    if is_kept is not None:
-        return Judged(limit, Kept.KEPT if is_kept else Kept.MISSED, measured)
+    if measured is None:
+        return Judged(limit, Kept.UNDECIDED, None, "there are too few requests for an interval")
+    is_most = limit.key.startswith("max_")
+    if measured.high <= limit.promised if is_most else measured.low >= limit.promised:
+        return Judged(limit, Kept.KEPT, measured)
+    if measured.low > limit.promised if is_most else measured.high < limit.promised:
+        return Judged(limit, Kept.MISSED, measured)
     why = "the promise is inside the interval"
-    if measured is None or math.isinf(measured.high):
-        why = f"there are too few requests {'for an interval' if measured is None else 'for a P99'}"
+    if math.isinf(measured.high):
+        why = "there are too few requests for a P99"
     return Judged(limit, Kept.UNDECIDED, measured, why)

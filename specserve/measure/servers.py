@@ -31,7 +31,6 @@ from specserve.serve.signals import StopRequest, signal_name
 _WARM_UP_TOKENS = 32
 _WARM_UP_LOADS = (4, 64)
 """Concurrency of the warm-up, at least and at most."""
-GENERATOR = "load generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,6 @@ class Measurement:
         self.kv_tokens: dict[str, int] = content.setdefault("kv_tokens", {})
         """By variant, tokens of its KV cache."""
         self.launches = int(content.get("launches", 0))
-        generator = content.get("conditions", {}).get(f"the {GENERATOR}")
-        self.versions: dict[str, str] = {GENERATOR: generator} if generator else {}
         self.workloads: dict[str, Workload] = {}
         self.passes_left = 0
         """Passes that are still to come, as far as is known."""
@@ -115,8 +112,7 @@ class Measurement:
             if any(variant.plan is not None for variant in variants):
                 stack.callback(self.on_progress, Progress("stopping the servers"))
             generator.wait_ready()
-            self.versions[GENERATOR] = f"vLLM {generator.vllm}"
-            self.directory.pin(f"the {GENERATOR}", self.versions[GENERATOR])
+            self.directory.pin("the load generator", f"vLLM {generator.vllm}")
             if not self.workloads:  # once, so that every later session sends the same prompts
                 every = servers.values()
                 lengths = [each.max_model_len for each in every if each.max_model_len is not None]

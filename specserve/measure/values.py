@@ -63,10 +63,7 @@ def refuse_given(given: Mapping[str, object], *, command: str) -> None:
 
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_COUNT = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
-_TIME = re.compile(
-    "|".join([_COUNT, "".join(f"(?:{_COUNT}{unit})?" for unit in ("d", "h", "m", "s", "ms"))])
-)
+_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)")
 
 
 def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 86400.0) -> float:
@@ -74,11 +71,10 @@ def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 864
 
     Raises UsageError if it is no time, or not within the limits.
     """
-    if not text.strip() or _TIME.fullmatch(text.strip()) is None:
+    parts = _PART.findall(text)
+    if not parts or "".join(map("".join, parts)) != text.strip():
         raise UsageError(f"`{option}` is not a time: {text!r}", hint="such as 30s, 5m, 2m30s, 1h")
-    value = sum(
-        float(count) * _UNITS[unit] for count, unit in re.findall(f"({_COUNT})(ms|[smhd]?)", text)
-    )
+    value = sum(float(count) * _UNITS[unit] for count, unit in parts)
     if not least_s <= value <= most_s:
         most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"
         raise UsageError(f"`{option}` is {text}, but it must be {least_s:g} s to {most}")

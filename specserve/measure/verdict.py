@@ -47,13 +47,9 @@ def verdict(estimate: LogEstimate) -> Verdict:
     if low > PAYS_ABOVE or high < COSTS_BELOW:
         sentence = f"the 99.5 % interval is {surely_low:.2f}-{surely_high:.2f}"
     else:
-        sentence = f"the interval reaches across {_limit(low, high)}"
+        limits = [str(limit) for limit in (COSTS_BELOW, PAYS_ABOVE) if low <= limit <= high]
+        sentence = f"the interval reaches across {' and '.join(limits)}"
     return Verdict(INCONCLUSIVE, "open", sentence)
-
-
-def _limit(low: float, high: float) -> str:
-    limits = [f"{limit}" for limit in (COSTS_BELOW, PAYS_ABOVE) if low <= limit <= high]
-    return " and ".join(limits)
 
 
 def verdict_words(found: Verdict) -> str:

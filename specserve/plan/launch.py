@@ -11,12 +11,11 @@ from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.profile.schema import Hardware, Profile, Target, fingerprint, keys_of, world_size
+from specserve.profile.schema import Profile, Target, fingerprint, keys_of, world_size
 from specserve.vllm.arguments import Argument, VllmTable, passed
 from specserve.vllm.versions import Vllm, vllm_for
 
 if TYPE_CHECKING:
-    from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.nodes import LaunchNode
 
@@ -42,8 +41,6 @@ class LaunchOptions:
     """Without a `node`, plan all of several nodes in one, without their flags; else that is an error."""
     vllm: str | None = None
     """Plan for this version, not for the installed one."""
-    machine: Machine | None = None
-    """Plan for this machine, not for the profile's `hardware`."""
     starts: bool = True
     """The plan is run here: a vLLM must be installed, and port 0 becomes a free one."""
     locked: bool | None = None
@@ -55,12 +52,12 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A profile as it is launched, at its lock and for its machine, and the plan of that launch."""
+    """A profile as it is launched, at its lock, and the plan of that launch."""
 
     profile: Profile
     plan: LaunchPlan
     written: Profile
-    """The profile for its machine, but not at its lock: what the rules judge."""
+    """The profile without its lock: what the rules judge."""
     host: Host | None = None
     """The machine, if the plan is for the vLLM that is installed on it."""
 
@@ -75,12 +72,11 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
     from specserve.plan.locking import at_lock, without_hub
     from specserve.plan.nodes import share_of_node
 
-    written = _for_machine(profile, options.machine)
-    profile, lock = at_lock(profile, is_needed=options.locked)
-    meant = replace(profile, hardware=written.hardware)
-    kind = meant.hardware.accelerator if meant.hardware else None
+    written = profile
+    profile, lock = at_lock(written, is_needed=options.locked)
+    kind = profile.hardware.accelerator if profile.hardware else None
     is_cpu = None if kind is None else kind.strip().lower() == "cpu"
-    ranks = world_size(meant) if is_cpu is None and options.whole else 1  # else it is for this machine
+    ranks = world_size(profile) if is_cpu is None and options.whole else 1  # else it is for this machine
     vllm = vllm_for(
         profile.vllm,
         named=options.vllm,
@@ -95,27 +91,18 @@ def plan_launch(profile: Profile, options: LaunchOptions, *, here: Vllm | None) 
 
         port = free_port(profile.server.host)
     plan = launch(profile, table=vllm.table, platform=vllm.platform, version=vllm.version, port=port)
-    plan = share_of_node(plan, meant, vllm.table, options.node, whole=options.whole)
+    plan = share_of_node(plan, profile, vllm.table, options.node, whole=options.whole)
     if vllm.installed is None:
         if ranks > 1 and plan.platform == "cuda":
             why = f"assumed: GPUs, because `hardware` names no accelerator and the launch needs {ranks}"
             plan = replace(plan, added=(Added("platform", why), *plan.added))
-        return Planned(meant, plan, written)
+        return Planned(profile, plan, written)
     from specserve.plan.host import localize, seen_from, this_host
 
     host = this_host()
     plan = localize(plan, installed=vllm.installed, host=host)
     plan = without_hub(plan, profile, lock, needed=bool(options.locked) and options.starts)
-    return Planned(meant, plan, written, seen_from(host, plan))
-
-
-def _for_machine(profile: Profile, machine: Machine | None) -> Profile:
-    """The profile with an assumed machine as its `hardware`; None: as it is."""
-    if machine is None:
-        return profile
-    name, hardware = machine.accelerator.name, profile.hardware or Hardware()
-    hardware = replace(hardware, accelerator=name, count=machine.count, nodes=machine.nodes)
-    return replace(profile, hardware=hardware)
+    return Planned(profile, plan, written, seen_from(host, plan))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,23 +19,10 @@ MASTER_PORT = 29501
 
 @dataclass(frozen=True, slots=True)
 class LaunchNode:
-    """Which of a profile's nodes a command is for, and where node 0 is, as far as the command line says it."""
+    """Which of a profile's nodes a command is for, and where node 0 is, if not as the profile says."""
 
     rank: int
     master_addr: str | None = None
-    master_port: int | None = None
-
-
-def node_at(rank: int, address: str | None) -> LaunchNode:
-    """A node by its rank and `ADDRESS` or `ADDRESS:PORT`. Raises UsageError for a port that is none."""
-    host, colon, port = (address or "").rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")):  # no port, or an IPv6 address
-        return LaunchNode(rank, address)
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(
-            f"`{address}` is not an address", hint="write it like `10.0.0.1`, or `10.0.0.1:29501`"
-        )
-    return LaunchNode(rank, host, int(port))
 
 
 def node_count(profile: Profile) -> int:
@@ -47,11 +34,11 @@ def node_count(profile: Profile) -> int:
 def on_node(plan: LaunchPlan, node: LaunchNode, *, profile: Profile, table: VllmTable) -> LaunchPlan:
     """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute.
 
-    An address of the command line stands above `engine.master_addr`. Raises UsageError.
+    The node's address stands above `engine.master_addr`. Raises UsageError.
     """
     nodes, rank = node_count(profile), node.rank
     _refuse(profile, nodes, rank, given=node.master_addr is not None)
-    port = node.master_port or (None if "master_port" in profile.engine else MASTER_PORT)
+    port = None if "master_port" in profile.engine else MASTER_PORT
     values = {"nnodes": nodes, "node_rank": rank, "master_addr": node.master_addr, "master_port": port}
     said: dict[str, Json] = {name: value for name, value in values.items() if value is not None}
     for name, value in said.items():
@@ -78,8 +65,8 @@ def share_of_node(
             "each node needs its own command"
         ),
         hint=(
-            "run `specserve up … --node-rank 0 --master-addr ADDRESS` on the first node, with its own "
-            "address; then start the others, from `--node-rank 1` on"
+            "run `specserve up … --node-rank 0 --set engine.master_addr=ADDRESS` on the first node, with "
+            "its own address; then start the others, from `--node-rank 1` on"
         ),
     )
 
@@ -136,5 +123,5 @@ def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     if not given and not profile.engine.get("master_addr"):
         raise UsageError(
             f"{place}: each node needs the address of node 0",
-            hint="pass `--master-addr ADDRESS`, or set `engine.master_addr` in the profile",
+            hint="set `engine.master_addr` in the profile, or by `--set engine.master_addr=ADDRESS`",
         )

@@ -82,7 +82,8 @@ def downloads(profile: Profile, *, tell: Callable[[str], None] = lambda _: None)
             continue
         refuse_no_hub_id(use.model, revision=use.revision)
         if is_offline():
-            raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set")
+            hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
+            raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set", hint=hint)
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
         download = plan_download(facts, cache=cache_of(profile))

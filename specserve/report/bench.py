@@ -104,10 +104,9 @@ def _question(result: Result, against: str) -> str:
     words = f"Servers compared with {against}"
     if any(variant.is_baseline for variant in result.variants):
         words = "Speculation against the same server without it"
-    found, cores = result.host.get("accelerator", ""), result.host.get("cores")
-    if not found or found == "cpu":
-        found = result.host.get("cpu", "an unknown machine")
-        found = f"{cores} cores of {found}" if cores else found
+    found = result.host.get("accelerator", "cpu")
+    if found == "cpu":
+        found = f"{result.host.get('cores', '?')} CPU cores"
     vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
     when = f"{moment(result.created)}, {duration(result.duration_s)}"
     launches = "launch" if result.launches == 1 else "launches"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from specserve.checks.check import Checked
 from specserve.checks.oraclechild import Judged
@@ -13,11 +12,10 @@ from specserve.checks.rules.memory import is_fixed, too_large_because
 from specserve.checks.rules.site import reasons
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Machine
-from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate
 from specserve.report.console import escaped, styled, wrapped
 from specserve.report.findings import help_line, render
-from specserve.report.page import Block, Items, Paragraph, Section, text_lines
+from specserve.report.page import Items, Section, text_lines
 from specserve.report.text import Column, Table, answer_line, count, gib, low_to_high, percent
 
 _TOKENIZERS = {
@@ -27,11 +25,6 @@ _TOKENIZERS = {
     "not_checked": "not compared",
 }
 _FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
-_BASIS = {
-    "vllm": "computed by vLLM's own planner",
-    "formula": "computed by formula",
-    "published": "computed by formula from published configurations that ship with specserve",
-}
 _SMALL = 0.005
 """A share of the KV cache that rounds to nothing."""
 
@@ -53,8 +46,11 @@ def check_text(report: Report, *, is_verbose: bool = False) -> str:
             parts.append(render(found, stream=stream).rstrip("\n"))
         if isinstance(verdict, Checked):
             parts += _skipped(verdict)
-            for block in _basis(verdict) if is_verbose else ():
-                parts.append("\n".join(text_lines(block, stream)))
+        if isinstance(verdict, Checked) and is_verbose:
+            tables = [effective(each) for each in verdict.vllm[:1] if each.answer.effective]
+            if verdict.memory and verdict.machine:
+                tables.insert(0, _memory(verdict.memory, verdict.machine, verdict.alternatives))
+            parts += ["\n".join(text_lines(table, stream)) for table in tables]
     return "\n\n".join(["\n".join(answers), *parts]) + "\n"
 
 
@@ -124,23 +120,6 @@ def _skipped(verdict: Checked) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _basis(verdict: Checked) -> list[Block]:
-    """What the answer rests on: machine, versions, tokenizers, memory, vLLM's configuration."""
-    words = f"Checked `{verdict.name or verdict.file}`"
-    if verdict.machine:
-        words += f" on {_machine_words(verdict.machine)} ({verdict.machine.basis})"
-    if verdict.versions:
-        words += f" with vLLM {', '.join(verdict.versions)}"
-    blocks: list[Block] = [Paragraph(words)]
-    if verdict.tokenizer and verdict.tokenizer.reasons:
-        notes = [("", reason) for reason in verdict.tokenizer.reasons]
-        blocks.append(Section("Tokenizers", [Items(notes)]))
-    if verdict.memory and verdict.machine:
-        blocks.append(_memory(verdict.memory, verdict.machine, verdict.alternatives))
-    blocks += [effective(judged) for judged in verdict.vllm[:1] if judged.answer.effective]
-    return blocks
-
-
 def _memory(
     estimate: MemoryEstimate, machine: Machine, alternatives: Mapping[str, MemoryEstimate]
 ) -> Section:
@@ -148,12 +127,12 @@ def _memory(
     sizes = estimate.per_gpu_bytes
     rows = [("target weights", gib(sizes.target_weights), "")]
     rows += [("draft weights", gib(sizes.draft_weights), "")] if sizes.draft_weights else []
-    for name, term in (("activations", sizes.activation), ("other", sizes.other)):
-        logs = f"estimated from {count(term.logs, 'log')}" if term.logs else ""
-        note = "assumed: no public log shows it" if term.logs == 0 else logs
+    for name, term, note in (
+        ("activations", sizes.activation, sizes.activation.support),
+        ("other", sizes.other, sizes.other.support),
+        ("KV cache", sizes.kv_cache, f"{_tokens(estimate)} tokens"),
+    ):
         rows.append((name, low_to_high(gib(term.low), gib(term.high)), note))
-    cache = low_to_high(gib(sizes.kv_cache.low), gib(sizes.kv_cache.high))
-    rows.append(("KV cache", cache, f"{_tokens(estimate)} tokens"))
     notes = list(estimate.notes)
     if is_fixed(estimate):
         rows.append(("capacity", gib(sizes.total), ""))
@@ -163,14 +142,14 @@ def _memory(
         rows.append(("vLLM's budget", gib(sizes.budget), f"of {gib(sizes.total)}"))
     for name, other in alternatives.items():
         notes.append(f"alternative `{name}`: {_fits(other)}; KV cache {_tokens(other)} tokens")
-    notes.append(f"{_BASIS[estimate.basis]}, for {estimate.regime}")
+    notes.append(f"basis: {estimate.basis}, for {estimate.regime}")
     columns = (Column("", "name"), Column("GiB"), Column("", "text"))
     where = "Memory of each rank on this host" if machine.is_cpu else "Memory per GPU"
     return Section(where, [Table(columns, rows), Items([("", note) for note in notes])])
 
 
 def _tokens(estimate: MemoryEstimate) -> str:
-    held: Bounds = estimate.kv_cache_tokens
+    held = estimate.kv_cache_tokens
     known = low_to_high(f"{int(held.low):,}", f"{int(held.high):,}")
     return known if estimate.is_kv_known else "unknown"
 
@@ -179,14 +158,14 @@ def effective(judged: Judged) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
     answer, without = judged.answer, judged.without
     rows = [
-        (item.argument, _shown(item.value), _shown(item.effective), "changed by vLLM")
+        (item.argument, str(item.value), str(item.effective), "changed by vLLM")
         for item in answer.changed
     ]
     for place, before in without.effective.items() if without else ():
         now = answer.effective.get(place)
         if None not in (before, now) and before != now:
             name = re.sub(r"^\w+_config\.", "", place)
-            rows.append((name, _shown(before), _shown(now), "changed by speculation"))
+            rows.append((name, str(before), str(now), "changed by speculation"))
     columns = [Column("", "name"), *(Column(name, "text") for name in ("before", "effective", ""))]
     notes = [
         f"{item.argument}: {text}" for item in answer.changed for text in reasons(judged, item)
@@ -194,7 +173,3 @@ def effective(judged: Judged) -> Section:
     notes += [f"not judged: {step}: {reason}" for step, reason in answer.skipped.items()]
     items = Items([("", note) for note in notes or ["nothing is changed"]])
     return Section(f"Effective configuration by {judged.basis}", [Table(columns, rows), items])
-
-
-def _shown(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else str(value)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from specserve.hardware.accelerators import Gpu, Machine, catalogue, kind
+from specserve.hardware.accelerators import Gpu, catalogue, kind
 from specserve.report.console import in_one_line, styled, wrapped
 from specserve.report.text import Column, Table, count, gib
 
@@ -37,30 +37,21 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
     return "\n".join(rows)
 
 
-def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
+def accelerators_text(found: Sequence[Gpu]) -> str:
     """Returns what is here, and the names of the catalogue; memory is what is usable of it."""
-    here = [
-        (str(gpu.index), kind(gpu).name, gib(kind(gpu).total_bytes), gib(gpu.free_bytes))
-        for gpu in found
-    ]
-    here.append(("-", "cpu", gib(cpu.accelerator.total_bytes), gib(sum(cpu.free_bytes or ()))))
     rows = []
     for item in catalogue():
-        capability = ".".join(map(str, item.compute_capability or ()))
-        rate = item.bandwidth_bytes_per_s
-        flops = item.flops
-        cells = (f"{rate / 1e9:,.0f}" if rate else "-", f"{flops / 1e12:,.0f}" if flops else "-")
-        rows.append((item.name, gib(item.total_bytes), capability or "-", *cells))
-    name = Column("name", "name")
-    mine = (Column("index"), name, Column("GiB"), Column("free GiB"))
-    numbers = (Column(each) for each in ("GiB", "capability", "GB/s", "TFLOPS"))
-    return "\n".join(
-        [
-            "Found here" if found else "Found here: no NVIDIA GPU",
-            *Table(mine, here, keys=2).text(),
-            "",
-            "Names for `--assume` and `hardware.accelerator`, with usable memory;",
-            "those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`",
-            *Table((name, *numbers), rows, keys=1).text(),
-        ]
-    )
+        capability = ".".join(map(str, item.compute_capability or ())) or "-"
+        rate = f"{(item.bandwidth_bytes_per_s or 0) / 1e9:,.0f}"
+        flops = f"{(item.flops or 0) / 1e12:,.0f}"
+        cells = ("-" if rate == "0" else rate, "-" if flops == "0" else flops)
+        rows.append((item.name, gib(item.total_bytes), capability, *cells))
+    names = (Column(each) for each in ("GiB", "capability", "GB/s", "TFLOPS"))
+    here = ", ".join(f"{gpu.index}: {kind(gpu).name}" for gpu in found)
+    lines = [
+        f"Found here: {here or 'no NVIDIA GPU'}",
+        "",
+        "Names for `--assume` and `hardware.accelerator`, with usable memory;",
+        "those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`",
+    ]
+    return "\n".join([*lines, *Table((Column("name", "name"), *names), rows, keys=1).text()])

@@ -90,12 +90,11 @@ def estimate_text(found: TuneEstimate) -> str:
             str(point.concurrency),
             str(point.num_speculative_tokens),
             with_spread(point.speedup, unit="x") if point.num_speculative_tokens else DASH,
-            f"{point.output_tokens_per_s:,.0f}",
             decimals(point.break_even_mean_acceptance_length),
         )
         for point in found.points
     ]
-    names = ("requests", "K", "speedup", "tokens/s", "break-even length")
+    names = ("requests", "K", "speedup", "break-even length")
     legend = (
         "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
         f"left out. The KV cache may hold {found.most_requests:,} such requests."
@@ -104,7 +103,7 @@ def estimate_text(found: TuneEstimate) -> str:
         legend += " An upper limit: every step is taken to find a match."
     blocks: list[Block] = [Table([Column(name) for name in names], rows, keys=2), Paragraph(legend)]
     answers = [("Estimated, not measured", answer)]
-    return Document("estimate", found.profile, blocks, answers).text(sys.stdout)
+    return Document("estimate", found.method, blocks, answers).text(sys.stdout)
 
 
 class BenchView(LiveLine):

@@ -13,14 +13,12 @@ from urllib.parse import quote
 from specserve import __version__
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.report.console import escaped
-from specserve.report.manual import Page, body, pages
+from specserve.report.manual import Page, pages
 from specserve.report.text import json_document, json_values
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-_SARIF_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_GITHUB_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 
 def report_json(report: Report) -> str:
@@ -84,7 +82,7 @@ def sarif(report: Report) -> str:
         "results": [
             {
                 "ruleId": finding.code,
-                "level": _SARIF_LEVELS[finding.severity],
+                "level": "note" if finding.severity is Severity.INFO else finding.severity,
                 "message": _sarif_text("\n".join(_message(finding))),
                 "locations": [_sarif_location(finding.span)],
             }
@@ -108,7 +106,7 @@ def _sarif_rule(page: Page) -> dict[str, Any]:
         "name": page.name,
         "shortDescription": {"text": page.summary},
         "fullDescription": {"text": page.summary},
-        "help": {"text": page.summary, "markdown": body(page, level=2)},
+        "help": {"text": f"{page.summary} {page.url}"},
         "helpUri": page.url,
     }
 
@@ -143,7 +141,8 @@ def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> s
             place |= {"col": str(span.column), "endColumn": str(span.end_column)}
         place = {"file": _from_root(span.file), **place} if _is_file(span.file) else {}
         text = f"{span}: {finding.code} " + "\n".join(_message(finding))
-        lines.append(_command(_GITHUB_LEVELS[finding.severity], finding.code, place, text))
+        level = "notice" if finding.severity is Severity.INFO else finding.severity
+        lines.append(_command(level, finding.code, place, text))
     for item in skipped:
         place = {"file": _from_root(item.profile)} if _is_file(item.profile) else {}
         text = f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"

@@ -29,7 +29,6 @@ _TITLES = {
     "env": "environment",
     "profile": "other keys of the profile, not part of the launch",
 }
-_WHERE_COLUMN = 44
 
 
 def print_plans(plans: Sequence[LaunchPlan], *, as_json: bool) -> None:
@@ -115,13 +114,14 @@ def say_converted(
 
     notes = []
     for other in others:
-        notes.append((other.place.line, f"{other.what} starts another engine, which is left out"))
+        line, text = other.place.line, "starts another engine, which is left out"
+        notes.append((line, f"line {line}: {other.what} {text}"))
     for note in result.notes:
-        is_named = not note.path or f"`{note.path}:" in note.text
-        notes.append((note.line, note.text if is_named else f"`{note.path}`: {note.text}"))
-    for line, text in sorted(notes, key=lambda item: item[0] or sys.maxsize):
-        place = f"line {line}: " if line > 1 or text.endswith("left out") else ""
-        say(f"note: {place}{escaped(text)}")
+        place = f"line {note.line}: " if note.line > 1 else ""
+        about = f"`{note.path}`: " if note.path and f"`{note.path}:" not in note.text else ""
+        notes.append((note.line or sys.maxsize, f"{place}{about}{note.text}"))
+    for _, text in sorted(notes, key=lambda item: item[0]):
+        say(f"note: {escaped(text)}")
     if findings:
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
@@ -176,9 +176,8 @@ def difference_text(
                 if written is None:
                     continue
                 value = written.value
-                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                row = f"    {sign} {in_one_line(text)}"
-                where = f"  {escaped(str(written.span))}" if written.span else ""
-                row = f"{row:<{_WHERE_COLUMN}}" if where else row
-                lines.append(styled(row, style, stream=stream) + where)
+                text = in_one_line(value if isinstance(value, str) else json.dumps(value))
+                place = in_one_line(str(written.span or ""))
+                line = styled(f"    {sign} {text:<38}", style, stream=stream) + f"  {place}"
+                lines.append(line.rstrip())
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
-from specserve.checks.rules import RETIRED, all_rules
+from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError, did_you_mean, quoted
@@ -84,9 +84,6 @@ def find(word: str) -> Page:
     by_name = {page.name: page for page in known.values()}
     if found := known.get(code) or by_name.get(code.lower().replace("_", "-")):
         return found
-    if reason := RETIRED.get(code):
-        hint = "remove comments that ignore it; `specserve check --vllm installed` lets vLLM judge"
-        raise UsageError(f"{code} is no longer a rule: {reason}", hint=hint)
     guess = did_you_mean(word, [*known, *by_name])
     hint = f"did you mean `specserve rules {guess}`?" if guess else "`specserve rules` lists them"
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
@@ -133,23 +130,6 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
             case _:
                 lines.append(wrapped(text, lead="- " if kind == "item" else "", stream=stream))
     return "\n".join(lines) + "\n"
-
-
-def body(page: Page, *, level: int) -> str:
-    """Returns a page's text in Markdown, its headings on this level."""
-    whole, before = "", ""
-    for kind, text in blocks(page):
-        shown = text
-        if kind == "heading":
-            shown = f"{'#' * level} {text}"
-        elif kind == "item":
-            shown = f"- {text}"
-        elif kind == "code":
-            language = "console" if text.startswith("$ ") else "yaml"
-            shown = f"```{language}\n{text}\n```"
-        whole += f"\n{shown}" if kind == before == "item" else f"\n\n{shown}"
-        before = kind
-    return whole.strip("\n")
 
 
 def listing(pages: Iterable[Page]) -> str:

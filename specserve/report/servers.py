@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve.errors import SpecserveError
 from specserve.plan.launchplan import LaunchPlan
@@ -83,8 +83,7 @@ def event_words(event: events.Event) -> str:
         case events.GoesOn():
             return "tokens come again"
         case events.Joined(rank, nodes, elapsed_s):
-            joined = f"node {rank} of {nodes} joined in {duration(elapsed_s)}"
-            return f"{joined}; node 0 answers the requests, and Ctrl-C stops all nodes"
+            return f"node {rank} of {nodes} joined in {duration(elapsed_s)}; Ctrl-C stops all nodes"
         case events.Stopping(signal, grace_s):
             return f"sent {signal}; running requests may finish for up to {duration(grace_s)}"
         case events.Stopped(took_s, killed):
@@ -142,7 +141,7 @@ class JsonView:
         if isinstance(event, events.PhaseGoesOn):
             return
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-        text = self._document(name, event)
+        text = self._document(name, json_values(event))
         say(text)
         if isinstance(event, events.Ready):
             out(text)
@@ -151,9 +150,8 @@ class JsonView:
         """The error as an event of its own."""
         say(self._document("failed", fields_of(error, "message", "causes", "hint", "exit_code")))
 
-    def _document(self, name: str, content: object) -> str:
-        head = {"name": self._plan.name, "event": name}
-        return json_document({**head, **json_values(content)}, indent=None)
+    def _document(self, event: str, fields: dict[str, Any]) -> str:
+        return json_document({"name": self._plan.name, "event": event, **fields}, indent=None)
 
 
 def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
@@ -167,10 +165,14 @@ def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
         "url": in_one_line(f"{ready.url}/v1"),
         "model": in_one_line(ready.model),
         "memory": _memory_line(ready.figures, ready.resident_bytes),
-        "KV cache": _kv_cache_line(ready.figures),
-        "curl": f"{curl} -d {shlex.quote(body)}",
-        "ask": f"{secret}specserve ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}",
     }
+    figures = ready.figures
+    if figures.kv_cache_tokens and figures.max_concurrency and figures.max_model_len:
+        room = f"{figures.max_concurrency:.1f} requests of {figures.max_model_len:,} tokens"
+        lines["KV cache"] = f"{figures.kv_cache_tokens:,} tokens: room for {room}"
+    lines["curl"] = f"{curl} -d {shlex.quote(body)}"
+    ask = f"specserve ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}"
+    lines["ask"] = f"{secret}{ask}"
     return "\n".join(f"{label:<9}{text}" for label, text in lines.items())
 
 
@@ -185,17 +187,6 @@ def _memory_line(figures: MemoryFigures, resident_bytes: int | None) -> str:
     }
     known = [f"{name} {gib:.2f} GiB" for name, gib in sizes.items() if gib is not None]
     return ", ".join(known) or "unknown"
-
-
-def _kv_cache_line(figures: MemoryFigures) -> str:
-    """How many tokens fit, and how many requests of full length that is."""
-    if figures.kv_cache_tokens is None:
-        return "size unknown"
-    line = f"{figures.kv_cache_tokens:,} tokens"
-    if figures.max_concurrency is not None and figures.max_model_len is not None:
-        length = f"{figures.max_model_len:,} tokens"
-        line += f": room for {figures.max_concurrency:.1f} requests of {length}"
-    return line
 
 
 def print_log(lines: Sequence[bytes]) -> None:

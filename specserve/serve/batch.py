@@ -38,10 +38,10 @@ class Output:
 
     The journal holds one record per finished line of the input, failed ones included, in the order in which they
     finished. `OUT.jsonl.partial.json` says which input and engine the journal belongs to, so that only the same work
-    is resumed. Raises UsageError if a file is in the way, with the option that clears it.
+    is resumed. Raises UsageError if a file is in the way, with the way out.
     """
 
-    def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool) -> None:
+    def __init__(self, path: Path, *, origin: str, data: bytes) -> None:
         self._path = path
         self.partial = path.with_name(f"{path.name}.partial")
         self._note = path.with_name(f"{path.name}.partial.json")
@@ -58,7 +58,7 @@ class Output:
             try:
                 self._file = undo.enter_context(_opened(self.partial, os.O_APPEND, buffering=0))
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._resume(data if resume else None)
+                self._resume(data)
             except BlockingIOError:
                 raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
             except OSError as error:
@@ -75,9 +75,9 @@ class Output:
         """How many finished lines the journal holds."""
         return len(self._offsets)
 
-    def _resume(self, data: bytes | None) -> None:
+    def _resume(self, data: bytes) -> None:
         """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
-        if data is None or not self.partial.stat().st_size:
+        if not self.partial.stat().st_size:
             self._file.truncate(0)
             write_whole(self._note, json.dumps({"version": 2, **self._origin}) + "\n")
             return
@@ -105,7 +105,7 @@ class Output:
             what = "another input" if changed == ["input_sha256"] else "another profile or other options"
             raise UsageError(
                 f"`{self.partial}` was made from {what}",
-                hint="`--no-resume` drops it and starts over; another `-o` keeps it",
+                hint="delete it to start over, or use another `-o`",
             )
 
     def _remember(self, body: Record) -> None:
@@ -188,14 +188,14 @@ def _encoded(body: Record) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-def open_output(plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool) -> Output | Stdout:
+def open_output(plan: LaunchPlan, *, data: bytes, path: Path | None) -> Output | Stdout:
     """The output of one run; see Output for what it refuses. `path` None: stdout."""
     if path is None:
         return Stdout()
     # what the answers depend on besides the input
     engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
     origin = hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
-    return Output(path, origin=origin, data=data, resume=resume)
+    return Output(path, origin=origin, data=data)
 
 
 @dataclass(slots=True)

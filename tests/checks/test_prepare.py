@@ -10,11 +10,9 @@ import pytest
 
 from specserve.checks.prepare import prepare
 from specserve.errors import CheckFailed, FactError
-from specserve.hardware.accelerators import assume
 from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.launch import LaunchOptions
-from specserve.plan.nodes import node_at, node_count
 from specserve.report.findings import failure
 from specserve.vllm import versions
 from specserve.vllm.versions import Installed
@@ -82,30 +80,15 @@ def test_port_zero_becomes_a_free_one_where_it_starts(write: Write, machine: Cal
 
 @pytest.mark.parametrize("installed", ["0.32.0+cpu", "0.33.0", None])
 @pytest.mark.parametrize(("named", "platform"), [("H100-80GB", "cuda"), ("cpu", "cpu")])
-def test_a_plan_is_for_the_hardware_that_the_profile_or_the_command_names(
+def test_a_plan_is_for_the_hardware_that_the_profile_names(
     named: str, platform: str, installed: str | None, write: Write, machine: Callable[..., None]
 ) -> None:
     machine(installed, facts=replace(HOST, openmp="/v/libiomp5.so"))
     says = str(write(f"target: {{model: a/b}}\nhardware: {{accelerator: {named}}}", "says.yaml"))
-    silent = str(write("target: {model: a/b}", "silent.yaml"))
-    _, plan = prepare(says, LaunchOptions(starts=False))
-    _, assumed = prepare(silent, LaunchOptions(starts=False, machine=assume(named)))
-    for made in (plan, assumed):
-        assert made.platform == platform
-        if platform == "cuda":
-            assert "LD_PRELOAD" not in made.env and "--kv-cache-memory-bytes" not in made.argv
-    assert assumed.fingerprint == prepare(silent, LaunchOptions(starts=False))[1].fingerprint
-
-
-def test_assumed_nodes_take_a_command_each(write: Write, machine: Callable[..., None]) -> None:
-    machine(None)
-    file = str(write("target: {model: a/b, tensor_parallel_size: 2, pipeline_parallel_size: 2}"))
-    loaded, plan = prepare(
-        file,
-        LaunchOptions(starts=False, machine=assume("2x2xH100-80GB"), node=node_at(1, "10.0.0.1"), whole=True),
-    )
-    assert node_count(loaded) == 2
-    assert plan.argv[plan.argv.index("--node-rank") + 1] == "1" and "--headless" in plan.argv
+    _, made = prepare(says, LaunchOptions(starts=False))
+    assert made.platform == platform
+    if platform == "cuda":
+        assert "LD_PRELOAD" not in made.env and "--kv-cache-memory-bytes" not in made.argv
 
 
 def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(

@@ -109,11 +109,11 @@ def test_a_bug_is_code_three_and_says_how_to_report_it(specserve: Run, tmp_path:
 
 WAITING = """
 import time
-import specserve.cli.judge as judge
+import specserve.checks.run as run
 def lint(*_, **__):
     print(flush=True)
     time.sleep(60)
-judge.judge = lint
+run.lint = lint
 from specserve.cli.app import main
 main()
 """
@@ -215,7 +215,7 @@ def test_help_and_plan_import_no_engine_and_no_client(tmp_path: Path) -> None:
     ("words", "position", "offered"),
     [
         ("specserve pl", "1", "plan"),
-        ("specserve plan --eff", "2", "--effective"),
+        ("specserve plan --eng", "2", "--engine"),
         ("specserve lint --str", "2", "--strict"),
     ],
 )

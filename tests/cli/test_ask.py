@@ -143,7 +143,7 @@ def test_nothing_listens() -> None:
         (("-"), b"the prompt is empty"),
         (
             ("hi", "--server", "http://no-such-host.invalid"),
-            b"hint: `--server` takes a server's address, such as",
+            b"cannot reach http://no-such-host.invalid",
         ),
         (("hi", "--temperature", "-1"), b"--temperature"),
     ],

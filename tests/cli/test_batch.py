@@ -119,8 +119,8 @@ def lines(*prompts: str) -> bytes:
     return b"".join(json.dumps({"id": prompt, "prompt": prompt}).encode() + b"\n" for prompt in prompts)
 
 
-def run(plan: LaunchPlan, data: bytes, path: Path, *, resume: bool = True) -> int:
-    return generate_file(plan, data=data, path=path, resume=resume)
+def run(plan: LaunchPlan, data: bytes, path: Path) -> int:
+    return generate_file(plan, data=data, path=path)
 
 
 def texts(path: Path) -> list[str | None]:
@@ -245,7 +245,6 @@ def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: Launch
     )
     with pytest.raises(UsageError, match="another profile"):
         run(other, data, tmp_path / "out.jsonl")
-    assert run(other, data, tmp_path / "out.jsonl", resume=False) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -72,7 +72,7 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     text = capsys.readouterr().out
     for name in ("activations", "other"):
         (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
-        assert line.endswith((" logs", " log", "assumed: no public log shows it"))
+        assert line.endswith((" logs", " log", "assumed"))
         assert len(line) <= 80
 
 
@@ -313,18 +313,6 @@ def test_models_whose_files_are_not_here_are_named_together(
     assert f"skipped[models]: 15 rules: the files of `{models[0]}` and `{models[1]}` are not here (" in text
 
 
-def test_in_a_pipe_a_check_that_takes_long_tells_where_it_is(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = pair()
-    assert _run(["check", file]) == 0
-    assert "checking" not in capsys.readouterr().err
-    monkeypatch.setattr("specserve.cli.check._QUIET_S", -1.0)
-    assert _run(["check", file]) == 0
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"checking {file}, 1 of 1\n") and "checking" not in captured.out
-
-
 def test_an_unknown_machine_is_a_usage_error(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,7 +334,6 @@ def test_a_hub_that_is_unreachable_is_named_with_the_exit_code(
     assert "exit code 2: `target.model` was not checked" in capsys.readouterr().err
     published = "target: {model: meta-llama/Llama-3.1-8B-Instruct, max_model_len: 4096}\n"
     assert _run(["check", pair(published), "--assume", "1xH100-80GB"]) == 0
-    assert "the Hub did not answer; with `--complete` this is exit code 1" in capsys.readouterr().err
 
 
 def test_alternatives_are_named_and_have_their_own_memory(

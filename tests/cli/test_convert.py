@@ -47,17 +47,14 @@ def test_stdin_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert "in stdin" in capsys.readouterr().out
 
 
-def test_a_profile_that_is_there_is_overwritten_only_by_force(
+def test_a_profile_that_is_there_is_not_overwritten(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = write(OLD, "serve.sh"), tmp_path / "made.yaml"
     assert _run(["convert", str(source), "-o", str(target)]) == 0
-    first = target.read_text()
     target.write_text("mine")
     assert _run(["convert", str(source), "-o", str(target)]) == 2
-    assert target.read_text() == "mine" and "--force" in capsys.readouterr().err
-    assert _run(["convert", str(source), "-o", str(target), "--force"]) == 0
-    assert target.read_text() == first
+    assert target.read_text() == "mine" and "already exists" in capsys.readouterr().err
 
 
 def test_what_is_written_lints_under_its_own_name(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.doctor import _server_lines as server_lines
-from specserve.cli.doctor import _servers_here as servers_here
+from specserve.cli.doctor import server_lines
 from specserve.serve.detached.observe import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -56,35 +55,18 @@ def test_a_token_is_nowhere_in_what_is_told(format: str, specserve: Program, tmp
         assert [SECRET[at : at + 6] for at in range(len(SECRET) - 5) if SECRET[at : at + 6] in told] == []
 
 
-def test_servers_that_cannot_be_read_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable() -> None:
-        raise OSError(13, "Permission denied")
+def test_each_server_has_a_line_and_its_processes_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines() -> list[tuple[str, str, str | None]]:
+        return [(line.state, line.text, line.fix) for line in server_lines(ours)]
 
-    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", unreadable)
-    ours, (line,) = servers_here()
-    assert (ours, line.state) == (frozenset(), "note")
-    assert line.text == "could not be examined: PermissionError: [Errno 13] Permission denied"
-
-
-def test_the_processes_of_a_server_whose_record_is_lost_are_ours_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Seen("a", "dead", pids=(4711, 4712))
-    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", lambda: [lost])
-    ours, (line,) = servers_here()
-    assert ours == frozenset({4711, 4712})
-    assert line.text == "a dead"
-
-
-def test_servers_that_serve_share_a_line_and_each_other_one_has_its_own() -> None:
-    found = [
-        Seen("a", "ready"),
-        Seen("b", "hung", "no token for 40s"),
-        Seen("c", "starting"),
-        Seen("d", "dead"),
+    ours: set[int] = set()
+    found = [Seen("a", "ready"), Seen("b", "hung", "no token for 40s"), Seen("c", "dead", pids=(4711,))]
+    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", lambda: found)
+    assert lines() == [
+        ("ok", "a ready", None),
+        ("note", "b hung: no token for 40s", "`specserve down b` ends or clears it"),
+        ("note", "c dead", "`specserve down c` ends or clears it"),
     ]
-    assert [(line.state, line.text, line.fix) for line in server_lines(found)] == [
-        ("ok", "a ready, c starting", None),
-        ("note", "b hung: no token for 40s", "`specserve down b` ends it"),
-        ("note", "d dead", "`specserve down d` clears it"),
-    ]
-    (none,) = server_lines([])
-    assert (none.state, none.text) == ("ok", "none runs detached")
+    assert ours == {4711}
+    found.clear()
+    assert lines() == [("ok", "none runs detached", None)]

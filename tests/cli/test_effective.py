@@ -55,15 +55,6 @@ def test_check_shows_what_is_asked_for_and_what_vllm_runs(
     assert content["answer"]["skipped"] == {"weights of the draft": "no tensors"}
 
 
-def test_a_refused_launch_has_no_effective_configuration(
-    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(["plan", profile, "--effective", "--set", "target.max_model_len=9999"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "refuses this launch: max_model_len (9999) is too long" in captured.err
-
-
 def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
     profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,14 +90,6 @@ def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_
     assert stderr.startswith("# for vLLM 0.26 (cuda)")
 
 
-def test_a_machine_is_assumed_as_check_assumes_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    file = str(write("target: {model: org/m}"))
-    assert _run(["plan", file, "--assume", "4xH100-80GB"]) == 0
-    assert " (cuda)\n" in capsys.readouterr().err
-    assert _run(["plan", file, "--assume", "4xH100"]) == 2
-    assert "did you mean `H100-80GB`" in capsys.readouterr().err
-
-
 def test_several_ranks_without_hardware_are_planned_for_gpus_and_that_is_said(
     write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,7 +108,8 @@ def test_several_ranks_without_hardware_are_planned_for_gpus_and_that_is_said(
         capsys, file, "--set", "target.tensor_parallel_size=2", "--set", "hardware.accelerator=cpu"
     )
     assert "(cpu)" in err and "--kv-cache-memory-bytes" in out
-    out, err = planned(capsys, file, "--set", "engine.data_parallel_size=2", "--assume", "2xH100-80GB")
+    named = ("engine.data_parallel_size=2", "hardware.accelerator=H100-80GB", "hardware.count=2")
+    out, err = planned(capsys, file, *(word for each in named for word in ("--set", each)))
     assert "(cuda)" in err and "added platform" not in err
 
 
@@ -149,14 +142,6 @@ def test_the_command_for_sglang_as_json(write: Write, capsys: pytest.CaptureFixt
     assert content["version"] == 1 and content["argv"][:2] == ["sglang", "serve"]
     assert "--speculative-algorithm" not in content["argv"]
     assert stderr == ""
-
-
-@pytest.mark.parametrize("option", [["--effective"], ["--assume", "1xH100-80GB"]])
-def test_what_is_about_vllm_does_not_go_with_sglang(
-    write: Write, capsys: pytest.CaptureFixture[str], option: list[str]
-) -> None:
-    assert _run(["plan", str(write(SGLANG)), "--engine", "sglang", *option]) == 2
-    assert "`--engine sglang` cannot be combined with" in capsys.readouterr().err
 
 
 def test_what_sglang_cannot_be_told_has_its_place(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

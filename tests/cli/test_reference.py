@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,8 @@ def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
 
 def test_a_group_is_listed_and_a_code_beside_it_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
     def codes(*arguments: str) -> list[str]:
-        assert _run(["rules", *arguments, "--format", "json"]) == 0
-        return [rule["code"] for rule in json.loads(capsys.readouterr().out)["rules"]]
+        assert _run(["rules", *arguments]) == 0
+        return re.findall(r"^(SD\d{3})  ", capsys.readouterr().out, re.MULTILINE)
 
     everything = codes()
     assert codes("SD0") == [code for code in everything if code.startswith("SD0")]

@@ -29,14 +29,6 @@ def test_kubernetes_goes_to_stdout_ready_to_be_applied(capsys: pytest.CaptureFix
     assert "more files belong to it: `-o DIR` writes them all" in written.err
 
 
-def test_json_holds_every_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert render(DEMO, "--to", "monitoring", "--format", "json") == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["version"] == 1
-    assert "prometheus/prometheus.yml" in [file["path"] for file in content["files"]]
-    assert all(file["text"] for file in content["files"])
-
-
 def test_several_files_that_need_each_other_want_a_folder() -> None:
     with pytest.raises(UsageError, match="makes several files") as caught:
         render(DEMO, "--to", "monitoring")
@@ -87,7 +79,6 @@ def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {}\n")
     with pytest.raises(UsageError, match=r"compose\.yaml` was not written by specserve"):
         render(DEMO, "--to", "compose", "-o", str(tmp_path))
-    assert render(DEMO, "--to", "compose", "-o", str(tmp_path), "--force") == 0
 
 
 def test_a_profile_with_an_error_is_not_rendered(tmp_path: Path) -> None:
@@ -119,7 +110,7 @@ def test_what_could_be_pinned_or_guarded_is_told(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "options",
-    [["--check"], ["--force"], ["-o", "x", "--format", "json"], ["--image", "no image"]],
+    [["--check"], ["--image", "no image"]],
 )
 def test_options_that_make_no_sense_are_refused(options: list[str]) -> None:
     with pytest.raises(UsageError):

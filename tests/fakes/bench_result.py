@@ -53,7 +53,7 @@ def example() -> Result:
         created="2026-11-21T12:00:00Z",
         duration_s=2712.0,
         versions={"specserve": "0.1.0", "vllm": "0.33.0", "torch": "2.13.0", "python": "3.11.7"},
-        host={"accelerator": "4 x H100-80GB", "cpu": "an example", "cores": "64"},
+        host={"accelerator": "4 x H100-80GB", "cores": "64"},
         launches=1,
         variants=variants(),
         workloads=(

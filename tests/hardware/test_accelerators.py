@@ -164,7 +164,7 @@ def test_a_launch_sees_the_devices_that_cuda_shows(
 
 def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> None:
     text = specserve("doctor", "--accelerators").stdout.decode()
-    assert "Found here" in text and "cpu" in text
+    assert "Found here" in text
     assert all(f"  {item.name} " in text for item in catalogue())
     assert all(len(line) <= 100 for line in text.splitlines())
     data = json.loads(specserve("doctor", "--accelerators", "--format", "json").stdout)

@@ -9,7 +9,7 @@ import pytest
 from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.nodes import LaunchNode, node_at, on_node, value_at
+from specserve.plan.nodes import LaunchNode, on_node, value_at
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table
@@ -71,25 +71,4 @@ def test_what_no_command_could_run_is_refused(settings: tuple[str, ...], rank: i
 def test_the_nodes_must_know_where_the_first_is() -> None:
     with pytest.raises(UsageError, match=": each node needs the address of node 0") as caught:
         planned(profile_of(*TWO), 1, address=None)
-    assert "--master-addr" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("text", "node"),
-    [
-        (None, LaunchNode(1)),
-        ("10.0.0.1", LaunchNode(1, "10.0.0.1")),
-        ("10.0.0.1:4000", LaunchNode(1, "10.0.0.1", 4000)),
-        ("head.example:29501", LaunchNode(1, "head.example", 29501)),
-        ("fd00::1", LaunchNode(1, "fd00::1")),
-        ("[fd00::1]:4000", LaunchNode(1, "[fd00::1]", 4000)),
-    ],
-)
-def test_an_address_may_have_a_port(text: str | None, node: LaunchNode) -> None:
-    assert node_at(1, text) == node
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1:", "10.0.0.1:port", "10.0.0.1:70000", "10.0.0.1:0"])
-def test_a_port_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not an address"):
-        node_at(0, text)
+    assert "--set engine.master_addr=" in (caught.value.hint or "")

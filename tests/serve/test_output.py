@@ -18,8 +18,8 @@ from specserve.serve.batch import Output
 DATA = b"".join(b'{"id": "r%d", "prompt": "p"}\n' % index for index in range(4))
 
 
-def opened(path: Path, *, data: bytes = DATA, origin: str = "o", resume: bool = True) -> Output:
-    return Output(path, origin=origin, data=data, resume=resume)
+def opened(path: Path, *, data: bytes = DATA, origin: str = "o") -> Output:
+    return Output(path, origin=origin, data=data)
 
 
 def write(path: Path, *, count: int, order: Sequence[int] = range(4)) -> None:
@@ -126,7 +126,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_journal_whole(tmp_path: Path) ->
         "import resource, signal; from pathlib import Path; from specserve.serve.batch import Output\n"
         "from specserve.errors import FactError\n"
         f"path, data = Path({str(path)!r}), {DATA!r}\n"
-        "o = Output(path, origin='o', data=data, resume=True)\n"
+        "o = Output(path, origin='o', data=data)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "try:\n"
         "    for index in range(4): o.write({'id': f'r{index}', 'index': index, 'text': 't'})\n"
@@ -145,7 +145,7 @@ def test_another_input_is_not_mixed_in(tmp_path: Path) -> None:
     write(tmp_path / "out.jsonl", count=2)
     with pytest.raises(UsageError, match="was made from another input") as error:
         opened(tmp_path / "out.jsonl", data=DATA + b'{"prompt": "new"}\n')
-    assert "--no-resume" in str(error.value.hint)
+    assert "delete it to start over" in str(error.value.hint)
 
 
 def test_another_profile_is_not_mixed_in(tmp_path: Path) -> None:
@@ -170,14 +170,6 @@ def test_a_damaged_note_beside_the_output_is_not_taken_for_the_same_work(tmp_pat
         opened(tmp_path / "out.jsonl")
 
 
-def test_without_resuming_everything_is_made_anew(tmp_path: Path) -> None:
-    write(tmp_path / "out.jsonl", count=2)
-    output = opened(tmp_path / "out.jsonl", origin="other", resume=False)
-    output.close()
-    assert output.done == set()
-    assert output.partial.read_bytes() == b""
-
-
 def test_a_complete_output_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("precious\n")
@@ -199,7 +191,7 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path; from specserve.serve.batch import Output\n"
         f"path, data = Path({str(tmp_path / 'out.jsonl')!r}), {DATA!r}\n"
-        "o = Output(path, origin='o', data=data, resume=True)\n"
+        "o = Output(path, origin='o', data=data)\n"
         "o.write({'id': 'r0', 'index': 0}); os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

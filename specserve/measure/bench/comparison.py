@@ -8,6 +8,7 @@ from dataclasses import replace
 from specserve.measure.bench.blocks import paired, passes_of
 from specserve.measure.bench.figures import token_samples
 from specserve.measure.bench.passes import Pass, Request
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, LengthPart, Point
 from specserve.measure.intervals import LogEstimate, ratio
 from specserve.measure.verdict import INCONCLUSIVE, Verdict, needed, verdict
@@ -36,19 +37,15 @@ def speedup(
 
 
 def compared(
-    cells: Mapping[tuple[str, Point], Cell],
+    plan: BenchPlan,
     passes: Sequence[Pass],
-    *,
+    cells: Mapping[tuple[str, Point], Cell],
     variant: str,
-    against: str,
     at: Point,
-    launched: int = 2,
-    quick: bool = False,
 ) -> Comparison:
-    """Return one variant compared with another at one point.
-
-    `launched`: of the two, those that were started for this. `quick`: with few prompts on purpose.
-    """
+    """Return one variant compared with the first one at one point."""
+    against = plan.variants[0].name
+    launched = plan.launched(variant, against)
     mine, theirs = cells[variant, at], cells[against, at]
     is_invalid = bool(mine.invalid or theirs.invalid)
     found = None
@@ -59,7 +56,9 @@ def compared(
         return Comparison(variant, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
     own, other, judged = mine.figures, theirs.figures, verdict(found)
     if judged.level == "open":
-        judged = replace(judged, sentence=f"{judged.sentence}; {_advice(found, quick=quick)}")
+        judged = replace(
+            judged, sentence=f"{judged.sentence}; {_advice(found, quick=plan.request.quick)}"
+        )
     even = None
     if not (other.acceptance and other.acceptance.drafts):  # else its own drafts count, too
         tokens = own.output_tokens

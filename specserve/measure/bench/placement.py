@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from specserve.measure.bench.variants import Variant
@@ -74,19 +70,12 @@ def versions() -> dict[str, str]:
 
 
 def host(*, platform_of_variants: str | None) -> dict[str, str]:
-    """Return the accelerators that the variants use, and the processor beside them."""
+    """Return the accelerators that the variants use, and the cores beside them."""
     from specserve.hardware.accelerators import gpus, kind, selected
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    named = None
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    cpu = named[1].strip() if named else platform.processor() or platform.machine()
-    found = {"cpu": cpu, "cores": str(cores)}
+    found = {"cores": str(cores)}
     if platform_of_variants == "cpu":
         return found | {"accelerator": "cpu"}
     here = selected(gpus(), devices=None, environ=os.environ) if platform_of_variants else []
-    if here:
-        found["accelerator"] = f"{len(here)}x{kind(here[0]).name}"
-    return found
+    return found | ({"accelerator": f"{len(here)}x{kind(here[0]).name}"} if here else {})

@@ -144,9 +144,9 @@ class Result:
     """ISO 8601, UTC."""
     duration_s: float
     versions: Mapping[str, str]
-    """specserve, vllm, load generator."""
+    """specserve and vllm; none where servers were not started."""
     host: Mapping[str, str]
-    """accelerator, cpu, cores."""
+    """accelerator and cores."""
     launches: int
     """Launches of each variant."""
     variants: tuple[VariantInfo, ...]
@@ -165,7 +165,6 @@ class Result:
 
 
 RESULT_FILE = "result.json"
-MAX_BYTES = 64 * 2**20
 Content = TypeVar("Content")
 
 
@@ -173,13 +172,9 @@ def read_result(path: Path) -> Result:
     """Return the result in a run directory or a file. Raises FactError, with the place in it."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise FactError(f"`{file}` is too large to be a result")
         return from_json(Result, file.read_bytes())
     except OSError as error:
         hint = "a run is the directory that `bench` prints at its end"
-        if path.is_dir() and (path / "run.json").is_file():
-            hint = f"nothing was measured in this run yet: `specserve bench --resume {path}`"
         raise FactError(f"cannot read `{file}`: {error.strerror or error}", hint=hint) from error
     except ValueError as error:
         raise FactError(f"`{file}` is not a benchmark result: {error}") from error

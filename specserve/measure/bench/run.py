@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from specserve.diagnostics import Notices
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure.bench.blocks import Block, blocks, variant_order
 from specserve.measure.bench.comparison import speedup
@@ -18,11 +17,12 @@ from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.placement import Session, host, versions
 from specserve.measure.bench.plan import BUDGET, BenchPlan, plan_bench
 from specserve.measure.bench.request import BenchRequest, with_places
-from specserve.measure.bench.result import Point, Result, WorkloadInfo
-from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, new_place, resume
+from specserve.measure.bench.result import Point, Result, WorkloadInfo, from_json
+from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
 from specserve.measure.bench.summary import summarise
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.verdict import needed, verdict
+from specserve.serve.files import state_folder
 from specserve.serve.signals import StopRequest, stop_on_signals
 
 
@@ -140,7 +140,6 @@ class Bench(Measurement):
     def write(self, *, is_complete: bool, outlet: Outlet) -> Result:
         """Return the result of what is there, and write its files."""
         plan, content = self.plan, self.directory.content
-        known = versions() if plan.platform is not None else {}  # none is known at a URL
         notes = list(self.notes)
         if self.is_cut:
             notes.append(
@@ -149,22 +148,21 @@ class Bench(Measurement):
             )
         if not plan.placement.together:
             notes.append(f"variants ran one after another ({plan.placement.why})")
-        variants = tuple(
-            dataclasses.replace(
-                variant.info,
-                model=variant.model or self.models.get(variant.name, ""),
-                kv_cache_tokens=self.kv_tokens.get(variant.name),
-            )
-            for variant in plan.variants
-        )
         about = Result(
             name=plan.name,
             created=content["created"],
             duration_s=content["spent_s"],
-            versions={**known, **self.versions},
+            versions=versions() if plan.platform is not None else {},  # none is known at a URL
             host=host(platform_of_variants=plan.platform),
             launches=plan.launches,
-            variants=variants,
+            variants=tuple(
+                dataclasses.replace(
+                    variant.info,
+                    model=variant.model or self.models.get(variant.name, ""),
+                    kv_cache_tokens=self.kv_tokens.get(variant.name),
+                )
+                for variant in plan.variants
+            ),
             workloads=tuple(
                 WorkloadInfo(each.name, len(each.prompts), each.source, each.sha256)
                 for each in self.workloads.values()
@@ -185,7 +183,7 @@ def run_benchmark(
 ) -> tuple[Result, Path]:
     """Return the result and its directory, of a new run or of the one to resume.
 
-    Raises SpecserveError.
+    Raises SpecserveError; what was measured until then is kept.
     """
     if resumed is None:
         plan = plan_bench(with_places(request), notices=outlet.notices)
@@ -197,24 +195,31 @@ def run_benchmark(
             hint="only `--budget` and `--format` can be given with it",
         )
     with resume(Path(resumed)) as directory:
-        plan = _plan_again(directory, budget=request.budget, notices=outlet.notices)
+        try:
+            asked = from_json(BenchRequest, json.dumps(directory.content["asked"]))
+            together = bool(directory.content["together"])
+            if asked.profile is None:
+                raise ValueError
+        except (KeyError, ValueError) as error:
+            why = f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
+            raise UsageError(why) from error
+        asked = dataclasses.replace(asked, budget=request.budget or asked.budget)
+        plan = plan_bench(asked, together=together, notices=outlet.notices)
+        _pin(plan, directory)
         return _run(plan, directory, outlet=outlet), directory.path
 
 
 def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
     """Return the directory of a new run: `output`, or one in the state folder."""
-    marks = [each.plan.fingerprint[:8] for each in plan.variants if each.plan is not None][:3]
-    stem = "-".join([plan.name, *dict.fromkeys(marks), time.strftime("%Y%m%d-%H%M%S")])
-    directory = create(
-        Path(output) if output is not None else new_place("bench", stem),
-        {
-            "name": plan.name,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "asked": dataclasses.asdict(plan.request),
-            "together": plan.placement.together,
-            "spent_s": 0.0,
-        },
-    )
+    stem = f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    content = {
+        "name": plan.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "asked": dataclasses.asdict(plan.request),
+        "together": plan.placement.together,
+        "spent_s": 0.0,
+    }
+    directory = create(Path(output) if output else state_folder() / "bench" / stem, content)
     _pin(plan, directory)
     return directory
 
@@ -224,26 +229,7 @@ def _pin(plan: BenchPlan, directory: RunDirectory) -> None:
     for variant in plan.variants:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
         directory.pin(f"`{variant.name}`", what)
-    here = host(platform_of_variants=plan.platform)
-    directory.pin("the machine", here.get("accelerator", "") + " " + here["cpu"])
-
-
-def _plan_again(directory: RunDirectory, *, budget: str | None, notices: Notices) -> BenchPlan:
-    """Return the plan of a run as it was asked for. Raises UsageError if a profile has changed."""
-    content = directory.content
-    try:
-        asked: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in content["asked"].items()
-        }
-        request, together = BenchRequest(**asked), bool(content["together"])
-    except (AttributeError, KeyError, TypeError) as error:
-        why = f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
-        raise UsageError(why) from error
-    request = dataclasses.replace(request, budget=budget or request.budget)
-    plan = plan_bench(request, together=together, notices=notices)
-    _pin(plan, directory)
-    return plan
+    directory.pin("the machine", ", ".join(host(platform_of_variants=plan.platform).values()))
 
 
 def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
@@ -260,21 +246,14 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
         try:
             bench.run()
         except SpecserveError as error:
-            keep(bench, began_s, error, outlet=outlet)
+            directory.add_elapsed(began_s)
+            if bench.passes:
+                bench.write(is_complete=False, outlet=outlet)
+                again = f"`specserve bench --resume {directory.path}` continues"
+                if isinstance(error, Interrupted) or error.hint is not None:
+                    say(f"{len(bench.passes)} measured blocks are kept: {again}")
+                else:
+                    error.hint = again
             raise
         directory.add_elapsed(began_s)
         return bench.write(is_complete=True, outlet=outlet)
-
-
-def keep(bench: Bench, began_s: float, error: SpecserveError, *, outlet: Outlet) -> None:
-    """Keep what was measured until the error, and say how to resume."""
-    path = bench.directory.path
-    bench.directory.add_elapsed(began_s)
-    if not bench.passes:
-        return
-    bench.write(is_complete=False, outlet=outlet)
-    if isinstance(error, Interrupted) or error.hint is not None:
-        kept = f"{len(bench.passes)} measured blocks are kept"
-        outlet.notices.say(f"{kept}: run `specserve bench --resume {path}` to continue")
-    else:
-        error.hint = f"`specserve bench --resume {path}` resumes from what was measured"

@@ -15,7 +15,7 @@ from specserve.errors import FactError, UsageError
 from specserve.files import write_whole
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Point, from_json
-from specserve.serve.files import append_own, private, read_own, state_folder
+from specserve.serve.files import append_own, private, read_own
 
 RUN, PASSES = "run.json", "passes.jsonl"
 _MAX_BYTES = 1 << 30
@@ -120,16 +120,6 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
     return run
 
 
-def new_place(kind: str, stem: str) -> Path:
-    """Return a new directory in the state folder: STEM, or the first free one of STEM-2, …."""
-    folder = state_folder() / kind
-    found, number = folder / stem, 1
-    while found.exists() or found.is_symlink():
-        number += 1
-        found = folder / f"{stem}-{number}"
-    return found
-
-
 def resume(path: Path) -> RunDirectory:
     """Return a run that is there. Raises UsageError if it is none."""
     run = RunDirectory(path, read_run(path))
@@ -141,16 +131,14 @@ def resume(path: Path) -> RunDirectory:
 
 def read_run(path: Path) -> dict[str, Any]:
     """Return run.json of a run. Raises UsageError if it is none."""
-    none = f"`{path}` is not a run of `specserve bench` or `tune`"
     try:
         content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MAX_BYTES))
-        if not isinstance(content, dict):
-            raise ValueError
-    except OSError as error:
-        raise UsageError(f"{none}: {RUN}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{none}: its {RUN} cannot be read") from error
-    return content
+        if isinstance(content, dict):
+            return content
+    except (OSError, ValueError):
+        pass
+    none = f"`{path}` is not a run of `specserve bench` or `tune`"
+    raise UsageError(f"{none}: its {RUN} cannot be read")
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:

@@ -30,20 +30,11 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
             promises = tuple(_promises(plan, passes, at)) if is_own else ()
             reason = invalid_reason(there)
             cells[variant.name, at] = Cell(variant.name, at, figures(there), reason, promises)
-    against, *others = (variant.name for variant in plan.variants)
     comparisons = tuple(
-        compared(
-            cells,
-            passes,
-            variant=name,
-            against=against,
-            at=at,
-            launched=plan.launched(name, against),
-            quick=plan.request.quick,
-        )
+        compared(plan, passes, cells, variant.name, at)
         for at in plan.points
-        for name in others
-        if cells[name, at].figures is not None
+        for variant in plan.variants[1:]
+        if cells[variant.name, at].figures is not None
     )
     room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
     return replace(

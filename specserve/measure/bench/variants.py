@@ -108,7 +108,7 @@ def plan_variant(
 ) -> Variant:
     """Return a server that is to be launched. Raises ProfileError, CheckFailed.
 
-    `starts`: by the vLLM that is here; with `check`, models, memory and machine are judged too.
+    `starts`: by the vLLM that is here. `check`: models, memory and machine are judged, too.
     """
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions

@@ -88,7 +88,7 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
         say(f"the target answers {len(questions)} prompts")
         lines = "".join(json.dumps(line) + "\n" for line in questions)
         data = plan.write("questions.jsonl", lines).read_bytes()
-        output = open_output(plan.launch, data=data, path=answers, resume=True)
+        output = open_output(plan.launch, data=data, path=answers)
         with closing(output), views.generating() as show:
             generate(plan.launch, data=data, output=output, show=show, say=say)
     with answers.open(encoding="utf-8") as file:

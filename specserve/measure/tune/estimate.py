@@ -24,7 +24,7 @@ from specserve.memory.kv import served_bytes
 from specserve.memory.situation import HEADS, MemorySituation, situation
 from specserve.memory.weights import tallied, weigh
 from specserve.models.config import language_part
-from specserve.models.facts import ModelFacts
+from specserve.models.facts import ModelFacts, published
 from specserve.models.shape import read_shape
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -48,7 +48,6 @@ class EstimatedPoint:
     num_speculative_tokens: int
     speedup: Estimate
     """Over the range of what engines reach; no confidence interval."""
-    output_tokens_per_s: float
     break_even_mean_acceptance_length: float
 
 
@@ -56,8 +55,6 @@ class EstimatedPoint:
 class TuneEstimate:
     """All loads; its fields are the keys of its JSON."""
 
-    basis: str
-    profile: str
     accelerator: str
     count: int
     method: str
@@ -67,6 +64,7 @@ class TuneEstimate:
     most_requests: int
     """So many may fit into the KV cache; higher loads are left out."""
     points: tuple[EstimatedPoint, ...]
+    basis: str = "estimated"
 
 
 class Reach(NamedTuple):
@@ -160,12 +158,11 @@ def read_acceptance(text: str | None) -> float:
         raise UsageError(f"`--acceptance {text}` is impossible: {low:g} to {high:g}", hint=_HINT)
     if not form[2]:
         return value
-    least, most = 0.0, 1.0
-    for _ in range(80):
-        middle = (least + most) / 2
-        is_less = acceptance_length(middle, tokens=tokens) < value
-        least, most = (middle, most) if is_less else (least, middle)
-    return (least + most) / 2
+    least, step = 0.0, 0.5
+    for _ in range(60):
+        least += step if acceptance_length(least + step, tokens=tokens) <= value else 0.0
+        step /= 2
+    return least
 
 
 def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None) -> TuneEstimate:
@@ -174,32 +171,28 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import known_versions
 
-    probability = read_acceptance(acceptance)
-    profile = load_profile(request.profile)
-    machine = assume(accelerator)
+    probability, profile = read_acceptance(acceptance), load_profile(request.profile)
+    machine, block = assume(accelerator), profile.speculation
+    if block is None:
+        raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if machine.count * machine.nodes < (ranks := world_size(profile)):
         machine = replace(machine, count=ranks, nodes=1)
     known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
-    shipped: dict[str, ModelFacts] = {}
+    target = known.context.target or published(profile.target.model)
+    own = next(each for each in known.context.variants if each.path == "speculation")
+    draft = own.draft or (published(block.model) if block.model else None)
     for unread in known.unread:
-        if unread.published is not None:
-            shipped[unread.path] = unread.published
-        elif not unread.path.startswith("alternatives."):
+        if not unread.path.startswith("alternatives.") and unread.published is None:
             raise unread.error
-    context = known.context
-    variant = next((variant for variant in context.variants if variant.path == "speculation"), None)
-    target = context.target or shipped.get("target.model")
-    if variant is None:
-        raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if target is None:
         raise FactError(f"`{profile.target.model}` could not be read")
     s = situation(
         profile,
         target=target,
         machine=machine,
-        version=(context.versions or known_versions())[-1],
-        speculation=variant.block,
-        draft=variant.draft or shipped.get("speculation.model"),
+        version=(known.context.versions or known_versions())[-1],
+        speculation=block,
+        draft=draft,
     )
     most = s.settings.max_num_seqs
     loads = whole_numbers(request.concurrency, "--concurrency", least=1, most=65536)
@@ -207,11 +200,11 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
         raise too_many_requests(profile, most)
     loads = loads or tuple(load for load in DEFAULT_LOADS if load <= most)
     k_max = request.most_tokens or USUAL_MOST_TOKENS
-    return estimate(s, name=profile.name, acceptance=probability, loads=loads, k_max=k_max)
+    return estimate(s, acceptance=probability, loads=loads, k_max=k_max)
 
 
 def estimate(
-    s: MemorySituation, *, name: str, acceptance: float, loads: Sequence[int], k_max: int
+    s: MemorySituation, *, acceptance: float, loads: Sequence[int], k_max: int
 ) -> TuneEstimate:
     """The best K at each load that the KV cache may hold. Raises UsageError if none is left."""
     context_tokens = min(s.settings.max_model_len, CONTEXT_TOKENS)
@@ -220,19 +213,16 @@ def estimate(
     room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
     if memory.verdict == "does_not_fit" or min(loads) > room:
         few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
-        raise UsageError(
-            f"{few} fit on {count}x {accelerator}",
-            hint="`specserve check PROFILE --assume …` shows what to change",
-        )
+        hint = "`specserve check PROFILE --assume …` shows what to change"
+        raise UsageError(f"{few} fit on {count}x {accelerator}", hint=hint)
     for batch in sorted({load for load in loads if load <= room}):
         gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
         best = max(range(k_max + 1), key=lambda tokens: gains[tokens].value)
-        rate = batch * acceptance_length(acceptance, tokens=best) / times.step_s(batch, best)
         even = times.step_s(batch, best or 1) / times.step_s(batch, 0)
-        points.append(EstimatedPoint(batch, best, gains[best], rate, even))
+        points.append(EstimatedPoint(batch, best, gains[best], even))
     method = s.speculative.method or ""
-    known = (name, accelerator, count, method, acceptance, context_tokens, room)
-    return TuneEstimate("estimated", *known, tuple(points))
+    about = (accelerator, count, method, acceptance, context_tokens, room)
+    return TuneEstimate(*about, tuple(points))
 
 
 def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:

@@ -224,7 +224,7 @@ class Tune(Measurement):
             name=plan.name,
             created=content["created"],
             duration_s=round(float(content["spent_s"]), 1),
-            versions={**versions(), **self.versions},
+            versions=versions(),
             host=content["host"],
             launches=self.launches,
             choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),

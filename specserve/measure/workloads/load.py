@@ -1,18 +1,28 @@
-"""Workloads by name or file: those that ship, and a user's prompts or log, each line checked."""
+"""Workloads by name or file: texts that ship, and a user's prompts or log, each line checked."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError, did_you_mean, quoted
-from specserve.measure.workloads.shipped import SHIPPED, WARM_UP, shipped_prompts
 from specserve.measure.workloads.workload import Prompt, Workload, room
 from specserve.serve.lines import Entry, entries
 
+SHIPPED = {
+    "chat": ["chat"],
+    "code": ["code"],
+    "summarise": ["documents", "modules"],
+    "json": ["json"],
+    "creative": ["creative"],
+    "long": ["long"],
+}
+"""The files of each; their first lines have the form of a prompt, as chat and as completion."""
 MAX_PROMPTS = 200
 """So many prompts of a user's file are taken, evenly spread, if no limit is given."""
 MIN_ANSWER = 16
@@ -39,7 +49,7 @@ def load(
     """
     if name_or_path in SHIPPED:
         name, source = name_or_path, "specserve"
-        prompts, remarks = shipped_prompts(name, chat, max_tokens, max_model_len)
+        prompts, remarks = _shipped(SHIPPED[name], chat, max_tokens, max_model_len)
         prompts = prompts[:limit]
     else:
         path, prompts, shorter = _file(name_or_path), [], 0
@@ -73,8 +83,70 @@ def load(
 
 def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
     """Eight prompts that no workload has, of its kind; its own if none of them fits."""
-    found, _ = shipped_prompts(WARM_UP, workload.is_chat, None, max_model_len)
+    found, _ = _shipped(["warm-up"], workload.is_chat, None, max_model_len)
     return Workload("warm-up", tuple(found) or workload.prompts[:8], "specserve")
+
+
+def _shipped(
+    names: list[str], is_chat: bool, max_tokens: int | None, max_model_len: int | None
+) -> tuple[list[Prompt], list[str]]:
+    """The prompts, each with as many of its blocks of text as fit (estimated), and what was cut.
+
+    Without `max_tokens`, an answer gets a quarter of the context at most.
+    """
+    cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else None)
+    prompts: list[Prompt] = []
+    shortened = left_out = 0
+    for name in names:
+        form, rows = _texts(name)
+        limit = min(cap or form["max_tokens"], form["max_tokens"])
+        for row in rows:
+            kept = len(row["blocks"])
+            prompt = _written(row, kept, form=form, is_chat=is_chat, limit=limit)
+            while kept > 1 and room(prompt, max_model_len) < limit:
+                kept -= 1
+                prompt = _written(row, kept, form=form, is_chat=is_chat, limit=limit)
+            if room(prompt, max_model_len) < limit:
+                left_out += 1
+            else:
+                prompts.append(prompt)
+                shortened += kept < len(row["blocks"])
+    fit = f"to fit max_model_len {max_model_len}"
+    remarks = [f"{shortened} of {len(prompts)} prompts were shortened {fit}"] if shortened else []
+    if left_out:
+        remarks.append(f"{left_out} prompts were left out {fit}")
+    return prompts, remarks
+
+
+def _written(
+    row: dict[str, Any], kept: int, *, form: dict[str, Any], is_chat: bool, limit: int
+) -> Prompt:
+    text = "\n\n".join(row["blocks"][:kept])
+    lines = text.splitlines(keepends=True)
+    begun = "".join(lines[: max(1, len(lines) // 3)])
+    fields = {**row, "text": text, "begun": begun}
+    content = form["chat" if is_chat else "completion"].format(**fields)
+    if not is_chat:
+        return Prompt(row["id"], limit, text=content)
+    turns, roles = row.get("turns", [content]), ("user", "assistant")
+    messages = tuple({"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns))
+    return Prompt(row["id"], limit, messages=messages)
+
+
+def _texts(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The form and the rows, each with its `blocks`: of one archive, each row begins elsewhere."""
+    path = files("specserve.measure.workloads") / "texts" / f"{name}.jsonl"
+    form, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    archive = [
+        block
+        for other in form.get("archive", [])
+        for row in _texts(other)[1]
+        for block in row["blocks"]
+    ]
+    for at, row in enumerate(rows):
+        start = at * len(archive) // len(rows)
+        row.setdefault("blocks", archive[start:] + archive[:start] or [""])
+    return form, rows
 
 
 def _file(name_or_path: str) -> Path:
@@ -120,9 +192,8 @@ def read(path: Path) -> tuple[list[Prompt], list[str]]:
             wrong.append(f"line {entry.line}: {error}")
     if not prompts:
         raise FactError(f"`{path}` has no request to send", causes=tuple(wrong[:3]), hint=_HINT)
-    told = "; ".join([*wrong[:3], *(["…"] if len(wrong) > 3 else [])])
-    left_out = f"{len(wrong)} of {len(lines)} lines of the log were left out: {told}"
-    return list(prompts.values()), [left_out] if wrong else []
+    told = f"{len(wrong)} of {len(lines)} lines of the log were left out"
+    return list(prompts.values()), [f"{told}: {wrong[0]}"] if wrong else []
 
 
 def _prompt(entry: Entry) -> Prompt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,11 @@ class Workload:
     @property
     def sha256(self) -> str:
         """Over what is sent, in its order; ids and names do not count."""
-        return digest(self.prompts)
-
-
-def digest(prompts: Iterable[Prompt]) -> str:
-    """sha256, in hex."""
-    sent = [
-        {"text": item.text, "messages": list(item.messages or ()), "max": item.max_tokens}
-        for item in prompts
-    ]
-    return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
+        sent = [
+            {"text": item.text, "messages": list(item.messages or ()), "max": item.max_tokens}
+            for item in self.prompts
+        ]
+        return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
 
 
 _SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64

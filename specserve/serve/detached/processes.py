@@ -209,6 +209,19 @@ def stop_marked(name: str, *, stop: StopRequest, emit: OnEvent) -> bool:
     return True
 
 
+def stop_named(name: str, *, stop: StopRequest, emit: OnEvent) -> Record | None:
+    """End the server of a name, even if its state is lost or unreadable: then there is no record of it."""
+    record = None
+    with contextlib.suppress(FactError):
+        record = registry.read(name)
+    if record is None:
+        stop_marked(name, stop=stop, emit=emit)
+        registry.remove(name)
+    else:
+        stop_server(record, stop=stop, emit=emit)
+    return record
+
+
 def tidy(record: Record) -> Record:
     """The same server with how it ended, on disk too. Call it only if its first process is gone."""
     group = Detached(record)

@@ -83,7 +83,7 @@ def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
 ) -> None:
     content = resumed(run, capsys)
     assert [variant["model"] for variant in content["variants"]] == ["served", "served"]
-    assert content["versions"]["load generator"] == "vLLM 0.32.0" and NOTE in content["notes"]
+    assert NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
     assert content["is_complete"] and len(content["cells"]) == 2
 

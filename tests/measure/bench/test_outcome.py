@@ -7,11 +7,10 @@ from textwrap import dedent
 
 import pytest
 
-from specserve.measure.bench.comparison import compared
-from specserve.measure.bench.figures import figures
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BenchPlan
-from specserve.measure.bench.result import Cell, Point, Result
+from specserve.measure.bench.request import BenchRequest
+from specserve.measure.bench.result import Point, Result
 from specserve.measure.bench.summary import stops_paying, summarise
 from specserve.measure.bench.variants import Variant
 from specserve.measure.expect import Judged
@@ -47,8 +46,16 @@ def result(
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
     variants: tuple[Variant, ...] = VARIANTS,
+    request: BenchRequest | None = None,
 ) -> Result:
-    plan = BenchPlan(variants=variants, sessions=(), points=points, blocks=6, profile=promised)
+    plan = BenchPlan(
+        variants=variants,
+        sessions=(),
+        points=points,
+        blocks=6,
+        profile=promised,
+        request=request or BenchRequest(),
+    )
     about = Result(
         "x",
         "2026-01-31T00:00:00+00:00",
@@ -240,9 +247,5 @@ def test_prompts_that_differ_fourfold_in_length_are_also_judged_by_length() -> N
 )
 def test_what_is_open_says_what_would_decide_it(seconds: list[float], quick: bool, advice: str) -> None:
     passes = blocks_of("baseline", [1.3] * 6) + blocks_of("profile", seconds)
-    cells = {
-        (variant, POINT): Cell(variant, POINT, figures([each for each in passes if each.variant == variant]))
-        for variant in ("baseline", "profile")
-    }
-    found = compared(cells, passes, variant="profile", against="baseline", at=POINT, quick=quick)
+    (found,) = result(passes, request=BenchRequest(quick=quick)).comparisons
     assert found.verdict.level == "open" and found.verdict.sentence.endswith(advice)

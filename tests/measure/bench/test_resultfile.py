@@ -72,7 +72,7 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
         (["comparisons", 0, "verdict", "level"], "WINS", "`comparisons.0.verdict.level`"),
         (["comparisons", 0, "speedup"], [], "`comparisons.0.speedup`"),
         (["variants"], {}, "`variants`"),
-        (["host", "cpu"], None, "`host.cpu`"),
+        (["host", "cores"], None, "`host.cores`"),
         (["name"], "\ud800", "Invalid JSON"),
     ],
 )

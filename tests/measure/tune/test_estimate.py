@@ -63,7 +63,7 @@ def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
 
 def test_the_best_k_falls_with_the_load_of_a_dense_model_and_no_other_brings_more(tmp_path: Path) -> None:
     s = variant(tmp_path, name="H200-141GB")
-    found = estimate(s, name="p", acceptance=0.7, loads=LOADS, k_max=8)
+    found = estimate(s, acceptance=0.7, loads=LOADS, k_max=8)
     best = [point.num_speculative_tokens for point in found.points]
     assert best == sorted(best, reverse=True) and best[0] >= 2
     times = step_times(s, context_tokens=found.context_tokens)
@@ -90,14 +90,14 @@ def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Pa
 
 def test_loads_that_the_kv_cache_cannot_hold_are_left_out(tmp_path: Path) -> None:
     small, large = (
-        estimate(variant(tmp_path, name=name), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+        estimate(variant(tmp_path, name=name), acceptance=0.7, loads=LOADS, k_max=8)
         for name in ("L4-24GB", "H200-141GB")
     )
     assert [point.concurrency for point in large.points] == list(LOADS)
     loads = [point.concurrency for point in small.points]
     assert loads and max(loads) <= small.most_requests < 128
     with pytest.raises(UsageError, match="not even 1 requests of 1,024 tokens fit on 1x T4-16GB"):
-        estimate(variant(tmp_path, name="T4-16GB"), name="p", acceptance=0.7, loads=LOADS, k_max=8)
+        estimate(variant(tmp_path, name="T4-16GB"), acceptance=0.7, loads=LOADS, k_max=8)
 
 
 @given(st.floats(0.0, 1.0), st.integers(1, 64))
