@@ -17,7 +17,7 @@ import pytest
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
 from specserve.measure.bench import rundir
-from specserve.measure.bench.blocks import Block, copies_of
+from specserve.measure.bench.blocks import Block
 from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.placement import Placement
 from specserve.measure.bench.result import Point
@@ -89,13 +89,13 @@ class World:
     def run(self, block: Block, *, variant: str, launch: int) -> Pass:
         """One block in a closed loop, as it would have been measured."""
         known = self.texts
-        waiting, running, done, began_s = list(block.copies), list[_Answer](), [], self.now_s
+        waiting, running, done, began_s = list(enumerate(block.prompts)), list[_Answer](), [], self.now_s
         while waiting or running:
             new = list[_Answer]()
             while waiting and len(running) + len(new) < (block.point.concurrency or 1):
-                item, at_s = waiting.pop(0), self.now_s - began_s
-                text, most = known[item.prompt.id], item.prompt.max_tokens
-                new.append(_Answer(item.id, text, most, at_s))
+                (index, prompt), at_s = waiting.pop(0), self.now_s - began_s
+                text, most = known[prompt.id], prompt.max_tokens
+                new.append(_Answer(f"{prompt.id}#{index}", text, most, at_s))
             batch = len(running) + len(new)
             tokens = _tokens(variant, batch)
             took_s = self.step_s(len(running), tokens) if running else 0.0
@@ -124,7 +124,7 @@ class World:
         """The true speedup of every K at a load, each on a server of its own, on a calm machine."""
         calm = replace(self, mood=lambda now_s: 1.0)
         point = Point("code", 0.0, load)
-        items = copies_of(list(itertools.islice(itertools.cycle(self.every), 8 * load)))
+        items = tuple(itertools.islice(itertools.cycle(self.every), 8 * load))
         block, rates = Block(0, point, items, 1), {}
         for tokens in range(most + 1):
             done = calm.run(block, variant=f"k{tokens}", launch=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,26 +17,12 @@ PER_SLOT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class PromptCopy:
-    """One request of a block: a prompt, and which copy of it."""
-
-    prompt: Prompt
-    copy: int = 1
-
-    @property
-    def id(self) -> str:
-        """As the records have it: a prompt whose own id has a `#` always gets its copy's number."""
-        is_plain = self.copy == 1 and "#" not in self.prompt.id
-        return self.prompt.id if is_plain else f"{self.prompt.id}#{self.copy}"
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Requests that every variant is sent, one variant right after another."""
 
     number: int
     point: Point
-    copies: tuple[PromptCopy, ...]
+    prompts: tuple[Prompt, ...]
     seed: int
     """The seed of sampling: the same for all variants."""
 
@@ -72,23 +57,13 @@ def blocks(
 
 def prompts_by_block(
     prompts: Sequence[Prompt], point: Point, *, count: int, key: str = ""
-) -> list[tuple[PromptCopy, ...]]:
+) -> list[tuple[Prompt, ...]]:
     """Return the requests of a point's blocks: every prompt equally often, as the load needs."""
     rng = seeded(f"deal {point} {key}")
     turns = max(1, math.ceil(count * PER_SLOT * point.concurrency / len(prompts)))
     line = [prompt for _ in range(turns) for prompt in rng.sample(prompts, len(prompts))]
     bounds = [len(line) * place // count for place in range(count + 1)]
-    return [copies_of(line[low:high]) for low, high in itertools.pairwise(bounds)]
-
-
-def copies_of(prompts: Sequence[Prompt]) -> tuple[PromptCopy, ...]:
-    """Return the requests of these prompts, each with the number of its copy."""
-    seen: Counter[str] = Counter()
-    copies = []
-    for prompt in prompts:
-        seen[prompt.id] += 1
-        copies.append(PromptCopy(prompt, seen[prompt.id]))
-    return tuple(copies)
+    return [tuple(line[low:high]) for low, high in itertools.pairwise(bounds)]
 
 
 def seeded(text: str) -> random.Random:

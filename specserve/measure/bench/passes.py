@@ -13,7 +13,7 @@ class Request:
     """One answer; times in seconds, `start_s` since its pass began."""
 
     id: str
-    """The prompt's; `id#2` is the second copy of it in the same pass."""
+    """The prompt's, with its place in the block: `ID#7`."""
     ok: bool
     prompt_tokens: int
     output_tokens: int
@@ -28,8 +28,8 @@ class Request:
 
     @property
     def prompt(self) -> str:
-        """The prompt's id, whichever copy it was."""
-        return self.id.rpartition("#")[0] if "#" in self.id else self.id
+        """The prompt's id."""
+        return self.id.rsplit("#", 1)[0]
 
     @property
     def tpot_s(self) -> float | None:

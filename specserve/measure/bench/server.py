@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.errors import TrafficError
-from specserve.measure.bench.blocks import Block, PromptCopy
+from specserve.measure.bench.blocks import Block
 from specserve.measure.bench.generator import LoadGenerator, Sent
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Point
@@ -56,8 +58,8 @@ class Running:
         temperature: float,
     ) -> None:
         """Send prompts whose answers are not kept, and wait until the counters hold them."""
-        copies = range(1, -(-concurrency // len(prompts)) + 1)
-        requests = [_request(PromptCopy(prompt, copy)) for copy in copies for prompt in prompts]
+        many = [*prompts] * math.ceil(concurrency / len(prompts))
+        requests = [_request(prompt, index, {}) for index, prompt in enumerate(many)]
         self._send(generator, requests, Point("", temperature, concurrency))
 
     def run(self, generator: LoadGenerator, block: Block, *, launch: int) -> Pass:
@@ -65,15 +67,16 @@ class Running:
         point = block.point
         # another variant may be at the same URL; a mark is as long for every variant
         mark = hashlib.sha256(self.variant.name.encode()).hexdigest()[:8]
-        requests = []
-        for index, item in enumerate(block.copies):
+        requests, copies = [], Counter[str]()
+        for index, prompt in enumerate(block.prompts):
             own: dict[str, Any] = {}
+            copies[prompt.id] += 1
             if self.takes_salt:
-                about = f"{launch}.{block.number}.{block.seed}.{item.copy}"
+                about = f"{launch}.{block.number}.{block.seed}.{copies[prompt.id]}"
                 own["cache_salt"] = f"{_NONCE}.{about}.{mark}"
             if point.temperature > 0:
                 own["seed"] = (block.seed + index) % 2**31
-            requests.append(_request(item, own))
+            requests.append(_request(prompt, index, own))
         sent, before, now = self._send(generator, requests, point)
         acceptance, queue_s, preemptions = _gained(before, now)
         return Pass(
@@ -134,10 +137,10 @@ def _gained(
     return acceptance, sum(waited) if waited else None, preemptions
 
 
-def _request(item: PromptCopy, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _request(prompt: Prompt, index: int, own: dict[str, Any]) -> dict[str, Any]:
     """Return a request for the load generator. `own`: fields of its body beside the prompt."""
-    about = {"id": item.id, "max_tokens": item.prompt.max_tokens, "extra_body": dict(own or {})}
-    return {**about, **item.prompt.body}
+    about = {"id": f"{prompt.id}#{index}", "max_tokens": prompt.max_tokens, "extra_body": own}
+    return {**about, **prompt.body}
 
 
 def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Running:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specserve.measure.bench.blocks import passes_of
-from specserve.measure.bench.comparison import compared, speedup
+from specserve.measure.bench.comparison import compared
 from specserve.measure.bench.figures import figures, invalid_reason, sample, step_samples
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BenchPlan
@@ -26,16 +26,17 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
     for at in plan.points:
         for variant in plan.variants:
             there = passes_of(passes, variant.name, at)
-            is_own = variant.name == plan.own_variant
-            promises = tuple(_promises(plan, passes, at)) if is_own else ()
-            reason = invalid_reason(there)
-            cells[variant.name, at] = Cell(variant.name, at, figures(there), reason, promises)
+            cells[variant.name, at] = Cell(variant.name, at, figures(there), invalid_reason(there))
     comparisons = tuple(
         compared(plan, passes, cells, variant.name, at)
         for at in plan.points
         for variant in plan.variants[1:]
         if cells[variant.name, at].figures is not None
     )
+    for at in plan.points if plan.profile is not None else ():
+        own = cells[plan.own_variant, at]
+        promises = tuple(_promises(plan, passes, own, comparisons))
+        cells[plan.own_variant, at] = replace(own, promises=promises)
     room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
     return replace(
         about,
@@ -94,24 +95,20 @@ def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | 
     )
 
 
-def _promises(plan: BenchPlan, passes: Sequence[Pass], at: Point) -> Iterator[Judged]:
+def _promises(
+    plan: BenchPlan, passes: Sequence[Pass], own: Cell, comparisons: Sequence[Comparison]
+) -> Iterator[Judged]:
     """Yield each limit of `expect` that holds at a point, held against what was measured there."""
-    if plan.profile is None:
-        return
-    own, first = plan.own_variant, plan.variants[0]
-    mine, theirs = passes_of(passes, own, at), passes_of(passes, first.name, at)
-    is_valid = invalid_reason(mine) is None
-    has_rival = first.is_baseline and first.name != own and invalid_reason(theirs) is None
+    assert plan.profile is not None
+    at, there = own.point, passes_of(passes, own.variant, own.point)
+    rivals = [each for each in comparisons if (each.variant, each.point) == (own.variant, at)]
     for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency):
         if limit.why_not is not None:
             continue
-        measured = None
-        if is_valid and limit.key != "min_speedup":
-            measured = _measured(limit.key, mine)
-        elif is_valid and has_rival:
-            launched = plan.launched(own, first.name)
-            found = speedup(passes, variant=own, against=first.name, at=at, launched=launched)
-            measured = found.estimate if found else None
+        if limit.key == "min_speedup":
+            measured = rivals[0].speedup if rivals and plan.variants[0].is_baseline else None
+        else:
+            measured = _measured(limit.key, there) if own.invalid is None else None
         yield judge(limit, measured)
 
 

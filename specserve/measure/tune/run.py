@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
-from specserve.measure.bench.blocks import Block, copies_of, passes_of, seeded, variant_order
+from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
 from specserve.measure.bench.comparison import speedup
 from specserve.measure.bench.figures import figures
 from specserve.measure.bench.placement import host, versions
@@ -210,7 +210,7 @@ class Tune(Measurement):
         line = seeded(f"{point}").sample(prompts, len(prompts))
         some = [line[(number * count + at) % len(line)] for at in range(count)]
         seed = seeded(f"{point} {number}").randrange(2**31)
-        return Block(number, point, copies_of(some), seed)
+        return Block(number, point, tuple(some), seed)
 
     def result(self) -> TuneResult:
         """What the passes say."""

@@ -55,7 +55,7 @@ def run(plan: BenchPlan, tmp_path: Path) -> Path:
     with new_directory(plan, str(tmp_path / "run")) as directory:
         for session in plan.sessions:
             for block in blocks(plan.points, workloads, count=plan.blocks, launch=session.launch):
-                requests = tuple(request(item.id) for item in block.copies)
+                requests = tuple(request(f"{each.id}#{at}") for at, each in enumerate(block.prompts))
                 for variant in session.variants:
                     directory.append(
                         Pass(session.launch, block.number, block.point, variant, 1.0, 0.1, requests)

@@ -57,7 +57,7 @@ class World:
             if self.ends_after is not None and len(self.sent) >= self.ends_after:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             self.sent.append(block)
-            requests = tuple(request(item.id) for item in block.copies)
+            requests = tuple(request(f"{each.id}#{at}") for at, each in enumerate(block.prompts))
             took_s = self.seconds(variant.name, block)
             return Pass(launch, block.number, block.point, variant.name, took_s, 0.1, requests)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from specserve.measure.bench import server
-from specserve.measure.bench.blocks import Block, PromptCopy
+from specserve.measure.bench.blocks import Block
 from specserve.measure.bench.generator import LoadGenerator, Sent
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.server import Running
@@ -36,7 +36,7 @@ def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     variant = Variant(name, url=URL)
     running = Running(variant, URL, "m", None, False, takes_salt, lambda: None, _client=client)
-    block = Block(3, Point("chat", 0.0, 1), tuple(map(PromptCopy, PROMPTS)), seed=7)
+    block = Block(3, Point("chat", 0.0, 1), PROMPTS, seed=7)
     running.run(cast(LoadGenerator, SimpleNamespace(send=send)), block, launch=0)
     return [item["extra_body"].get("cache_salt") for item in sent]
 
@@ -44,6 +44,11 @@ def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
 def test_requests_of_a_block_may_share_prefixes() -> None:
     assert len(set(salts("a"))) == 1
     assert salts("a", takes_salt=False) == [None] * 3
+
+
+@pytest.mark.parametrize("name", ["ticket", "ticket#17", "#", ""])
+def test_prompts_stay_apart_whatever_a_user_calls_them(name: str) -> None:
+    assert request(f"{name}#3").prompt == name
 
 
 def test_two_variants_at_one_url_find_nothing_of_each_other() -> None:
@@ -86,7 +91,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
     running = Running(variant, URL, "m", None, False, True, lambda: None, _client=client)
     generator = cast(LoadGenerator, SimpleNamespace(send=send))
     running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
-    block = Block(3, Point("chat", 0.0, 1), tuple(map(PromptCopy, PROMPTS)), seed=7)
+    block = Block(3, Point("chat", 0.0, 1), PROMPTS, seed=7)
     done = running.run(generator, block, launch=0)
     assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
     assert done.queue_s == pytest.approx(0.5 * len(PROMPTS)) and done.preemptions == 2 * len(PROMPTS)
