@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from specserve.metrics.counters import Acceptance
 from specserve.report.console import LiveLine, escaped, say
-from specserve.report.text import count, fields_of
+from specserve.report.text import count
 from specserve.serve.client import Answer, SpeculationCounts
 
 if TYPE_CHECKING:
@@ -28,19 +28,6 @@ def acceptance_line(run: Acceptance | None) -> str:
         return "speculation is on, but nothing was drafted"
     positions = " ".join(f"{share:.2f}" for share in run.per_position)
     return f"acceptance {rate:.2f}, mean acceptance length {length:.2f}, per position {positions}"
-
-
-def acceptance_json(run: Acceptance | None) -> dict[str, object] | None:
-    """The same for scripts; None without speculation, null figures where nothing was drafted."""
-    if run is None:
-        return None
-    return {
-        **fields_of(run, "acceptance_rate", "mean_acceptance_length"),
-        "acceptance_rate_per_position": list(run.per_position),
-        "num_drafts": run.drafts,
-        "num_draft_tokens": run.draft_tokens,
-        "num_accepted_tokens": run.accepted_tokens,
-    }
 
 
 def figures(answer: Answer) -> list[str]:

@@ -47,7 +47,7 @@ def check_text(report: Report, *, is_verbose: bool = False) -> str:
         if isinstance(verdict, Checked):
             parts += _skipped(verdict)
         if isinstance(verdict, Checked) and is_verbose:
-            tables = [effective(each) for each in verdict.vllm[:1] if each.answer.effective]
+            tables = [_effective(each) for each in verdict.vllm[:1] if each.answer.effective]
             if verdict.memory and verdict.machine:
                 tables.insert(0, _memory(verdict.memory, verdict.machine, verdict.alternatives))
             parts += ["\n".join(text_lines(table, stream)) for table in tables]
@@ -154,7 +154,7 @@ def _tokens(estimate: MemoryEstimate) -> str:
     return known if estimate.is_kv_known else "unknown"
 
 
-def effective(judged: Judged) -> Section:
+def _effective(judged: Judged) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
     answer, without = judged.answer, judged.without
     rows = [

@@ -119,7 +119,7 @@ def _source_rows(marks: list[Mark], sources: _Sources, width: int) -> Iterator[s
             start = max(0, span.column - _LEAD) if len(text) > _WIDTH else 0
             stop = start + _WIDTH
             if start != shown:  # a long line is shown around each mark
-                part = ("…" if start else "") + text[start:stop][bool(start) :]
+                part = f"…{text[start + 1 : stop]}" if start else text[:stop]
                 yield f"{number:>{width}} | {escaped(part)}{'…' if stop < len(text) else ''}"
                 shown = start
             end = span.end_column - 1 if span.end_line == number else len(text)

@@ -39,15 +39,13 @@ def _from_root(name: str) -> str:
     """The path of a file seen from the root of its repository; absolute if it lies outside."""
     folder, base = os.path.split(os.path.abspath(name))  # noqa: PTH100 - it may not be there
     place = Path(os.path.realpath(folder)) / base
-    root = _root(os.environ.get("GITHUB_WORKSPACE"), Path.cwd())
+    root = _root(Path.cwd())
     return place.relative_to(root).as_posix() if place.is_relative_to(root) else str(place)
 
 
 @lru_cache
-def _root(workspace: str | None, here: Path) -> Path:
-    """The checkout that a CI job works in; else the repository around `here`, or `here`."""
-    if workspace and here.is_relative_to(os.path.realpath(workspace)):
-        return Path(os.path.realpath(workspace))
+def _root(here: Path) -> Path:
+    """The repository around a folder; without one, the folder."""
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 

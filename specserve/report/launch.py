@@ -147,10 +147,8 @@ def say_locked(done: Locked, profile: Profile) -> None:
     state = "locked" if done.changed else "unchanged"
     say(f"{state}: `{profile.name}`, {count(len(done.models), 'model')}")
     for facts in done.models:
-        moving = facts.revision and facts.revision != facts.commit
-        revision = f" ({facts.revision})" if moving else ""
         commit = facts.commit[:12] if facts.commit else "by its files, without a commit"
-        say(f"  {escaped(facts.model)}{revision} {commit}")
+        say(f"  {escaped(facts.model)} {commit}")
         for note in facts.notes:
             say(f"    note: {readable(note)}")
     here = Path.cwd()

@@ -20,7 +20,6 @@ FINDING = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", AT)
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -46,25 +45,15 @@ def test_what_is_no_file_has_no_place(name: str) -> None:
     assert text.startswith(f"{name}:5:31: ")
 
 
-def test_a_file_is_seen_from_the_checkout_wherever_the_step_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "serving" / "configs").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "serving")
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
-    for name in ("configs/a.yaml", "./configs/../configs/a.yaml", str(tmp_path / "serving/configs/a.yaml")):
-        _, properties, _ = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
-        assert properties["file"] == "serving/configs/a.yaml"
-
-
-def test_without_a_checkout_the_repository_around_is_the_root(
+def test_a_file_is_seen_from_the_repository_wherever_the_step_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".git").mkdir()
-    (tmp_path / "sub").mkdir()
-    monkeypatch.chdir(tmp_path / "sub")
-    _, properties, _ = parsed(github([FINDING]))
-    assert properties["file"] == "sub/child.yaml"
+    (tmp_path / "serving" / "configs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "serving")
+    for name in ("configs/a.yaml", "./configs/../configs/a.yaml", str(tmp_path / "serving/configs/a.yaml")):
+        _, properties, _ = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
+        assert properties["file"] == "serving/configs/a.yaml"
 
 
 def test_a_group_that_did_not_run_is_a_warning_at_its_profile() -> None:

@@ -75,7 +75,6 @@ def test_both_sides_are_in_the_message(three: Report) -> None:
 def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, uri: str
 ) -> None:
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     result = log(replace(FINDING, span=replace(AT, file=name)))["results"][0]
     place = result["locations"][0]["physicalLocation"]["artifactLocation"]
