@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from specserve.report.manual import NEEDED, Page, blocks, pages
+from specserve.report.manual import Page, blocks, pages
 
 FILE = Path(__file__).parents[1] / "docs" / "rules.md"
 _GROUPS = {
@@ -70,7 +70,7 @@ def _row(page: Page) -> str:
 def _facts(page: Page) -> str:
     silence = f"silenced by `{page.silence}`" if page.silence else "cannot be silenced"
     policy = ", a policy" if page.policy else ""
-    return f"*{page.severity}{policy}, needs {NEEDED[page.needs]}, {silence}*"
+    return f"*{page.severity}{policy}, needs {page.needs}, {silence}*"
 
 
 def main() -> int:

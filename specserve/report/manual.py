@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import cleandoc
 from textwrap import dedent
@@ -20,14 +20,6 @@ from specserve.profile.problems import CODES
 from specserve.report.console import styled, wrapped
 
 HOME = "https://github.com/specserve/specserve"
-NEEDED: Mapping[Need, str] = {
-    "nothing": "only the profile",
-    "models": "the models",
-    "hardware": "the accelerator",
-    "host": "this host",
-    "vllm": "vLLM itself",
-}
-"""What a rule needs, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +109,7 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
     """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
     policy = ", a policy" if page.policy else ""
-    about = f"({page.severity}{policy}, needs {NEEDED[page.needs]})"
+    about = f"({page.severity}{policy}, needs {page.needs})"
     lines = [f"{styled(page.code, 'bold', stream=stream)}  {page.name}  {about}"]
     silence = page.silence or "It cannot be silenced."
     for kind, text in (*blocks(page), ("heading", "Silence it"), ("code", silence)):

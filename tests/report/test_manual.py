@@ -44,7 +44,7 @@ PAGE = Page(
 
 def test_a_page_is_laid_out_like_this() -> None:
     assert manual(PAGE, stream=io.StringIO()).splitlines() == [
-        "SD104  split-draft  (error, needs only the profile)",
+        "SD104  split-draft  (error, needs nothing)",
         "",
         "The draft's parallelism is not the target's.",
         "",
