@@ -46,13 +46,11 @@ class JudgedDraft:
 
     draft: Draft
     findings: Mapping[str, str]
-    """Messages of errors and warnings, by code."""
     is_refused: bool
     """Whether a rule says that vLLM refuses it, or serves wrong output."""
     memory: str | None = None
     """The verdict on the named machine; None without one, or if the target is not known."""
     draft_bytes: int | None = None
-    """Of its weights, on each GPU."""
     is_assumed: bool = False
     """Whether that is of a head as most are: the head's configuration is not known."""
 
@@ -66,7 +64,6 @@ class FoundDrafts:
     machine: str | None
     drafts: tuple[JudgedDraft, ...]
     notes: tuple[str, ...] = ()
-    """What could not be judged or estimated, and why."""
 
 
 def find_drafts(

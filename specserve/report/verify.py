@@ -10,7 +10,6 @@ from typing import TextIO
 
 from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Verification
-from specserve.measure.verify.run import VerifyStatus
 from specserve.report.console import LiveLine
 from specserve.report.page import Items, text_lines
 from specserve.report.text import answer_line, count, duration, json_document
@@ -19,19 +18,19 @@ _SHOWN = 3
 
 
 class VerifyProgress(LiveLine):
-    """Shows the phase of `verify`: a live line on a terminal, a line now and then in a pipe."""
+    """Shows how far `verify` is: a live line on a terminal, a line now and then in a pipe."""
 
     def __init__(self, *, limit_s: float) -> None:
         super().__init__(every_s=10.0)
         self._limit_s = limit_s
 
-    def __call__(self, status: VerifyStatus) -> None:
-        """Show it, if it is time to."""
-        tokens = f", {status.tokens:,} tokens compared" if status.tokens else ""
-        clock = ""
-        if status.elapsed_s is not None:
-            clock = f", {status.elapsed_s:.0f} s (planned: {self._limit_s:.0f} s)"
-        self.show(f"  {status.phase}{tokens}{clock}")
+    def __call__(self, elapsed_s: float | None, tokens: int) -> None:
+        """Show it, if it is time to. `elapsed_s` None: during the warm-up."""
+        if elapsed_s is None:
+            self.show("  warm-up requests, not counted")
+        else:
+            clock = f"{elapsed_s:.0f} s (planned: {self._limit_s:.0f} s)"
+            self.show(f"  {tokens:,} tokens compared, {clock}")
 
 
 def verify_text(

@@ -21,7 +21,6 @@ from specserve.measure.verify.result import (
     WrongToken,
     verdict_of,
 )
-from specserve.measure.verify.run import VerifyStatus
 from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
@@ -154,14 +153,14 @@ def test_a_pipe_hears_of_progress_now_and_then(
     monkeypatch.setattr("specserve.report.console.time.monotonic", lambda: now)
     progress = VerifyProgress(limit_s=60)
     with progress:
-        progress(VerifyStatus("warming up", None))
+        progress(None, 0)
         now = 111.0
-        progress(VerifyStatus("warming up", None))
+        progress(None, 0)
         for step in range(25):
             now = 111.0 + step
-            progress(VerifyStatus("comparing", float(step), tokens=1000 * step))
+            progress(float(step), 1000 * step)
     assert capsys.readouterr().err.splitlines() == [
-        "  warming up",
-        "  comparing, 10,000 tokens compared, 10 s (planned: 60 s)",
-        "  comparing, 20,000 tokens compared, 20 s (planned: 60 s)",
+        "  warm-up requests, not counted",
+        "  10,000 tokens compared, 10 s (planned: 60 s)",
+        "  20,000 tokens compared, 20 s (planned: 60 s)",
     ]

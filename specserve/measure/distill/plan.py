@@ -45,7 +45,6 @@ class DistillPlan:
     launch: LaunchPlan
     """The target alone."""
     draft: Path
-    """The folder of the present draft."""
     target: Path | None
     """The folder of the target, for a head: it learns from the target's hidden states."""
     traffic: Split

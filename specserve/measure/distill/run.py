@@ -45,7 +45,6 @@ class Proof:
     """Accepted over drafted tokens of the present draft."""
     new_acceptance: float
     gain: Estimate
-    """New over old acceptance."""
     speedup: Estimate | None
     """Of the new draft over the present one."""
 
@@ -72,7 +71,6 @@ class DistillViews:
     """Where a distillation shows how far it is."""
 
     outlet: Outlet
-    """Of the benchmark that proves it."""
     generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]]
     training: Callable[[Mapping[str, Any]], None]
 

@@ -30,7 +30,6 @@ class Split:
 
     train: tuple[Prompt, ...]
     validation: tuple[Prompt, ...]
-    """Choose between states of one training."""
     test: tuple[Prompt, ...]
     """Held out: neither trained on nor chosen by."""
     left_out: int

@@ -50,7 +50,6 @@ class Choice:
     setting: Setting | None = None
     """None: run without, or nothing was measured."""
     speculation: Mapping[str, Any] | None = None
-    """The whole block for the profile, if it pays."""
     speedup: Estimate | None = None
     """The geometric mean over all points."""
     best_by_concurrency: Mapping[int, int] = field(default_factory=dict)

@@ -108,13 +108,10 @@ class TunePlan:
     platform: str
     vllm: str
     room: Placement
-    """Whether the baseline runs beside the others."""
     sources: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int = 48
     budget_s: float = 1800.0
-    """Launches included."""
     schedule_obstacle: str | None = None
-    """Why vLLM would not follow a schedule by batch size, in one clause."""
 
     def variant(self, setting: Setting, *, notices: Notices) -> Variant:
         """Plan the server with this setting. Raises ProfileError."""

@@ -15,9 +15,7 @@ class TuneResult:
 
     name: str
     created: str
-    """ISO 8601, UTC."""
     duration_s: float
-    """Of all sessions."""
     versions: Mapping[str, str]
     host: Mapping[str, str]
     launches: int

@@ -32,7 +32,6 @@ from specserve.serve.signals import stop_on_signals
 MAX_NOISE = 0.10
 """A cell whose speedup is not known within this share is measured again."""
 _MAX_BETTER = 2
-"""Launches with a K that the ones before predict to be better."""
 
 
 class Tune(Measurement):
@@ -49,7 +48,6 @@ class Tune(Measurement):
         self.takes_turns = bool(directory.content["together"])
         self.per_slot = int(directory.content["per_slot"])
         self.left_out: dict[str, str] = {}
-        """What was not measured, or not whole, with the reason."""
         self.failed: dict[int, SpecserveError] = {}
         self.schedule: Setting | None = None
         self._baseline: dict[str, Running] = {}

@@ -25,7 +25,6 @@ LEVELS: Mapping[str, Literal["good", "open", "bad"]] = {
 }
 """The words of a verification, best first; INCONCLUSIVE: too little to exclude anything."""
 Outcome = Literal["ok", "not ok", "skipped"]
-"""Of a smoke test."""
 
 
 def verdict_of(word: str, sentence: str = "") -> Verdict:
@@ -86,10 +85,8 @@ class Verification:
     speculates: bool | None
     """Whether the server does; None: it shows no metrics."""
     acceptance: Acceptance | None
-    """What its counters gained meanwhile."""
     against: str | None
     """The URL of the other server, which scored the answers."""
     temperatures: tuple[Compared, ...]
     smoke: tuple[Smoke, ...]
     unused_prompts: Mapping[str, str]
-    """Prompts that the server did not take, with what it said."""

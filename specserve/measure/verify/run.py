@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
-from typing import NamedTuple
 
 from specserve.errors import Interrupted, TrafficError
 from specserve.measure.verify import judge, smoke
@@ -24,6 +23,8 @@ from specserve.serve.detached.observe import find_server
 from specserve.serve.requests import RequestRefused, endpoint
 from specserve.serve.signals import stop_on_signals
 
+OnProgress = Callable[[float | None, int], None]
+"""Takes the seconds since the warm-up (None: it is not over) and the tokens so far."""
 SHIPPED = Path(__file__).with_name("prompts.jsonl")
 MAX_PROMPTS = 64
 CONCURRENCY = 8
@@ -33,7 +34,6 @@ ANSWERS_PER_S = 2
 """No more answers at a temperature than that, however fast the server is: at 128 tokens each, a
 minute's 120 exclude a temperature that is wrong by 4 %."""
 _GREEDY_SHARE = 1 / 3
-"""Of the time, if there are sampled answers too."""
 _SMOKE_SHARE = 1 / 4
 """Of the time: it is left for the smoke tests, which come last."""
 _MAX_RESCORED = 32
@@ -52,15 +52,6 @@ class VerifyRequest:
     """The server that scores the answers; None: the one that wrote them."""
 
 
-class VerifyStatus(NamedTuple):
-    """How far a verification is."""
-
-    phase: str
-    elapsed_s: float | None
-    """None during the warm-up, which is not part of the time limit."""
-    tokens: int = 0
-
-
 def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
     """Returns the first 64 prompts of a file, or those that ship, and how many lie beyond them.
 
@@ -71,7 +62,7 @@ def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
 
 
 def run_verification(
-    request: VerifyRequest, *, progress: AbstractContextManager[Callable[[VerifyStatus], None]]
+    request: VerifyRequest, *, progress: AbstractContextManager[OnProgress]
 ) -> Verification:
     """Verify a running server. Raises TrafficError, UsageError, FactError, Interrupted."""
     with stop_on_signals() as stop, ExitStack() as stack:
@@ -104,16 +95,14 @@ class Verifier:
     session: VerifySession
     scorer: VerifySession
     request: VerifyRequest
-    show: Callable[[VerifyStatus], None]
+    show: OnProgress
     on_tick: Callable[[], None]
     greedy: list[ScoredText] = field(default_factory=list)
     tallies: dict[float, list[judge.Tally]] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
     longest_s: float = 0.0
-    """What an answer took at most."""
-    began: float | None = None
-    phase: str = "warm-up requests, not counted"
+    began: float = 0.0
 
     def run(self) -> Verification:
         """Returns the verification.
@@ -127,7 +116,6 @@ class Verifier:
         client, self.began = self.session.client, time.monotonic()
         before = client.metrics()
         self.tallies = {t: [] for t in self.request.temperatures if t}
-        self.phase = "comparing tokens with a plain prefill"
         for answer in self._results(self._jobs()):
             self.tokens += len(answer.positions) if answer else 0
         if not self.tokens:
@@ -135,7 +123,6 @@ class Verifier:
             raise TrafficError(f"the server answered no prompt: {said}")
         found = [self._judge_greedy()] if 0.0 in self.request.temperatures else []
         found += [judge.judge_sampled(one, t) for t, one in self.tallies.items()]
-        self.phase = "smoke tests"
         jobs = [partial(smoke.smoke_test, name, self.session) for name in smoke.TESTS]
         tests = list(self._results(jobs, concurrency=len(jobs)))
         tests.sort(key=lambda each: list(smoke.TESTS).index(each.name))
@@ -169,8 +156,7 @@ class Verifier:
     ) -> Iterator[JobResult]:
         def tick() -> None:
             self.on_tick()
-            elapsed_s = None if self.began is None else time.monotonic() - self.began
-            self.show(VerifyStatus(self.phase, elapsed_s, self.tokens))
+            self.show(time.monotonic() - self.began if self.began else None, self.tokens)
 
         return results_of(jobs, concurrency=concurrency, on_tick=tick)
 
@@ -201,7 +187,7 @@ class Verifier:
         treats both cases differently; each is sent once, as greedy text repeats. However slow the
         server is, each temperature has 8 answers.
         """
-        request, began = self.request, self.began or 0.0
+        request = self.request
         limit_s = request.limit_s * (1 - _SMOKE_SHARE)
         greedy_limit_s = request.limit_s * _GREEDY_SHARE if self.tallies else limit_s
         prompts = request.prompts if 0.0 in request.temperatures else ()
@@ -209,7 +195,7 @@ class Verifier:
         greedy, turns = iter(prompts[CONCURRENCY:]), cycle(request.prompts)
         most = max(CONCURRENCY, ANSWERS_PER_S * request.limit_s)
         for sent in count():
-            ends_s = time.monotonic() - began + self.longest_s
+            ends_s = time.monotonic() - self.began + self.longest_s
             prompt = next(greedy, None) if ends_s < greedy_limit_s else None
             goes_on = sent < CONCURRENCY or (ends_s < limit_s and sent < most)
             if prompt is not None:
@@ -221,7 +207,6 @@ class Verifier:
 
     def _judge_greedy(self) -> Compared:
         """The suspects that are furthest behind are scored again, alone: what passes is noise."""
-        self.phase = "scoring what looks wrong a second time"
         wrong = []
         for answer, index in judge.suspects(self.greedy)[:_MAX_RESCORED]:
             score = partial(self.scorer.score, answer.prompt_ids, answer.ids[: index + 1])

@@ -55,7 +55,6 @@ class ScoredText:
     """What a server wrote after a prompt, in token ids, with its score once it has one."""
 
     prompt: str
-    """The prompt's name."""
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     text: str

@@ -33,7 +33,6 @@ class WatchReport:
     """What one look came to."""
 
     at_s: float
-    """Seconds since the epoch."""
     verdict: Verdict
     window: WindowFigures | None = None
     """None until there are two readings of the same server."""
@@ -64,7 +63,6 @@ class WatchedServer:
         self.no_promises: str | None = None
         """Why those of a detached server's profile are not judged, in one clause."""
         self.profile_error: SpecserveError | None = None
-        """Why that profile cannot be read."""
         record = self.record
         if record is None:
             return
@@ -96,7 +94,6 @@ def reports(
     """
     began_s, window = time.monotonic(), Window(window_s)
     newest: WatchReport | None = None
-    """The last one with an answer."""
     while True:
         try:
             window.add(watched.read())

@@ -73,11 +73,8 @@ class WindowFigures:
 
     seconds: float
     speculates: bool
-    """Whether the server has speculation counters at all."""
     counted: Counters
-    """By all engines."""
     running_requests: float
-    """The mean over the readings."""
     mean_acceptance_length: Estimate | None
     acceptance_rate: Estimate | None
     ttft_p99_ms: Estimate | None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, str]
-"""`role` and `content`, text only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,7 @@ class Workload:
     name: str
     prompts: tuple[Prompt, ...]
     source: str
-    """`specserve`, or the file."""
     remarks: tuple[str, ...] = ()
-    """What was left out or cut, for the reader of the result."""
 
     @property
     def is_chat(self) -> bool:
