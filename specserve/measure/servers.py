@@ -139,9 +139,6 @@ class Measurement:
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 self.on_progress(Progress(f"starting {variant.name}: {event.phase}"))
-            elif isinstance(event, events.PhaseGoesOn):
-                text = f"starting {variant.name}: {event.phase}, {event.took_s:.0f}s so far"
-                self.on_progress(Progress(text))
 
         self.directory.pin(f"vLLM of `{variant.name}`", plan.vllm)
         self.launches += 1

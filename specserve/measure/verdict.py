@@ -62,12 +62,14 @@ class Needed(NamedTuple):
     """What would decide an INCONCLUSIVE comparison if the value stayed as it is."""
 
     what: Literal["blocks", "launches", "prompts", "nothing"]
-    """`nothing`: it is too close to a limit, or varies too much."""
     more: int = 0
 
 
 def needed(estimate: LogEstimate) -> Needed:
-    """Return what would decide it, by what its variance comes from."""
+    """Return what would decide it, by what its variance comes from.
+
+    `nothing`: it is too close to a limit, or varies too much.
+    """
     if not math.isfinite(estimate.error):
         return Needed("blocks", 1)
     # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches two

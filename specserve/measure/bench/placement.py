@@ -49,15 +49,14 @@ def sessions(variants: Sequence[Variant], *, launches: int, together: bool) -> t
 
     The order is reversed from launch to launch, so that a steady drift of the machine cancels.
     """
-    names = [variant.name for variant in variants]
-    found: list[Session] = []
-    for launch in range(launches):
-        if together:
-            found.append(Session(launch, tuple(names)))
-        else:
-            order = reversed(names) if launch % 2 else names
-            found += [Session(launch, (name,)) for name in order]
-    return tuple(found)
+    names = tuple(variant.name for variant in variants)
+    if together:
+        return tuple(Session(launch, names) for launch in range(launches))
+    return tuple(
+        Session(launch, (name,))
+        for launch in range(launches)
+        for name in (reversed(names) if launch % 2 else names)
+    )
 
 
 def versions() -> dict[str, str]:

@@ -38,15 +38,12 @@ class BenchPlan:
     """Files, by the name of their workload."""
     max_tokens: int | None = None
     limit: int | None = None
-    """Prompts of a workload, at most."""
     budget_s: float = 1800.0
     """Time for measuring; launches come on top. Blocks that would begin later are left out."""
     request: BenchRequest = field(default_factory=BenchRequest)
     profile: Profile | None = None
-    """None if the first variant is a URL."""
     placement: Placement = field(default_factory=lambda: Placement(False, ""))
     prompts: Mapping[str, int] = field(default_factory=dict)
-    """How many each workload has."""
 
     @property
     def name(self) -> str:

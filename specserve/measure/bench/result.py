@@ -46,10 +46,8 @@ class VariantInfo:
     draft_model: str | None = None
     num_speculative_tokens: int | None = None
     fingerprint: str | None = None
-    """None for a URL."""
     argv: tuple[str, ...] = ()
     url: str | None = None
-    """Only if specserve did not start it."""
     kv_cache_tokens: int | None = None
     """Room of its KV cache; None if the server does not say."""
 
@@ -79,7 +77,6 @@ class Figures:
     queue_ms: float | None = None
     """What a request waited before it ran, on average."""
     preemptions: int = 0
-    """How often a request had to give its place in the KV cache back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ class Cell:
     point: Point
     figures: Figures | None
     invalid: str | None = None
-    """Why its figures count for nothing (the client's CPU was saturated, requests failed, …)."""
+    """Why its figures count for nothing."""
     promises: tuple[Judged, ...] = ()
     """The limits of the profile's `expect` that hold here; only in the profile's own cells."""
 
@@ -116,7 +113,6 @@ class Comparison:
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
     e2e_p99_ratio: float | None = None
-    """P99 is reported even if P50 is better."""
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
     by_length: tuple[LengthPart, ...] = ()
@@ -130,9 +126,7 @@ class WorkloadInfo:
     name: str
     prompts: int
     source: str
-    """`specserve`, a file, a log."""
     sha256: str
-    """Over the prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +140,7 @@ class Result:
     versions: Mapping[str, str]
     """specserve and vllm; none where servers were not started."""
     host: Mapping[str, str]
-    """accelerator and cores."""
     launches: int
-    """Launches of each variant."""
     variants: tuple[VariantInfo, ...]
     workloads: tuple[WorkloadInfo, ...]
     cells: tuple[Cell, ...]

@@ -6,10 +6,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
@@ -46,19 +46,17 @@ class Variant:
     @property
     def info(self) -> VariantInfo:
         """What a result says about it."""
-        if self.plan is None:
-            return VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
-        block: Mapping[str, object] = self.plan.speculation or {}
-        k = block.get("num_speculative_tokens")
-        return VariantInfo(
-            name=self.name,
-            is_baseline=self.is_baseline,
-            model=self.model,
-            method=str(block["method"]) if block else None,
-            draft_model=str(block["model"]) if block.get("model") else None,
-            num_speculative_tokens=int(k) if isinstance(k, int) else None,
-            fingerprint=self.plan.fingerprint,
-            argv=self.plan.argv,
+        plan, known = self.plan, VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
+        if plan is None:
+            return known
+        block: Mapping[str, Any] = plan.speculation or {}
+        return replace(
+            known,
+            method=block.get("method"),
+            draft_model=block.get("model"),
+            num_speculative_tokens=block.get("num_speculative_tokens"),
+            fingerprint=plan.fingerprint,
+            argv=plan.argv,
         )
 
 
@@ -147,11 +145,8 @@ def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
 def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Return them, the one to compare with first. Raises UsageError if there are not two."""
     if len(variants) < 2:
-        raise UsageError(
-            "there is nothing to compare: only one server was given, which does not speculate or "
-            "runs already",
-            hint="add a server with `--with PROFILE|URL`, or add `alternatives` to the profile",
-        )
+        hint = "add a server with `--with PROFILE|URL`, or add `alternatives` to the profile"
+        raise UsageError("there is nothing to compare: this is one server", hint=hint)
     name, count = Counter(variant.name for variant in variants).most_common(1)[0]
     if count > 1:
         hint = "use `--with NAME=PROFILE` to give one of them another name"
