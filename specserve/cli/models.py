@@ -38,7 +38,7 @@ def lock(
     from specserve.plan.locking import LockState, lock_problems, lock_profile
     from specserve.profile.load import load_profile
     from specserve.report.findings import readable
-    from specserve.report.launch import locks_text, say_locked
+    from specserve.report.launch import say_locked
 
     states: list[LockState] = []
     for file in named_profiles(profiles):
@@ -55,8 +55,10 @@ def lock(
         for problem in problems:
             out(readable(problem))
     if check:
-        say(locks_text(states))
-        raise typer.Exit(1 if set(states) - {"holds"} else 0)
+        bad = len(states) - states.count("holds")
+        cure = ": `specserve lock` updates them" if bad else ""
+        say(f"{bad} of {count(len(states), 'lock')} missing or stale{cure}")
+        raise typer.Exit(1 if bad else 0)
 
 
 def pull(

@@ -14,7 +14,7 @@ from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.report.console import escaped, styled, wrapped
-from specserve.report.findings import help_line, render
+from specserve.report.findings import remark, render
 from specserve.report.page import Items, Section, text_lines
 from specserve.report.text import Column, Table, answer_line, count, gib, low_to_high, percent
 
@@ -114,9 +114,8 @@ def _skipped(verdict: Checked) -> list[str]:
         shown = f"{styled(word, 'yellow', stream=sys.stdout)}: "
         text = escaped(f"{count(len(item.codes), 'rule')}: {item.reason}")
         lines.append(wrapped(text, lead=f"{word}: ", shown=shown, stream=sys.stdout))
-    lines += [
-        help_line(way, sys.stdout) for way in dict.fromkeys(item.help for item in items) if way
-    ]
+    ways = dict.fromkeys(item.help for item in items if item.help)
+    lines += [remark("help", way, " ", sys.stdout) for way in ways]
     return ["\n".join(lines)] if lines else []
 
 

@@ -87,9 +87,9 @@ def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
         lines = [f"{head}: {escaped(finding.message)}"]
         lines.append(f"{pad}--> {in_one_line(str(finding.span))}")
         source = [] if is_info else list(_source_rows(marks, sources, width))
-        after = [_remark("note", note, pad, stream) for note in finding.notes]
+        after = [remark("note", note, pad, stream) for note in finding.notes]
         if finding.help and not (is_info and finding.help in helped):
-            after.append(_remark("help", finding.help, pad, stream))
+            after.append(remark("help", finding.help, pad, stream))
             helped.add(finding.help)
         if source:
             lines += [f"{pad} |", *source]
@@ -128,16 +128,11 @@ def _source_rows(marks: list[Mark], sources: _Sources, width: int) -> Iterator[s
             yield f"{pad} | {lead}{mark * max(1, length)} {escaped(label)}".rstrip()
 
 
-def _remark(word: str, text: str, pad: str, stream: TextIO) -> str:
-    """A line below the source, ` = note: …`."""
+def remark(word: str, text: str, pad: str, stream: TextIO) -> str:
+    """Returns what stands below the source, ` = note: …`."""
     lead = f"{pad} = {word}: "
     shown = f"{pad} = {styled(word, 'cyan', stream=stream)}: " if word == "help" else lead
     return wrapped(escaped(text), lead=lead, shown=shown, stream=stream)
-
-
-def help_line(text: str, stream: TextIO) -> str:
-    """Returns a way out, as below a finding."""
-    return _remark("help", text, " ", stream)
 
 
 def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:

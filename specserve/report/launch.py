@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specserve.convert.convert import Converted
     from specserve.convert.invocation import EngineStart
     from specserve.deploy.deployment import Artifact
-    from specserve.plan.locking import Locked, LockState
+    from specserve.plan.locking import Locked
     from specserve.profile.schema import Profile
 
 _TITLES = {
@@ -133,15 +133,6 @@ def say_converted(
     return bool(errors)
 
 
-def locks_text(states: Sequence[LockState]) -> str:
-    """Returns how many locks do not hold, and how to cure it."""
-    bad = len(states) - states.count("holds")
-    if not bad:
-        return f"up to date: {count(len(states), 'lock')}"
-    hint = f"{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
-    return f"missing or stale: {bad} of {count(len(states), 'lock')}\n\n{hint}"
-
-
 def say_locked(done: Locked, profile: Profile) -> None:
     """What a lock holds now to stderr, its file to stdout."""
     state = "locked" if done.changed else "unchanged"
@@ -155,12 +146,9 @@ def say_locked(done: Locked, profile: Profile) -> None:
     out(str(done.file.relative_to(here) if done.file.is_relative_to(here) else done.file))
 
 
-def difference_text(
-    a: Side, b: Side, comparison: LaunchComparison, *, stream: TextIO | None = None
-) -> str:
+def difference_text(a: Side, b: Side, comparison: LaunchComparison) -> str:
     """Returns a block a difference: the key, `-` with A's value and place, `+` with B's."""
-    stream = stream or sys.stdout
-    lines = []
+    lines, stream = [], sys.stdout
     for sign, style, side in (("---", "red", a), ("+++", "green", b)):
         plan = side.plan
         launch = f"vLLM {plan.vllm} ({plan.platform}), fingerprint {plan.fingerprint[:12]}"
