@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specserve.measure.bench.blocks import paired, passes_of
 from specserve.measure.bench.figures import token_samples
-from specserve.measure.bench.passes import Pass, Request
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, LengthPart, Point
 from specserve.measure.intervals import LogEstimate, ratio
@@ -25,15 +25,16 @@ def speedup(
     against: str,
     at: Point,
     launched: int = 2,
-    where: Callable[[Request], bool] = lambda _: True,
+    prompts: Collection[str] | None = None,
 ) -> LogEstimate | None:
     """Return output tokens/s of one variant over those of another, by the blocks that both have.
 
-    `launched`: of the two, those that were started for this. None if one of them has nothing.
+    `launched`: of the two, those that were started for this. `prompts`: only these. None if one of
+    them has nothing.
     """
     mine, theirs = paired(passes, variant, against, at)
-    samples = token_samples(mine, where=where)
-    return ratio(samples, against=token_samples(theirs, where=where), launched=launched)
+    samples = token_samples(mine, prompts)
+    return ratio(samples, against=token_samples(theirs, prompts), launched=launched)
 
 
 def compared(
@@ -110,26 +111,17 @@ def _by_length(
     passes: Sequence[Pass], variant: str, against: str, at: Point, launched: int
 ) -> Iterator[LengthPart]:
     """Yield the speedup of shorter and longer prompts, where prompts differ fourfold in length."""
-    requests = [request for each in passes_of(passes, variant, at) for request in each.requests]
+    requests = [request for each in passes_of(passes, variant, at) for request in each.answered]
     tokens = {each.prompt: each.prompt_tokens for each in requests if each.prompt_tokens}
-    lengths = sorted(tokens.values())
-    if len(lengths) < 2 * _LENGTH_PARTS or lengths[-1] < _LENGTHS * lengths[0]:
+    ordered = sorted(tokens, key=lambda name: tokens[name])
+    count = len(ordered)
+    if count < 2 * _LENGTH_PARTS or tokens[ordered[-1]] < _LENGTHS * tokens[ordered[0]]:
         return
-    edges = [
-        lengths[len(lengths) * part // _LENGTH_PARTS - 1] for part in range(1, _LENGTH_PARTS + 1)
-    ]
-    low = 0
-    for high in dict.fromkeys(edges):
-        names = {name for name, count in tokens.items() if low < count <= high}
+    for part in range(_LENGTH_PARTS):
+        names = ordered[count * part // _LENGTH_PARTS : count * (part + 1) // _LENGTH_PARTS]
         found = speedup(
-            passes,
-            variant=variant,
-            against=against,
-            at=at,
-            launched=launched,
-            where=lambda request, names=names: request.prompt in names,  # type: ignore[misc]
+            passes, variant=variant, against=against, at=at, launched=launched, prompts=names
         )
         if found is not None:
-            shortest = min(tokens[name] for name in names)
-            yield LengthPart(shortest, high, found.estimate, verdict(found))
-        low = high
+            shortest, longest = tokens[names[0]], tokens[names[-1]]
+            yield LengthPart(shortest, longest, found.estimate, verdict(found))

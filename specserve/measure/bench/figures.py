@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from statistics import median_high
 
-from specserve.measure.bench.passes import Pass, Request
+from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.result import Figures, Quantiles
 from specserve.measure.intervals import RateSample, quantile
 from specserve.metrics.counters import total_acceptance
@@ -62,14 +62,16 @@ def invalid_reason(passes: Sequence[Pass]) -> str | None:
 
 
 def token_samples(
-    passes: Sequence[Pass], *, where: Callable[[Request], bool] = lambda _: True
+    passes: Sequence[Pass], prompts: Collection[str] | None = None
 ) -> list[RateSample]:
     """Return output tokens and seconds by request: those of a pass are dealt by latency."""
     found = []
     for each in passes:
         good = each.answered
         latencies_s = sum(request.latency_s for request in good)
-        for request in filter(where, good):
+        for request in good:
+            if prompts is not None and request.prompt not in prompts:
+                continue
             part = request.latency_s / latencies_s if latencies_s else 1 / len(good)
             seconds = each.duration_s * part
             found.append(sample(each, request.output_tokens, seconds, request.prompt))
