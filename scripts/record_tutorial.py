@@ -106,7 +106,7 @@ specserve tune configs/demo.yaml -w code -c 1,2 --budget 15m
 ```
 
 The first line is the answer, such as `PAYS: K = 4`, with the measured speedup and its interval; below it stands what
-each K brings at each load. K = 0 in the table is a server without speculation; `m` is measured, `p` predicted.
+each K brings at each load. K = 0 in the table is a server without speculation; `predicted` was not measured.
 `--write` puts the choice into the profile; its comments stay. If the budget ends before all is measured, `tune` says
 what is missing, and the same command with a larger `--budget` goes on.
 [How tune chooses](tune.md) explains the rules, and when `tune` proposes a schedule of K by batch size."""),

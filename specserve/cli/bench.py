@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from specserve.cli.options import flag, refuse_besides, refuse_together, text_op
 from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
-
-if TYPE_CHECKING:
-    from specserve.measure.bench.result import Result
 
 
 class BenchFormat(StrEnum):
@@ -98,7 +95,7 @@ def bench(
     from specserve.measure.bench.result import read_result
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.servers import Outlet
-    from specserve.report.bench import rendered
+    from specserve.report.bench import rendered, result_files
     from specserve.report.estimates import BenchView, bench_plan
 
     if show:
@@ -127,11 +124,7 @@ def bench(
         out(bench_plan(plan, form=format.value))
         return
 
-    def files(result: Result) -> dict[str, str]:
-        forms = {"result.json": "json", "report.html": "html"}
-        return {name: rendered(result, form=form) for name, form in forms.items()}
-
-    outlet = Outlet(StderrNotices(), BenchView, files)
+    outlet = Outlet(StderrNotices(), BenchView, result_files)
     result, path = run_benchmark(request, output=output, resumed=resume, outlet=outlet)
     out(rendered(result, form=format.value))
     say(f"raw data, logs, result.json and report.html: {path}")

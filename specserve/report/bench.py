@@ -20,7 +20,7 @@ from specserve.measure.bench.result import (
 from specserve.measure.bench.summary import WAITING
 from specserve.measure.expect import Judged
 from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, verdict_words
+from specserve.measure.verdict import PAYS, verdict_words
 from specserve.report.charts import Chart
 from specserve.report.page import Block, Details, Document, Items, Paragraph, Section, render
 from specserve.report.text import (
@@ -38,7 +38,6 @@ from specserve.report.text import (
 
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
-_ORDER = (PAYS, COSTS, NO_DIFFERENCE, INCONCLUSIVE)
 _HEAD = [
     Column("load"),
     Column("variant", "name"),
@@ -70,6 +69,12 @@ def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
     return render(_document(result), form=form, stream=stream or sys.stdout)
 
 
+def result_files(result: Result) -> dict[str, str]:
+    """Return what the run directory gets, by file name."""
+    forms = {"result.json": "json", "report.html": "html"}
+    return {name: rendered(result, form=form) for name, form in forms.items()}
+
+
 def _document(result: Result) -> Document:
     against = next((item.against for item in result.comparisons), "the first variant")
     models = dict.fromkeys(each.model for each in result.variants if each.model)
@@ -85,9 +90,10 @@ def _document(result: Result) -> Document:
         blocks.insert(0, Paragraph("Not complete: some cells are still to be measured."))
     places = dict.fromkeys((cell.point.workload, cell.point.temperature) for cell in result.cells)
     blocks += [_section(result, *place, against) for place in places]
-    legend = f"speedup: output tokens/s over those of {against}; per step: mean acceptance length"
-    if any(item.break_even_mean_acceptance_length for item in result.comparisons):
-        legend += "; needed: the length at which speculation breaks even (never below 1)"
+    legend = (
+        f"speedup: output tokens/s over those of {against}; per step: mean acceptance length; "
+        "needed: the length at which speculation breaks even (never below 1)"
+    )
     blocks.append(Paragraph(legend))
     if result.stops_paying:
         ends = Items(list(result.stops_paying.items()))
@@ -116,8 +122,7 @@ def _question(result: Result, against: str) -> str:
 
 def _answer(result: Result, mine: Sequence[Comparison]) -> str:
     """Return how often a variant pays, its worst and its best point, and what to do."""
-    ordered = sorted(mine, key=lambda item: _ORDER.index(item.verdict.word))
-    counts = Counter(verdict_words(item.verdict) for item in ordered)
+    counts = Counter(verdict_words(item.verdict) for item in mine)
     parts = [", ".join(f"{words} at {count}" for words, count in counts.items())]
     parts[0] += f" of {len(mine)} points"
     if len(mine) == 1:
@@ -216,8 +221,6 @@ def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
         up_to = levels.index("bad")
         if up_to and "good" not in levels[up_to:] and levels[up_to - 1] == "good":
             yield f"pays up to about {item.by_length[up_to - 1].to_tokens:,} tokens of prompt"
-        else:
-            yield "whether it pays depends on the length of the prompt: see the page"
     if item.e2e_p99_ratio is not None and item.e2e_p99_ratio > _WORSE:
         yield f"P99 of E2E is {percent(item.e2e_p99_ratio - 1)} longer than that of {item.against}"
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.diagnostics import Notices
-from specserve.measure.bench.result import Result
 from specserve.measure.distill.plan import DistillPlan
 from specserve.measure.distill.run import Distilled, DistillViews
 from specserve.measure.drafts import WITHOUT_DRAFT, FoundDrafts, JudgedDraft
 from specserve.measure.servers import Outlet
 from specserve.models.drafts import Draft
 from specserve.report.answer import generation_line
-from specserve.report.bench import rendered
+from specserve.report.bench import result_files
 from specserve.report.console import LiveLine, say
 from specserve.report.estimates import BenchView
 from specserve.report.page import Block, Document, Items, Paragraph, Section
@@ -47,9 +46,6 @@ def drafts_document(found: FoundDrafts) -> Document:
     if listed:
         on = f" on {found.machine}" if found.machine else ""
         answer = f"{count(len(listed), 'draft')} for {found.target}{on}, as of {found.as_of}"
-        best = max(listed, key=lambda each: each.length)
-        if best.length:
-            answer += f"; the longest reported: {_name(best)}, {best.length:.2f} tokens/step"
     has_machine = found.machine is not None
     columns = [
         Column("draft", "name"),
@@ -93,7 +89,6 @@ def _about(draft: Draft) -> Items:
     facts = [
         draft.method,
         f"K = {draft.num_speculative_tokens}" if draft.num_speculative_tokens else "",
-        f"{draft.parameters / 1e9:.1f}B parameters" if draft.parameters else "",
         f"license {draft.license}" if draft.license else "",
         f"trained for {count(draft.context, 'token')} of context" if draft.context else "",
         f"needs vLLM {draft.vllm} or later" if draft.vllm else "",
@@ -168,13 +163,8 @@ class TrainingLine(LiveLine):
 
 def distill_views(notices: Notices) -> DistillViews:
     """Return where a distillation shows how far it is, on stderr."""
-
-    def files(result: Result) -> dict[str, str]:
-        names = {"result.json": "json", "report.html": "html"}
-        return {name: rendered(result, form=form) for name, form in names.items()}
-
     return DistillViews(
-        outlet=Outlet(notices, BenchView, files),
+        outlet=Outlet(notices, BenchView, result_files),
         generating=generation_line,
         training=TrainingLine(),
     )

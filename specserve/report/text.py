@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -212,13 +211,8 @@ def duration(seconds: float) -> str:
 
 
 def moment(created: str) -> str:
-    """Return `2026-11-21 12:00 UTC`; a day, or a text that is not a time, as it is."""
-    try:
-        return (
-            f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M} UTC" if "T" in created else created
-        )
-    except ValueError:
-        return created
+    """Return a time of ISO 8601 as `2026-11-21 12:00 UTC`, and a day as it is."""
+    return f"{created[:10]} {created[11:16]} UTC" if created[10:11] == "T" else created
 
 
 def json_document(content: object, *, indent: int | None = 2) -> str:

@@ -6,13 +6,12 @@ import json
 from collections.abc import Iterator
 
 from specserve.measure.intervals import Estimate
-from specserve.measure.tune.plan import ROUNDS, TunePlan, loads_of
+from specserve.measure.tune.plan import ROUNDS, TunePlan
 from specserve.measure.tune.result import TuneResult
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
 from specserve.report.charts import Chart
 from specserve.report.page import Block, Document, Items, Paragraph, Section
 from specserve.report.text import (
-    DASH,
     Column,
     Table,
     decimals,
@@ -21,8 +20,6 @@ from specserve.report.text import (
     moment,
     with_spread,
 )
-
-_LEGEND = "m: measured, in turns with the server without speculation; p: predicted"
 
 
 def result_json(found: TuneResult) -> str:
@@ -38,7 +35,7 @@ def result_files(found: TuneResult) -> dict[str, str]:
 def tune_document(found: TuneResult) -> Document:
     """Return the report: the answer first, then every K at every load."""
     choice = found.choice
-    lines = list(_by_load(found))
+    lines = list(_costs(found))
     if choice.speculation is not None and choice.setting is not None:
         lines.insert(0, ("speculation", f"`{json.dumps(choice.setting.keys)}`"))
     places = dict.fromkeys((row.point.workload, row.point.temperature) for row in found.rows)
@@ -66,53 +63,33 @@ def _answer(found: TuneResult) -> str:
     return f"{choice.verdict.sentence}{so_far}; {more}"
 
 
-def _by_load(found: TuneResult) -> Iterator[tuple[str, str]]:
-    """Yield what the choice gives at each point, and where another K is better."""
-    if (setting := found.choice.setting) is None:
-        return
+def _costs(found: TuneResult) -> Iterator[tuple[str, str]]:
+    """Yield the points at which the choice is slower than no speculation."""
+    setting = found.choice.setting
     for row in found.rows:
-        load = row.point.concurrency
-        is_low = setting.last_batch is None or load <= setting.last_batch
-        if row.num_speculative_tokens != (setting.tokens if is_low else setting.tokens_above):
-            continue
-        judged = row.verdict.word if row.verdict else "predicted"
-        words = f"{with_spread(row.speedup, unit='x')}, {judged}"
-        best = found.choice.best_by_concurrency.get(load, row.num_speculative_tokens)
-        if judged == COSTS:
-            words += "; send such load to a server without speculation"
-        elif best != row.num_speculative_tokens:
-            alone = f"K = {best}" if best else "no speculation"
-            words += f"; at this load alone, {alone} is best"
-        yield str(row.point), words
+        is_chosen = setting is not None and row.num_speculative_tokens == setting.tokens
+        if is_chosen and row.verdict is not None and row.verdict.word == COSTS:
+            yield COSTS, f"on {row.point}: send such load to a server without speculation"
 
 
 def _place(found: TuneResult, workload: str, temperature: float) -> Section:
-    """Return every K on one workload and temperature."""
+    """Return every K at every load of one workload and temperature."""
     place = (workload, temperature)
     here = [row for row in found.rows if (row.point.workload, row.point.temperature) == place]
-    by_place = {(row.num_speculative_tokens, row.point.concurrency): row for row in here}
-    loads = loads_of([row.point for row in here])
-    tokens = sorted({row.num_speculative_tokens for row in here})
-    without = [found.tokens_per_s_without.get(f"{workload}/{temperature:g}/{at}") for at in loads]
-    rows = [["0", "1.00", *(f"{decimals(rate, 1)} tokens/s" for rate in without)]]
-    curves: dict[str, dict[str, Estimate]] = {f"concurrency {load}": {} for load in loads}
-    for k in tokens:
-        cells, length = list[str](), DASH
-        for load in loads:
-            row = by_place.get((k, load))
-            if row is None:
-                cells.append(DASH)
-                continue
-            sign = "m" if row.verdict else "p"
-            cells.append(f"{decimals(row.speedup.value)}{sign}")
-            length = decimals(row.mean_acceptance_length) if length == DASH else length
-            curves[f"concurrency {load}"][str(k)] = row.speedup
-        rows.append([str(k), length, *cells])
-    columns = [Column(name) for name in ("K", "tokens per step", *map(str, loads))]
-    unit = "times the tokens/s of no speculation, measured and predicted"
-    chart = Chart("Speedup by K", unit, "K", curves)
-    title = f"{workload}, temperature {temperature:g}: speedup by K and concurrency"
-    return Section(title, [Table(columns, rows), Paragraph(_LEGEND), chart])
+    here.sort(key=lambda row: (row.point.concurrency, row.num_speculative_tokens))
+    rows, curves = list[list[str]](), dict[str, dict[str, Estimate]]()
+    for row in here:
+        load, k = str(row.point.concurrency), str(row.num_speculative_tokens)
+        if f"concurrency {load}" not in curves:
+            without = found.tokens_per_s_without.get(f"{workload}/{temperature:g}/{load}")
+            rows.append([load, "0", "1.00", f"{decimals(without, 1)} tokens/s", ""])
+        length, speedup = decimals(row.mean_acceptance_length), with_spread(row.speedup, unit="x")
+        rows.append([load, k, length, speedup, row.verdict.word if row.verdict else "predicted"])
+        curves.setdefault(f"concurrency {load}", {})[k] = row.speedup
+    names = ("load", "K", "tokens per step", "speedup, 95 %")
+    table = Table([*map(Column, names), Column("verdict", "name")], rows, keys=2)
+    chart = Chart("Speedup by K", "times the tokens/s of no speculation", "K", curves)
+    return Section(f"{workload}, temperature {temperature:g} (load: concurrency)", [table, chart])
 
 
 def plan_document(plan: TunePlan) -> Document:
@@ -123,17 +100,16 @@ def plan_document(plan: TunePlan) -> Document:
     if plan.most_tokens > 1:
         servers.append(("best", "the K that these two predict to be the best, unless it is K_max"))
     turns = "in turns with the first" if plan.room.together else "one after another"
+    seconds = min(plan.seconds(plan.per_slot), plan.budget_s)
     answer = (
-        f"This is a dry run: nothing is started. It would take about {duration(_seconds(plan))} of "
-        f"a budget of {duration(plan.budget_s)} (assumed, not measured)."
+        f"This is a dry run: nothing is started. It would take about {duration(seconds)} of a "
+        f"budget of {duration(plan.budget_s)} (assumed, not measured)."
     )
     points = Items([("", str(point)) for point in plan.points])
-    blocks: list[Block] = [
+    blocks = [
         Section(f"servers, {turns} ({plan.room.why})", [Items(servers)]),
         Section(f"points, up to {ROUNDS} blocks each", [points]),
     ]
-    if (plan.place / "run.json").is_file():
-        blocks.append(Paragraph(f"the same command resumes the run in {plan.place}"))
     return Document("tune", plan.name, blocks, [("", answer)])
 
 
@@ -144,12 +120,7 @@ def plan_json(plan: TunePlan) -> str:
         "servers": [{"name": each.name, "argv": each.plan and each.plan.argv} for each in servers],
         "most_tokens": plan.most_tokens,
         "points": plan.points,
-        "seconds_assumed": _seconds(plan),
+        "seconds_assumed": min(plan.seconds(plan.per_slot), plan.budget_s),
         "budget_s": plan.budget_s,
-        "run": str(plan.place),
     }
     return json_document(content)
-
-
-def _seconds(plan: TunePlan) -> float:
-    return min(plan.seconds(plan.per_slot), plan.budget_s)

@@ -13,7 +13,7 @@ from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
-from specserve.report.text import STYLES, TONES, VERSION, answer_line, count, decimals, json_values
+from specserve.report.text import VERSION, answer_line, count, decimals, json_values
 
 
 def answer(report: WatchReport) -> tuple[str, str]:
@@ -82,22 +82,10 @@ def as_json(report: WatchReport, watched: WatchedServer) -> dict[str, Any]:
     }
 
 
-def picture(report: WatchReport) -> Any:
-    """Return what the live screen shows, as rich draws it."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for label, text in rows(report):
-        table.add_row(label, Text(in_one_line(text)))
-    word, sentence = answer(report)
-    style = f"bold {STYLES.get(TONES.get(word, ''), 'default')}"
-    foot = Text(f"{clock(report)}  Ctrl-C ends it", style="dim")
-    # what matters most comes first: a window that is too small cuts off the end
-    return Group(Text.assemble((word, style), ": ", sentence), Text(), table, foot)
+def figures_text(report: WatchReport) -> str:
+    """Return the answer, and below it all figures."""
+    lines = text_lines(Items(rows(report)), sys.stdout)
+    return "\n".join([answer_line(*answer(report), stream=sys.stdout), *lines])
 
 
 def show_watch(
@@ -133,18 +121,19 @@ def show_watch(
     if only_last and is_json:
         out(json.dumps(as_json(report, watched)))
     elif only_last:
-        out(answer_line(*answer(report), stream=sys.stdout))
-        if verbose:
-            out("\n".join(text_lines(Items(rows(report)), sys.stdout)))
+        out(figures_text(report) if verbose else answer_line(*answer(report), stream=sys.stdout))
     return report
 
 
 def _draw(reports: Iterable[WatchReport]) -> WatchReport:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as screen:
         for report in reports:
-            screen.update(picture(report), refresh=True)
+            # what matters most comes first: a window that is too small cuts off the end
+            shown = f"{figures_text(report)}\n{clock(report)}  Ctrl-C ends it"
+            screen.update(Text.from_ansi(shown), refresh=True)
     return report

@@ -61,10 +61,9 @@ def test_the_first_line_answers_and_all_lines_are_short() -> None:
     assert all(len(line) <= 80 for line in lines)
     shown = " ".join(" ".join(lines).split())
     assert '"num_speculative_tokens": 4' in shown
-    assert "code, concurrency 1, temperature 0 2.10x (1.99-2.21), PAYS" in shown
-    assert "COSTS; send such load to a server without speculation" in shown
-    assert "4 2.50 2.10m 0.90m" in shown and "5 2.50 2.00p -" in shown
-    assert "0 1.00 13.5 tokens/s 40.0 tokens/s" in shown
+    assert "COSTS on code, concurrency 8, temperature 0: send such load to a server" in shown
+    assert "1 0 1.00 13.5 tokens/s 4 2.50 2.10x (1.99-2.21) PAYS" in shown
+    assert "5 2.50 2.00x (1.90-2.10) predicted 8 0 1.00 40.0 tokens/s" in shown
     assert "cpu, vLLM 0.32.0+cpu, 2026-11-27 12:00 UTC, 5.2 min, 3 launches" in shown
 
 
