@@ -12,15 +12,14 @@ from specserve.errors import without_user
 from specserve.measure.bench.result import (
     Cell,
     Comparison,
-    Point,
     Quantiles,
     Result,
     VariantInfo,
 )
 from specserve.measure.bench.summary import WAITING
-from specserve.measure.expect import Judged
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import PAYS, verdict_words
+from specserve.measure.watch.verdict import promise_words
 from specserve.report.charts import Chart
 from specserve.report.page import Block, Details, Document, Items, Paragraph, Section, render
 from specserve.report.text import (
@@ -95,13 +94,17 @@ def _document(result: Result) -> Document:
         "needed: the length at which speculation breaks even (never below 1)"
     )
     blocks.append(Paragraph(legend))
-    if result.stops_paying:
-        ends = Items(list(result.stops_paying.items()))
-        blocks.append(Section("Load at which speculation stops paying", [ends]))
-    promises = [_promise(each, cell.point) for cell in result.cells for each in cell.promises]
-    if promises:
-        blocks.append(Section("Promises of the profile", [Items(promises)]))
-    blocks += [Items([("note", note) for note in result.notes]), _method(result)]
+    found = [("stops paying", f"{name}: {why}") for name, why in result.stops_paying.items()]
+    for cell in result.cells:
+        for each in cell.promises:
+            found.append((each.kept.value, f"{cell.point}: {promise_words(each)}"))
+    found += [("note", note) for note in result.notes]
+    method = list({**result.host, **result.versions}.items())
+    for item in result.workloads:
+        prompts = f"{item.prompts} prompts from {item.source}, sha256 {item.sha256[:16]}"
+        method.append((item.name, prompts))
+    method += [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
+    blocks += [Items(found), Details("How this was measured", [Items(method)])]
     return Document("benchmark", result.name, blocks, answers)
 
 
@@ -129,19 +132,21 @@ def _answer(result: Result, mine: Sequence[Comparison]) -> str:
         parts = list(counts)
     known = [(item.speedup, item.point) for item in mine if item.speedup]
     known.sort(key=lambda item: item[0].value)
-    for at, (speedup, point) in enumerate(known):
-        name = "at worst " if at == 0 else "at best "
-        if at in (0, len(known) - 1):
-            parts.append(f"{with_spread(speedup, unit='x')} {name * (len(known) > 1)}on {point}")
+    if len(known) == 1:
+        parts.append(f"{with_spread(known[0][0], unit='x')} on {known[0][1]}")
+    elif known:
+        for name, (speedup, point) in (("at worst", known[0]), ("at best", known[-1])):
+            parts.append(f"{with_spread(speedup, unit='x')} {name} on {point}")
     verdicts = {item.verdict.word for item in mine}
     undecided = next((item for item in mine if item.verdict.level == "open"), None)
     if undecided is not None:
         at_point = f" at {undecided.point}" if len(mine) > 1 else ""
         parts.append(f"not decided{at_point}: {undecided.verdict.sentence}")
     elif any(variant.is_baseline for variant in result.variants):
-        other = "`specserve tune` looks for a K for the other loads"
-        if PAYS in verdicts:
-            parts.append("serve with it" + f" where it pays; {other}" * (len(verdicts) > 1))
+        if verdicts == {PAYS}:
+            parts.append("serve with it")
+        elif PAYS in verdicts:
+            parts.append("serve with it where it pays; `specserve tune` looks for another K")
         else:
             parts.append("serve without it, or let `specserve tune` look for a K that pays")
     return "; ".join(parts)
@@ -217,28 +222,8 @@ def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
     if item.verdict.level == "open":
         yield f"inconclusive: {item.verdict.sentence}"
     levels = [part.verdict.level for part in item.by_length]  # an open part says neither
-    if "good" in levels and "bad" in levels:
-        up_to = levels.index("bad")
-        if up_to and "good" not in levels[up_to:] and levels[up_to - 1] == "good":
-            yield f"pays up to about {item.by_length[up_to - 1].to_tokens:,} tokens of prompt"
+    up_to = levels.index("bad") if "bad" in levels else 0
+    if up_to and levels[up_to - 1] == "good" and "good" not in levels[up_to:]:
+        yield f"pays up to about {item.by_length[up_to - 1].to_tokens:,} tokens of prompt"
     if item.e2e_p99_ratio is not None and item.e2e_p99_ratio > _WORSE:
         yield f"P99 of E2E is {percent(item.e2e_p99_ratio - 1)} longer than that of {item.against}"
-
-
-def _method(result: Result) -> Details:
-    lines = list({**result.host, **result.versions}.items())
-    for item in result.workloads:
-        prompts = f"{item.prompts} prompts from {item.source}, sha256 {item.sha256[:16]}"
-        lines.append((item.name, prompts))
-    argv = [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
-    return Details("How this was measured", [Items([*lines, *argv])])
-
-
-def _promise(promise: Judged, point: Point) -> tuple[str, str]:
-    """Return `kept`, and what was promised and measured."""
-    limit = promise.limit
-    words = f"`{limit.key}: {limit.promised:g}` on {point}"
-    if promise.measured is not None:
-        digits = 1 if limit.key.endswith("_ms") else 2
-        words += f", measured {with_spread(promise.measured, digits)}"
-    return promise.kept.value, f"{words} ({limit.place})"

@@ -21,7 +21,6 @@ from specserve.report.text import (
     Table,
     decimals,
     duration,
-    fields_of,
     json_document,
     json_values,
 )
@@ -148,7 +147,8 @@ class JsonView:
 
     def failed(self, error: SpecserveError) -> None:
         """The error as an event of its own."""
-        say(self._document("failed", fields_of(error, "message", "causes", "hint", "exit_code")))
+        names = ("message", "causes", "hint", "exit_code")
+        say(self._document("failed", {name: getattr(error, name) for name in names}))
 
     def _document(self, event: str, fields: dict[str, Any]) -> str:
         return json_document({"name": self._plan.name, "event": event, **fields}, indent=None)

@@ -66,16 +66,14 @@ class Table:
         rows = [[row[at] for at in kept] for row in self.rows]
         return Table([self.columns[at] for at in kept], rows, sum(at < self.keys for at in kept))
 
-    def text(
-        self, *, stream: TextIO | None = None, width: int = WIDTH, indent: int = 2
-    ) -> list[str]:
-        """Return the lines; if they are wider than `width`, a list of rows."""
+    def text(self, *, stream: TextIO | None = None, indent: int = 2) -> list[str]:
+        """Return the lines; if they are wider than 80 columns, a list of rows."""
         table, stream = self.filled(has_details=False), stream or sys.stdout
         cells = [[column.name for column in table.columns]]
         cells += [list(map(in_one_line, row)) for row in table.rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lead, lines, above = " " * indent, list[str](), ""
-        if indent + sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        if indent + sum(widths) + len(_GAP) * (len(widths) - 1) > WIDTH:
             keys = max(1, table.keys)
             for row in cells[1:]:
                 lines.append(lead + ", ".join(filter(None, row[:keys])))
@@ -238,8 +236,3 @@ def json_values(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [json_values(item) for item in value]
     return str(value)
-
-
-def fields_of(source: object, *names: str) -> dict[str, Any]:
-    """Return these attributes of an object by their names, as JSON holds them."""
-    return {name: json_values(getattr(source, name)) for name in names}

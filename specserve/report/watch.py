@@ -51,8 +51,6 @@ def rows(report: WatchReport) -> list[tuple[str, str]]:
     tokens = f"{counted.generation_tokens / seen.seconds:.1f} tokens/s"
     if seen.undrafted_share:
         tokens += f", {seen.undrafted_share:.0%} of them without a draft"
-    means = (("TTFT", counted.ttft_s), ("TPOT", counted.tpot_s), ("E2E", counted.e2e_s))
-    times = [f"{name} {1000 * each.mean:.0f} ms" for name, each in means if each.mean is not None]
     load = f"{seen.running_requests:.1f} running on average, {report.waiting_requests} waiting now"
     found = [
         ("measured", f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts, {requests}"),
@@ -60,7 +58,6 @@ def rows(report: WatchReport) -> list[tuple[str, str]]:
         ("acceptance", shown(seen.acceptance_rate)),
         ("per position", " ".join(map(decimals, drafts.per_position)) or "-"),
         ("output", tokens),
-        ("mean times", ", ".join(times) or "-"),
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
         ("load", f"{load}, {count(counted.preemptions, 'preemption')}"),
     ]
