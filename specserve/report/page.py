@@ -90,7 +90,7 @@ class Document:
         """
         try:
             from jinja2 import Environment
-            from markupsafe import Markup, escape
+            from markupsafe import Markup
         except ImportError as error:
             hint = "run `pip install 'specserve[measure]'`"
             raise FactError("a page needs jinja2", hint=hint) from error
@@ -98,31 +98,18 @@ class Document:
         def visible(value: Any) -> Any:
             return value if isinstance(value, Markup) else escaped(without_user(str(value)))
 
-        def sentence(text: str) -> Markup:
-            parts = ((escape(visible(part)), is_code) for part, is_code in sentence_parts(text))
-            return Markup("").join(
-                Markup("<code>{}</code>").format(part) if is_code else part
-                for part, is_code in parts
-            )
-
+        folder = files("specserve.report")
         environment = Environment(
             autoescape=True, finalize=visible, trim_blocks=True, lstrip_blocks=True
         )
         environment.filters |= {
-            "sentence": sentence,
+            "parts": sentence_parts,
             "tone": lambda word: TONES.get(word, ""),
             "kind": lambda block: type(block).__name__,
         }
-        page, style = (
-            (files("specserve.report") / name).read_text("utf-8")
-            for name in ("page.html", "page.css")
-        )
-        written = environment.from_string(page).render(
-            document=self,
-            version=__version__,
-            style=Markup(style),  # noqa: S704 - our own file
-        )
-        return written + "\n"
+        page = environment.from_string((folder / "page.html").read_text("utf-8"))
+        style = Markup((folder / "page.css").read_text("utf-8"))  # noqa: S704 - our own file
+        return page.render(document=self, version=__version__, style=style) + "\n"
 
 
 def render(document: Document, *, form: str, stream: TextIO) -> str:
