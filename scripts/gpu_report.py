@@ -251,16 +251,14 @@ def measured(session: Session, step: Step, machine: Json) -> tuple[Json, list[Js
     if step.name not in DATA["steps"]:
         return start_each(session, step, machine)
     found = json.loads(session.run(step, step.name))
-    if step.name == "tune":
-        choice = found.get("choice") or {}
-        by_load = choice.get("best_by_concurrency") or {}
-        return found, [{"concurrency": load, "best K": k} for load, k in by_load.items()]
     rows = []
-    for item in found.get("comparisons") or ():
+    for item in found.get("comparisons") or found.get("rows") or ():  # of bench, of tune
         speedup = item.get("speedup") or {}
         row = {key: speedup.get(key) and round(speedup[key], 3) for key in ("value", "low", "high")}
-        concurrency = (item.get("point") or {}).get("concurrency")
-        rows.append({"concurrency": concurrency, **row, "verdict": (item.get("verdict") or {}).get("word")})
+        where = {"concurrency": (item.get("point") or {}).get("concurrency")}
+        if "num_speculative_tokens" in item:
+            where["K"] = item["num_speculative_tokens"]
+        rows.append({**where, **row, "verdict": (item.get("verdict") or {}).get("word")})
     return found, rows
 
 

@@ -26,7 +26,6 @@ PAYS = Choice(
     Setting(4),
     {"method": "draft_model", "model": "small", "num_speculative_tokens": 4},
     Estimate(1.84, 1.7, 1.99),
-    {1: 4, 8: 2},
 )
 RESULT = TuneResult(
     name="demo",

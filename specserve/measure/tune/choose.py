@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import geometric_mean, median
 from typing import Any
@@ -52,8 +52,6 @@ class Choice:
     speculation: Mapping[str, Any] | None = None
     speedup: Estimate | None = None
     """The geometric mean over all points."""
-    best_by_concurrency: Mapping[int, int] = field(default_factory=dict)
-    """The best K at each load alone, measured or predicted; 0: no speculation."""
 
 
 def launched_tokens(passes: Sequence[Pass]) -> list[int]:
@@ -235,10 +233,6 @@ def choice_of(
     schedule: Setting | None = None,
 ) -> Choice:
     """The best of what was measured. `keys`: of the block; `schedule`: one that beat a single K."""
-    known, by_load = rows(points, passes), dict[int, int]()
-    for load in loads_of([row.point for row in known]):
-        here = mean_speedups([row for row in known if (row.point.concurrency or 1) == load])
-        by_load[load] = best(here) if here and max(here.values()) > 1 else 0
     gains, paying = dict[int, float](), dict[int, float]()
     for tokens in launched_tokens(passes):
         mean = pooled(passes, f"k{tokens}", points)
@@ -247,21 +241,19 @@ def choice_of(
             if verdict(mean).word == PAYS:
                 paying[tokens] = mean.value
     if not gains:
-        told = Verdict(INCONCLUSIVE, "open", "no K was measured at every load")
-        return Choice(told, best_by_concurrency=by_load)
+        return Choice(Verdict(INCONCLUSIVE, "open", "no K was measured at every load"))
     setting = schedule or Setting(best(paying or gains))
     estimate = pooled(passes, setting.name, points)
     assert estimate is not None  # a schedule that beat a K was measured everywhere
     word, mean_speedup = verdict(estimate).word, estimate.estimate
     if word == PAYS:
         told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
-        return Choice(told, setting, {**keys, **setting.keys}, mean_speedup, by_load)
-    if (other := next_tokens(known)) is not None:
+        return Choice(told, setting, {**keys, **setting.keys}, mean_speedup)
+    if (other := next_tokens(rows(points, passes))) is not None:
         sentence = f"K = {other} is predicted to be better, and was not measured"
-        told = Verdict(INCONCLUSIVE, "open", sentence)
-        return Choice(told, best_by_concurrency=by_load)
+        return Choice(Verdict(INCONCLUSIVE, "open", sentence))
     if word == INCONCLUSIVE:
         sentence = f"too little was measured to tell whether {setting.words} pays"
-        return Choice(Verdict(word, "open", sentence), setting, None, mean_speedup, by_load)
+        return Choice(Verdict(word, "open", sentence), setting, speedup=mean_speedup)
     told = Verdict(word, "bad", f"the best K that was measured, {setting.tokens}, does not pay")
-    return Choice(told, None, None, mean_speedup, by_load)
+    return Choice(told, speedup=mean_speedup)
