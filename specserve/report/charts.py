@@ -60,14 +60,3 @@ class Chart:
         """Return how far down a value stands."""
         ticks = self.ticks()
         return round(BOTTOM - (value - ticks[0]) / (ticks[-1] - ticks[0]) * (BOTTOM - TOP), 2)
-
-    def words(self) -> str:
-        """Return every value in words, for those who cannot see it."""
-        parts = [f"{self.title}, {self.unit}."]
-        for name, _, values in self.lines():
-            known = [
-                f"{group}: {value.value:.4g} (95 % interval {value.low:.4g} to {value.high:.4g})"
-                for group, value in values
-            ]
-            parts.append(f"{name} by {self.x_title}: {'; '.join(known) or 'nothing'}.")
-        return " ".join(parts)
