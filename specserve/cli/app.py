@@ -27,16 +27,11 @@ def main() -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Open what the caller closed: else the next file that is opened gets its number.
-
-    stdin is empty then, stderr leads nowhere, and who writes to stdout is refused.
-    """
-    for name, mode, flags in (
-        ("stdin", "r", os.O_RDONLY),
-        ("stdout", "w", os.O_RDONLY),
-        ("stderr", "w", os.O_WRONLY),
-    ):
+    """Open what the caller closed: else the next file that is opened gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
+            # who writes to stdout is refused
+            flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
             stream = os.fdopen(os.open(os.devnull, flags), mode)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)

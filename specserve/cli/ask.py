@@ -10,33 +10,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Format, Locked, Settings, TextOrJson, text_option
+from specserve.cli import options
+from specserve.cli.options import PROFILE, argument, number, option
 from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
 
+_PROMPT = "The prompt; `-` or nothing reads stdin."
+_SOURCE = "Input with one request per line, or `-` for stdin."
+_OUTPUT = "Write the answers here; `-` is stdout (default)."
 _SERVER = "Ask this server (default: the only detached one, else port 8000 on this host)."
+_MAX_TOKENS = "Stop after this many tokens."
 _TEMPERATURE = "Sample at this temperature; 0 is greedy (default: the model's own)."
 
 
 def ask(
-    prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROMPT|-", show_default=False, help="The prompt; `-` or nothing reads stdin."
-        ),
-    ] = None,
+    prompt: Annotated[str | None, argument("PROMPT|-", _PROMPT)] = None,
     *,
-    server: Annotated[str | None, text_option("URL|NAME", _SERVER, "--server")] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
-    ] = 256,
-    temperature: Annotated[
-        float | None,
-        typer.Option("--temperature", metavar="X", min=0, show_default=False, help=_TEMPERATURE),
-    ] = None,
-    format: Format = TextOrJson.TEXT,
+    server: Annotated[str | None, option("URL|NAME", _SERVER, "--server")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help=_MAX_TOKENS)] = 256,
+    temperature: Annotated[float | None, number(_TEMPERATURE, "--temperature", 0)] = None,
+    format: options.Format = "text",
 ) -> None:
     """Send one prompt to a running server, and show what the answer cost.
 
@@ -59,7 +54,7 @@ def ask(
     from specserve.serve.detached.observe import find_server
     from specserve.serve.requests import endpoint
 
-    text, as_json = _prompt(prompt), format is TextOrJson.JSON
+    text, as_json = _prompt(prompt), format == "json"
     place, key = find_server(server)
     if server is None:
         say(f"asking the server at {in_one_line(place)}")
@@ -69,7 +64,7 @@ def ask(
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
             question = Question(text, model, max_tokens, temperature)
-            answer = client.ask(question, on_text=_not_shown if as_json else screen.show)
+            answer = client.ask(question, on_text=(lambda *_: None) if as_json else screen.show)
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
         raise Interrupted(message, signal_number=signal.SIGINT) from None
@@ -82,16 +77,11 @@ def ask(
         say(line)
 
 
-def _not_shown(_kind: str, _text: str) -> None:
-    """JSON is not streamed."""
-
-
 def _prompt(prompt: str | None) -> str:
     hint = 'write `specserve ask "…"`, or pass the prompt on stdin'
-    if prompt is None and sys.stdin.isatty():
-        raise UsageError("there is no prompt", hint=hint)
+    is_piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
     try:
-        text = sys.stdin.buffer.read().decode() if prompt in {None, "-"} else str(prompt)
+        text = sys.stdin.buffer.read().decode() if is_piped else prompt or ""
         text.encode()
     except UnicodeError:
         raise UsageError("the prompt is not UTF-8") from None
@@ -101,43 +91,28 @@ def _prompt(prompt: str | None) -> str:
 
 
 def generate(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")
-    ],
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="IN.jsonl", help="Input with one request per line, or `-` for stdin."
-        ),
-    ],
+    profile: Annotated[str, argument("PROFILE", PROFILE)],
+    source: Annotated[str, argument("IN.jsonl", _SOURCE)],
     *,
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="OUT.jsonl", help="Write the answers here; `-` is stdout."
-        ),
-    ] = "-",
-    locked: Locked = None,
-    settings: Settings = None,
-    alternative: Alternative = None,
+    output: Annotated[str, option("OUT.jsonl", _OUTPUT, "--output", "-o")] = "-",
+    locked: options.Locked = None,
+    settings: options.Settings = None,
+    alternative: options.Alternative = None,
 ) -> None:
     """Generate offline: JSON lines in, JSON lines out, no server.
 
     An input line is {"prompt": "…"} or {"messages": […]}, with an optional "id" and sampling
-    parameters by vLLM's names (max_tokens, temperature, top_p, seed, stop, …), or a line of
-    OpenAI's batch API: {"custom_id": "…", "body": {…}}. A parameter that the line leaves out comes
-    from the model's generation config, then from vLLM. Without max_tokens, a prompt gets 16 tokens
-    and a chat the rest of the context, as from the server. The line's `model` is not looked at.
+    parameters by vLLM's names (max_tokens, temperature, …), or a line of OpenAI's batch API:
+    {"custom_id": "…", "body": {…}}. A parameter that the line leaves out comes from the model's
+    generation config, then from vLLM. Without max_tokens, a prompt gets 16 tokens and a chat the
+    rest of the context, as from the server. The line's `model` is not looked at.
 
     Answers keep the order of the input. An answer is {"id", "index", "text", "finish_reason",
-    "prompt_tokens", "completion_tokens"}, with "custom_id" in the place of "id" if the line has
-    that; with `logprobs` in the line, also the tokens and their log-probabilities. A line that
-    fails, such as for an unknown parameter, has an "error" instead of the text; it is listed at the
-    end and makes the exit code 1. A complete output file is never replaced.
-
-    Each finished line is appended at once to OUT.jsonl.partial. After an interruption, `kill -9`
-    included, the same command computes only the missing lines, unless the profile or the input has
-    changed.
+    "prompt_tokens", "completion_tokens"}; with `logprobs` in the line, also the tokens and their
+    log-probabilities. A line that fails has an "error" instead of the text; it is listed at the end
+    and makes the exit code 1. A complete output file is never replaced. After an interruption,
+    `kill -9` included, the same command computes only the missing lines: each finished one is
+    appended at once to OUT.jsonl.partial.
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
@@ -154,8 +129,8 @@ def generate(
         raise UsageError("the profile and the input cannot both be stdin")
     if destination and source != "-" and destination.resolve() == Path(source).resolve():
         raise UsageError("the output would replace the input", hint="give another file to `-o`")
-    options = LaunchOptions(tuple(settings or ()), alternative, locked=locked)
-    loaded, plan = cleared(profile, options, notices=StderrNotices())
+    wanted = LaunchOptions(tuple(settings or ()), alternative, locked=locked)
+    loaded, plan = cleared(profile, wanted, notices=StderrNotices())
     if loaded.frontend:
         names = ", ".join(sorted(loaded.frontend))
         say(f"`frontend` applies only to a server and is ignored here: {names}")

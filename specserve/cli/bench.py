@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from specserve.cli import options
-from specserve.cli.options import flag, refuse_besides, refuse_together, text_option
+from specserve.cli.options import argument, flag, number, option, refuse_besides, refuse_together
 from specserve.errors import UsageError
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
-
-class BenchFormat(StrEnum):
-    """How the result is written."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
-
-
+BenchFormat = Literal["text", "json", "markdown", "html"]
+_PROFILE = "A profile or a running server."
+_RESUME = "Resume an interrupted run."
+_SHOW = "Print the report of an earlier run."
 _QUICK = "Give a first answer in minutes: fewer prompts, 48 tokens each."
 _ALTERNATIVE = (
     "Measure only this one of the profile's `alternatives`; repeatable; `baseline` leaves all out"
@@ -33,43 +26,26 @@ _WITH = "Also compare this profile or running server; repeatable."
 _LAUNCHES = "Start each server this many times (default: 1; 2 if only one fits at a time)."
 _BUDGET = "Stop measuring after this long, not counting launches (default: 30m)."
 _OUTPUT = "Write the run to this directory (default: one in the state folder)."
-Launches = Annotated[
-    int | None, typer.Option("--launches", min=1, max=20, show_default=False, help=_LAUNCHES)
-]
+Launches = Annotated[int | None, number(_LAUNCHES, "--launches", 1, 20)]
 
 
 def bench(
     context: typer.Context,
-    profile: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROFILE|URL|NAME", show_default=False, help="A profile or a running server."
-        ),
-    ] = None,
+    profile: Annotated[str | None, argument("PROFILE|URL|NAME", _PROFILE)] = None,
     *,
     quick: Annotated[bool, flag("--quick", _QUICK)] = False,
     workload: options.Workloads = None,
     concurrency: options.Concurrency = None,
     temperature: options.Temperature = None,
-    alternative: Annotated[
-        list[str] | None, text_option("NAME", _ALTERNATIVE, "--alternative")
-    ] = None,
-    with_: Annotated[
-        list[str] | None, text_option("[LABEL=]PROFILE|URL|NAME", _WITH, "--with")
-    ] = None,
+    alternative: Annotated[list[str] | None, option("NAME", _ALTERNATIVE, "--alternative")] = None,
+    with_: Annotated[list[str] | None, option("[LABEL=]PROFILE|URL|NAME", _WITH, "--with")] = None,
     launches: Launches = None,
-    budget: Annotated[str | None, text_option("TIME", _BUDGET, "--budget")] = None,
-    output: Annotated[str | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
-    resume: Annotated[
-        str | None, text_option("DIR", "Resume an interrupted run.", "--resume")
-    ] = None,
-    show: Annotated[
-        str | None, text_option("RUN", "Print the report of an earlier run.", "--show")
-    ] = None,
+    budget: Annotated[str | None, option("TIME", _BUDGET, "--budget")] = None,
+    output: Annotated[str | None, option("DIR", _OUTPUT, "--output", "-o")] = None,
+    resume: Annotated[str | None, option("DIR", _RESUME, "--resume")] = None,
+    show: Annotated[str | None, option("RUN", _SHOW, "--show")] = None,
     dry_run: options.DryRun = False,
-    format: Annotated[
-        BenchFormat, typer.Option("--format", help="Output format; json is for scripts.")
-    ] = BenchFormat.TEXT,
+    format: Annotated[BenchFormat, typer.Option("--format", help=options.FORMAT)] = "text",
     settings: options.Settings = None,
 ) -> None:
     """Measure whether speculation pays here, and by how much.
@@ -100,11 +76,10 @@ def bench(
 
     if show:
         refuse_besides(context, "--show", "show", "format")
-        out(rendered(read_result(Path(show)), form=format.value))
+        out(rendered(read_result(Path(show)), form=format))
         return
     if resume is None and profile is None:
-        hint = "try `specserve bench configs/demo.yaml --quick`"
-        raise UsageError("no profile is given", hint=hint)
+        raise UsageError("no profile is given", hint="try `specserve bench PROFILE --quick`")
     refuse_together(resume=resume, output=output)
     refuse_together(resume=resume, dry_run=dry_run)
     request = BenchRequest(
@@ -121,12 +96,12 @@ def bench(
     )
     if dry_run:
         plan = plan_bench(with_places(request), starts=False, notices=StderrNotices())
-        out(bench_plan(plan, form=format.value))
+        out(bench_plan(plan, form=format))
         return
 
     outlet = Outlet(StderrNotices(), BenchView, result_files)
     result, path = run_benchmark(request, output=output, resumed=resume, outlet=outlet)
-    out(rendered(result, form=format.value))
+    out(rendered(result, form=format))
     say(f"raw data, logs, result.json and report.html: {path}")
     if result.is_missed:
         raise typer.Exit(1)

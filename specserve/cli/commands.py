@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +26,6 @@ _SHARED_FILES: Mapping[str, str] = {
     "ask": "ask generate",
     "servers": "ps logs down",
 }
-"""Files with several commands; every other command has a file of its name."""
 _FILES = {name: file for file, names in _SHARED_FILES.items() for name in names.split()}
 COMMANDS: Mapping[str, str] = {
     name: f"specserve.cli.{_FILES.get(name, name)}:{name}"
@@ -37,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
 }
 """The commands in the order of the help, each with its module and function."""
 
-_TAKE_A_COMMAND = ("lint", "check", "plan", "up", "verify", "render")
+_TAKE_A_COMMAND = ("lint", "check", "plan", "up", "render")
 """Commands that take a vLLM command behind `--` in the place of a profile."""
 _INTERRUPTED = 130
 """What Typer makes of a KeyboardInterrupt."""
@@ -64,12 +61,8 @@ class LazyGroup(TyperGroup):
         """The commands by group."""
         for title, names in COMMAND_GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (name, self.get_command(ctx, name).get_short_help_str(200))
-                        for name in names.split()
-                    ]
-                )
+                commands = [(name, self.get_command(ctx, name)) for name in names.split()]
+                formatter.write_dl([(name, one.get_short_help_str(200)) for name, one in commands])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of these arguments; a misspelt one is answered with the nearest."""
@@ -137,31 +130,21 @@ def _with_command(arguments: list[str]) -> list[str]:
     """The arguments with `-- vllm serve …` as one profile, which commands take by its name."""
     if "--" not in arguments or arguments[0] not in _TAKE_A_COMMAND:
         return arguments
-    from specserve.convert.command import remember, write_behind_dashes
+    from specserve.convert.command import remember
     from specserve.convert.invocation import is_command
 
-    at = arguments.index("--")
-    words = arguments[at + 1 :]
+    at = arguments.index("--") + 1
+    words = arguments[at:]
     if not is_command(words) and not any(word.startswith("-") for word in words[1:]):
-        if words and not _is_file(words[0]):
-            raise UsageError(
-                f"{quoted(words[0])} is neither a vLLM command nor a file",
-                hint=write_behind_dashes(arguments[0]),
-            )
-        return arguments
-    return [*arguments[: at + 1], remember(words, asked=arguments[0])]
-
-
-def _is_file(word: str) -> bool:
-    """Whether it is there, or by its look could only be a name of files."""
-    return word == "-" or Path(word).exists() or bool(re.search(r"[*?\[]|\.ya?ml$", word))
+        return arguments  # files
+    return [*arguments[:at], remember(words, asked=arguments[0])]
 
 
 def _usage(error: Any, arguments: list[str]) -> UsageError:
     """The library's error in our words: what is wrong, and where help is."""
     asked = f"specserve {arguments[0]}" if arguments and arguments[0] in COMMANDS else "specserve"
     command = error.ctx.command_path if error.ctx else asked
-    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    message = error.format_message().rstrip(".")
     hint = f"`{command} --help` lists its arguments and options"
     if guesses := getattr(error, "possibilities", None):
         message, hint = message.partition(" (")[0], f"did you mean `{guesses[0]}`?"

@@ -8,24 +8,17 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import text_option
+from specserve.cli.options import argument, option
 from specserve.errors import FactError, UsageError, system_reason
+
+_OUTPUT = "Write this new file (default: stdout)."
+_SOURCE = "A script, compose file or Python program, `-` for stdin, or `--` followed by a command."
 
 
 def convert(
-    source: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE",
-            help="A script, compose file or Python program, `-` for stdin, or `--` followed by a"
-            " command.",
-        ),
-    ],
+    source: Annotated[list[str], argument("FILE", _SOURCE)],
     *,
-    output: Annotated[
-        str | None,
-        text_option("PROFILE", "Write this new file (default: stdout).", "--output", "-o"),
-    ] = None,
+    output: Annotated[str | None, option("PROFILE", _OUTPUT, "--output", "-o")] = None,
 ) -> None:
     """Turn an old launch (a command, script or program) into a profile.
 

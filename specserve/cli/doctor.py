@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, flag
+from specserve.cli.options import Format, flag
 
 if TYPE_CHECKING:
     from specserve.checks.doctor.limits import Line
 
+_ACCELERATORS = "Show only the accelerators here, and the names for --assume."
+
 
 def doctor(
     *,
-    accelerators: Annotated[
-        bool, flag("--accelerators", "Show only the accelerators here, and the names for --assume.")
-    ] = False,
-    format: Format = TextOrJson.TEXT,
+    accelerators: Annotated[bool, flag("--accelerators", _ACCELERATORS)] = False,
+    format: Format = "text",
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
 
@@ -38,7 +38,7 @@ def doctor(
     from specserve.report.text import json_document
     from specserve.serve.files import state_folder
 
-    as_json = format is TextOrJson.JSON
+    as_json = format == "json"
     if accelerators:
         found, cpu = gpus(), this_cpu()
         known = {"found": found, "cpu": cpu, "catalogue": catalogue()}

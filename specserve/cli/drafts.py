@@ -7,28 +7,25 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Assume, DryRun, Format, TextOrJson, flag, text_option
+from specserve.cli.options import Assume, DryRun, Format, argument, flag, option
 from specserve.report.console import out, say
 
+_TARGET = "Hub id or folder of a model, or a profile file."
+_PROFILE = "Profile file; its draft is the start."
 _ONLINE = "Also ask the Hub: its drafts of the target, and the files of every draft."
 _WRITE = "Write this draft into the profile as an alternative; repeatable."
 _TRAFFIC = "Requests to learn from: a request log, or prompts as JSON lines."
-_TRAIN_FOR = "Train for this long at most, such as 5m or 1h."
+_TRAIN_FOR = "Train for this long at most, such as 5m or 1h (default: 10m)."
 _OUTPUT = "Keep answers, the new draft and the proof below this folder."
 
 
 def drafts(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET|PROFILE", help="Hub id or folder of a model, or a profile file."
-        ),
-    ],
+    target: Annotated[str, argument("TARGET|PROFILE", _TARGET)],
     *,
     assume: Assume = None,
     online: Annotated[bool, flag("--online", _ONLINE)] = False,
-    write: Annotated[list[str] | None, text_option("DRAFT", _WRITE, "--write")] = None,
-    format: Format = TextOrJson.TEXT,
+    write: Annotated[list[str] | None, option("DRAFT", _WRITE, "--write")] = None,
+    format: Format = "text",
 ) -> None:
     """List the ways to speculate for a target, with their sources.
 
@@ -40,7 +37,6 @@ def drafts(
     \b
     specserve drafts openai/gpt-oss-20b
     specserve drafts meta-llama/Llama-3.3-70B-Instruct --assume 4xH100-80GB
-    specserve drafts my.yaml --format json
     specserve drafts my.yaml --write nebius/EAGLE3-gpt-oss-20b
     """
     from specserve.hardware.accelerators import assume as machine_of
@@ -56,20 +52,18 @@ def drafts(
     if write:
         places = ", ".join(f"`{place}`" for place in add_alternatives(target, write, found=found))
         say(f"{target}: has {places}; `git diff` shows what changed")
-    elif format is TextOrJson.JSON:
+    elif format == "json":
         out(json_document(json_values(found)))
     else:
         out(drafts_document(found).text(sys.stdout).rstrip("\n"))
 
 
 def distill(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="Profile file; its draft is the start.")
-    ],
+    profile: Annotated[str, argument("PROFILE", "Profile file; its draft is the start.")],
     *,
-    traffic: Annotated[str, text_option("LOG.jsonl", _TRAFFIC, "--traffic")],
+    traffic: Annotated[str, option("LOG.jsonl", _TRAFFIC, "--traffic")],
     train_for: Annotated[str, typer.Option("--train-for", metavar="TIME", help=_TRAIN_FOR)] = "10m",
-    output: Annotated[str | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
+    output: Annotated[str | None, option("DIR", _OUTPUT, "--output", "-o")] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train the profile's draft on your own traffic.
@@ -86,7 +80,6 @@ def distill(
     \b
     specserve distill configs/demo.yaml --traffic log.jsonl
     specserve distill my.yaml --traffic log.jsonl --train-for 1h
-    specserve distill my.yaml --traffic log.jsonl --dry-run
     """
     from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.distill.run import run_distillation

@@ -6,20 +6,18 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, flag
+from specserve.cli.options import PROFILE, Alternative, argument, flag
 from specserve.errors import HubUnreachable, NotCached
 from specserve.report.console import escaped, out, say
 from specserve.report.text import count
 
+_CHECK = "Write nothing; exit with 1 if a lock is missing or stale."
+
 
 def lock(
-    profiles: Annotated[
-        list[str], typer.Argument(metavar="PROFILE", help="Profile files, or folders of them.")
-    ],
+    profiles: Annotated[list[str], argument("PROFILE", "Profile files, or folders of them.")],
     *,
-    check: Annotated[
-        bool, flag("--check", "Write nothing; exit with 1 if a lock is missing or stale.")
-    ] = False,
+    check: Annotated[bool, flag("--check", _CHECK)] = False,
 ) -> None:
     """Record the exact commits of a profile's models.
 
@@ -62,9 +60,7 @@ def lock(
 
 
 def pull(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="Profile file, or `-` for stdin.")
-    ],
+    profile: Annotated[str, argument("PROFILE", PROFILE)],
     *,
     alternative: Alternative = None,
 ) -> None:
@@ -76,7 +72,6 @@ def pull(
     stdout, the progress to stderr.
 
     \b
-    specserve pull configs/llama70b-8b.yaml
     specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
     from specserve.models.hub import fetch_files, refuse_full_disk
@@ -99,16 +94,12 @@ def pull(
         for each in wanted:
             name = f"{escaped(each.model)} at {each.commit[:12]}"
             if each.missing:
-                size = _size(each.missing_bytes)
+                size = f"{each.missing_bytes / 1e6:,.0f} MB"
                 say(f"downloading {name}: {count(len(each.missing), 'file')}, {size}")
             fetch_files(each, cache=cache, stall_s=loaded.server.stall_timeout_s)
-            say(f"{name}: {count(len(each.files), 'file')}, {_size(each.total_bytes)}, complete")
+            say(f"{name}: {count(len(each.files), 'file')}, complete")
             out(str(each.folder))
     except HubUnreachable as error:
         network = "check the network and HF_ENDPOINT"
         error.hint = f"{network}, and run it again: it continues where it stopped"
         raise
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

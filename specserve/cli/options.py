@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from specserve.errors import UsageError
 
 
-class TextOrJson(StrEnum):
-    """How a result is written."""
-
-    TEXT = "text"
-    JSON = "json"
+def argument(metavar: str, help: str) -> Any:
+    """A word without a name."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help)
 
 
-def text_option(metavar: str, help: str, *names: str) -> Any:
-    """A text, whose help says what happens without it."""
+def option(metavar: str, help: str, *names: str) -> Any:
+    """A value, whose help says what happens without it."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
+
+
+def number(help: str, name: str, least: float, most: float | None = None) -> Any:
+    """A number, whose help says what happens without it."""
+    return typer.Option(name, metavar="N", min=least, max=most, show_default=False, help=help)
 
 
 def flag(name: str, help: str) -> Any:
@@ -60,19 +62,23 @@ def refuse_besides(context: typer.Context, option: str, *taken: str) -> None:
             raise UsageError(f"`{option}` measures nothing", hint=hint)
 
 
-ProfileOrCommand = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROFILE", help="Profile file, `-` for stdin, or `--` followed by a vLLM command."
-    ),
-]
-Format = Annotated[TextOrJson, typer.Option("--format", help="Output format; json is for scripts.")]
+TextOrJson = Literal["text", "json"]
+FORMAT = "Output format; json is for scripts."
+Format = Annotated[TextOrJson, typer.Option("--format", help=FORMAT)]
+_PROFILE = "Profile file, `-` for stdin, or `--` followed by a vLLM command."
+ProfileOrCommand = Annotated[str, argument("PROFILE", _PROFILE)]
+_SERVER = (
+    "A detached server, or the URL of any vLLM server. Default: the only detached server, else"
+    " port 8000 on this host."
+)
+Server = Annotated[str | None, argument("NAME|URL", _SERVER)]
+PROFILE = "Profile file, or `-` for stdin."
 Settings = Annotated[
     list[str] | None,
-    text_option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set"),
+    option("KEY=VALUE", "Override a value of the profile; repeatable.", "--set"),
 ]
 _ALTERNATIVE = "Use this one of the profile's `alternatives`; `baseline` leaves speculation out."
-Alternative = Annotated[str | None, text_option("NAME", _ALTERNATIVE, "--alternative")]
+Alternative = Annotated[str | None, option("NAME", _ALTERNATIVE, "--alternative")]
 _LOCKED = (
     "Use only the files that the profile's lock names (see `lock`), without the Hub; or ignore"
     " the lock."
@@ -81,7 +87,7 @@ Locked = Annotated[
     bool | None, typer.Option("--locked/--no-lock", show_default=False, help=_LOCKED)
 ]
 _ASSUME = "Assume this machine instead of the one at hand, such as 4xH100-80GB."
-Assume = Annotated[str | None, text_option("[NODESx]COUNTxNAME", _ASSUME, "--assume")]
+Assume = Annotated[str | None, option("[NODESx]COUNTxNAME", _ASSUME, "--assume")]
 Strict = Annotated[bool, flag("--strict", "Also fail for warnings.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show all that the answer rests on.")
@@ -90,10 +96,10 @@ _WORKLOADS = (
     "Prompts to send: chat, code, summarise, json, creative, long, or a file with your prompts or"
     " request log as JSON lines; repeatable (default: those of `expect`, else chat and code)."
 )
-Workloads = Annotated[list[str] | None, text_option("NAME|FILE", _WORKLOADS, "--workload", "-w")]
+Workloads = Annotated[list[str] | None, option("NAME|FILE", _WORKLOADS, "--workload", "-w")]
 _CONCURRENCY = "Measure with these numbers of concurrent requests, such as 1,4,16."
-Concurrency = Annotated[str | None, text_option("LIST", _CONCURRENCY, "--concurrency", "-c")]
+Concurrency = Annotated[str | None, option("LIST", _CONCURRENCY, "--concurrency", "-c")]
 _TEMPERATURE = "Measure at these temperatures, such as 0,0.7 (default: 0)."
-Temperature = Annotated[str | None, text_option("LIST", _TEMPERATURE, "--temperature", "-t")]
+Temperature = Annotated[str | None, option("LIST", _TEMPERATURE, "--temperature", "-t")]
 _DRY_RUN = "Print what would be launched and sent, and how long it would take."
 DryRun = Annotated[bool, flag("--dry-run", _DRY_RUN)]

@@ -3,53 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from specserve.cli.options import (
-    Alternative,
-    Format,
-    ProfileOrCommand,
-    Settings,
-    TextOrJson,
-    text_option,
-)
+from specserve.cli import options
+from specserve.cli.options import argument, option
 
-
-class Engine(StrEnum):
-    """What serves the profile."""
-
-    VLLM = "vllm"
-    SGLANG = "sglang"
-
-
+Engine = Literal["vllm", "sglang"]
 _VLLM = "Plan for this vLLM version (default: the installed one)."
+_LAUNCHES = (
+    "A profile, PROFILE@REVISION from git, or the name of a detached server; for B also `--`"
+    " followed by a vLLM command."
+)
 _DERIVE = "Compare A with this one of its `alternatives`, or with `baseline`."
 
 
 def plan(
-    profile: ProfileOrCommand,
+    profile: options.ProfileOrCommand,
     *,
-    alternative: Alternative = None,
-    settings: Settings = None,
+    alternative: options.Alternative = None,
+    settings: options.Settings = None,
     engine: Annotated[
         Engine, typer.Option("--engine", help="The engine that serves the profile.")
-    ] = Engine.VLLM,
-    vllm: Annotated[str | None, text_option("VERSION", _VLLM, "--vllm")] = None,
-    format: Format = TextOrJson.TEXT,
+    ] = "vllm",
+    vllm: Annotated[str | None, option("VERSION", _VLLM, "--vllm")] = None,
+    format: options.Format = "text",
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
-    The text is a command to paste into a shell. The plan says what specserve adds to the profile,
-    and why. If vLLM is installed, the plan is for this machine: it starts the same server as `up`.
-    The plan leaves out what depends on the machine in three cases: you give --vllm; vLLM is not
-    installed; or the installed vLLM does not support the accelerators (those that the profile
-    names, or GPUs if the profile needs several and names none). A profile for several nodes gives
-    one command for each node. With --engine sglang, the plan is the command that serves the profile
-    with SGLang; a setting that has no counterpart there is an error. What vLLM makes of the launch
-    is shown by `check --vllm installed -v`.
+    The text is a command to paste into a shell, and says what specserve adds to the profile, and
+    why. If vLLM is installed, the plan is for this machine: it starts the same server as `up`. With
+    --vllm, without an installed vLLM, or if that one does not support the accelerators of the
+    profile, the plan leaves out what depends on the machine. A profile for several nodes gives one
+    command for each node. With --engine sglang, it is SGLang's command, and a setting that has no
+    counterpart there is an error. `check --vllm installed -v` shows what vLLM makes of the launch.
 
     \b
     specserve plan configs/demo.yaml
@@ -66,38 +54,30 @@ def plan(
     from specserve.report.launch import print_plans, print_sglang
     from specserve.vllm.versions import newest_in
 
-    options = LaunchOptions(tuple(settings or ()), alternative, vllm=vllm, starts=False, whole=True)
-    as_json = format is TextOrJson.JSON
-    if engine is Engine.SGLANG and vllm is None:
-        version = newest_in(load_profile(profile, settings=options.settings).vllm)
-        options = replace(options, vllm=version)
-    source, made = prepare(profile, options, notices=StderrNotices())
-    if engine is Engine.SGLANG:
+    wanted = LaunchOptions(tuple(settings or ()), alternative, vllm=vllm, starts=False, whole=True)
+    as_json = format == "json"
+    if engine == "sglang" and vllm is None:
+        version = newest_in(load_profile(profile, settings=wanted.settings).vllm)
+        wanted = replace(wanted, vllm=version)
+    source, made = prepare(profile, wanted, notices=StderrNotices())
+    if engine == "sglang":
         print_sglang(source, as_json=as_json)
         return
-    plans, count = [made], node_count(source)
-    if count > 1:
-        address = None if source.engine.get("master_addr") else "ADDRESS_OF_NODE_0"
-        nodes = [replace(options, node=LaunchNode(rank, address)) for rank in range(count)]
-        plans = [prepare(profile, each)[1] for each in nodes]
-    print_plans(plans, as_json=as_json)
-    if count > 1:
-        given = "" if address is None else " --set engine.master_addr=ADDRESS_OF_NODE_0"
-        say(f"# `up --node-rank N{given}` starts each node")
+    nodes = range(node_count(source))
+    if len(nodes) == 1:
+        print_plans([made], as_json=as_json)
+        return
+    address = None if source.engine.get("master_addr") else "ADDRESS_OF_NODE_0"
+    each = [replace(wanted, node=LaunchNode(rank, address)) for rank in nodes]
+    print_plans([prepare(profile, one)[1] for one in each], as_json=as_json)
+    say("# `up --node-rank N --set engine.master_addr=ADDRESS_OF_NODE_0` starts each node")
 
 
 def diff(
-    launches: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A [B]",
-            help="A profile, PROFILE@REVISION from git, or the name of a detached server; for B"
-            " also `--` followed by a vLLM command.",
-        ),
-    ],
+    launches: Annotated[list[str], argument("A [B]", _LAUNCHES)],
     *,
-    alternative: Annotated[str | None, text_option("NAME", _DERIVE, "--alternative")] = None,
-    format: Format = TextOrJson.TEXT,
+    alternative: Annotated[str | None, option("NAME", _DERIVE, "--alternative")] = None,
+    format: options.Format = "text",
 ) -> None:
     """Compare two launches, and show where each value comes from.
 
@@ -121,7 +101,7 @@ def diff(
     comparison = compare(a, b)
     for text in dict.fromkeys([*a.ignored, *b.ignored]):
         say(f"note: not compared: {escaped(text)}")
-    if format is TextOrJson.JSON:
+    if format == "json":
         out(json_document(comparison))
     elif comparison.count:
         out(difference_text(a, b, comparison))

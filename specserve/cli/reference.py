@@ -6,19 +6,13 @@ import json
 import re
 from typing import Annotated
 
-import typer
+from specserve.cli.options import argument
+
+_CODES = "Describe these codes or names, such as SD104 or split-draft; list a group, such as SD1."
 
 
 def rules(
-    codes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="CODE…",
-            show_default=False,
-            help="Describe these codes or names, such as SD104 or split-draft; list a group, such"
-            " as SD1.",
-        ),
-    ] = None,
+    codes: Annotated[list[str] | None, argument("CODE…", _CODES)] = None,
 ) -> None:
     """List everything that lint and check can find, or describe one finding.
 

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specserve.cli.options import (
-    Alternative,
-    ProfileOrCommand,
-    Settings,
-    flag,
-    refuse_alone,
-    text_option,
-)
+from specserve.cli import options
+from specserve.cli.options import flag, option, refuse_alone
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Deployment
 
 
-class RenderTarget(StrEnum):
-    """What to deploy with."""
-
-    COMPOSE = "compose"
-    KUBERNETES = "kubernetes"
-    SYSTEMD = "systemd"
-    RAY = "ray"
-    SGLANG = "sglang"
-    MONITORING = "monitoring"
-
-
+RenderTarget = Literal["compose", "kubernetes", "systemd", "ray", "sglang", "monitoring"]
 _CANARY = "Also run this alternative, and send it this share of the requests."
 _IMAGE = "Use this image instead of the official one; name it by digest to pin it."
 _OUTPUT = "Write here (default: stdout)."
@@ -40,16 +23,14 @@ _CHECK = "Write nothing; exit with 1 if the files in DIR are stale."
 
 
 def render(
-    profile: ProfileOrCommand,
+    profile: options.ProfileOrCommand,
     *,
-    to: Annotated[
-        RenderTarget, typer.Option("--to", help="What to deploy with.", show_default=False)
-    ],
-    alternative: Alternative = None,
-    canary: Annotated[str | None, text_option("NAME=PERCENT%", _CANARY, "--canary")] = None,
-    settings: Settings = None,
-    image: Annotated[str | None, text_option("IMAGE", _IMAGE, "--image")] = None,
-    output: Annotated[Path | None, text_option("DIR", _OUTPUT, "--output", "-o")] = None,
+    to: Annotated[RenderTarget, typer.Option("--to", help="What to deploy with.")],
+    alternative: options.Alternative = None,
+    canary: Annotated[str | None, option("NAME=PERCENT%", _CANARY, "--canary")] = None,
+    settings: options.Settings = None,
+    image: Annotated[str | None, option("IMAGE", _IMAGE, "--image")] = None,
+    output: Annotated[Path | None, option("DIR", _OUTPUT, "--output", "-o")] = None,
     check: Annotated[bool, flag("--check", _CHECK)] = False,
 ) -> None:
     """Write the files that deploy a profile in production.
@@ -58,14 +39,12 @@ def render(
     monitoring, by the newest vLLM version that the profile allows. specserve does not run in the
     deployment. The same profile gives the same bytes on every machine, so that you can commit the
     files and check them in CI with --check. The files name keys and tokens, and never contain them.
-    With --to sglang, they serve the profile with SGLang instead of vLLM. docs/render.md says what
-    is in which file.
+    With --to sglang, they serve the profile with SGLang instead of vLLM.
 
     \b
     specserve render configs/demo.yaml --to compose -o deploy/demo
     specserve render big.yaml --to kubernetes -o deploy/big --image REPO@sha256:…
     specserve render big.yaml --to systemd --set vllm=~=0.32.0
-    specserve render big.yaml --to kubernetes -o deploy/big --check
     specserve render big.yaml --to kubernetes --canary eagle=10% -o deploy/big
     """
     from specserve.deploy import targets
@@ -78,17 +57,17 @@ def render(
     if canary is not None:
         made = targets.with_canary(made, canary, made_of)
     folder = (output or Path(made.profile.file).parent).absolute()
-    artifacts = targets.render(to.value, made, folder=str(folder))
+    artifacts = targets.render(to, made, folder=str(folder))
     if output is None:
-        print_files(artifacts, target=to.value)
+        print_files(artifacts, target=to)
     elif check:
-        stale = targets.stale(artifacts, output, target=to.value)
+        stale = targets.stale(artifacts, output, target=to)
         raise typer.Exit(say_stale(stale, output, total=len(artifacts)))
     else:
         changed = targets.put(artifacts, output)
-        found = targets.stale(artifacts, output, target=to.value)
+        found = targets.stale(artifacts, output, target=to)
         say_written(artifacts, output, changed=changed, found=found)
-    for line in targets.caveats(made, to.value):
+    for line in targets.caveats(made, to):
         say(line)
 
 
@@ -105,8 +84,8 @@ def _deployment(
     from specserve.vllm.versions import newest_in
 
     version = newest_in(load_profile(path, settings=settings).vllm)
-    options = LaunchOptions(settings, alternative, vllm=version, starts=False, whole=True)
-    source, plan = prepare(path, options, notices=StderrNotices())
+    wanted = LaunchOptions(settings, alternative, vllm=version, starts=False, whole=True)
+    source, plan = prepare(path, wanted, notices=StderrNotices())
     refuse_secrets(source)
     return deployment(
         source,

@@ -9,28 +9,24 @@ from typing import Annotated
 import typer
 
 from specserve.cli import options
-from specserve.cli.options import flag, refuse_alone, refuse_besides, text_option
+from specserve.cli.options import argument, flag, number, option, refuse_alone, refuse_besides
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
 _K_MAX = "Try up to this many draft tokens (default: 8, or the block of the draft head)."
+_BUDGET = "End after this long, launches included (default: 30m)."
 _ESTIMATE = "Measure nothing; estimate for this accelerator (names: `doctor --accelerators`)."
 _ACCEPTANCE = "With --estimate: the probability of a draft token, such as 0.7, or 3.6@4."
-KMax = Annotated[
-    int | None, typer.Option("--k-max", min=1, max=64, show_default=False, help=_K_MAX)
-]
-Budget = Annotated[
-    str | None,
-    text_option("TIME", "End after this long, launches included (default: 30m).", "--budget"),
-]
+KMax = Annotated[int | None, number(_K_MAX, "--k-max", 1, 64)]
+Budget = Annotated[str | None, option("TIME", _BUDGET, "--budget")]
 Write = Annotated[bool, flag("--write", "Write the choice into the profile; its comments stay.")]
-Estimate = Annotated[str | None, text_option("[COUNTx]NAME", _ESTIMATE, "--estimate")]
-Acceptance = Annotated[str | None, text_option("CHANCE|LENGTH@K", _ACCEPTANCE, "--acceptance")]
+Estimate = Annotated[str | None, option("[COUNTx]NAME", _ESTIMATE, "--estimate")]
+Acceptance = Annotated[str | None, option("CHANCE|LENGTH@K", _ACCEPTANCE, "--acceptance")]
 
 
 def tune(
     context: typer.Context,
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile file.")],
+    profile: Annotated[str, argument("PROFILE", "Profile file.")],
     *,
     workload: options.Workloads = None,
     concurrency: options.Concurrency = None,
@@ -42,7 +38,7 @@ def tune(
     dry_run: options.DryRun = False,
     estimate: Estimate = None,
     acceptance: Acceptance = None,
-    format: options.Format = options.TextOrJson.TEXT,
+    format: options.Format = "text",
 ) -> None:
     """Find how many draft tokens are best here, or that speculation does not pay.
 
@@ -66,7 +62,7 @@ def tune(
     request = TuneRequest(
         profile, tuple(workload or ()), concurrency, temperature, alternative, k_max, budget
     )
-    as_json = format == options.TextOrJson.JSON
+    as_json = format == "json"
     if estimate is not None:
         from specserve.measure.tune.estimate import estimate_tune
         from specserve.report.estimates import estimate_text

@@ -6,17 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specserve.cli.options import (
-    Alternative,
-    Locked,
-    ProfileOrCommand,
-    Settings,
-    TextOrJson,
-    flag,
-    refuse_alone,
-    refuse_together,
-    text_option,
-)
+from specserve.cli import options
+from specserve.cli.options import flag, number, option, refuse_alone, refuse_together
 from specserve.errors import SpecserveError
 
 if TYPE_CHECKING:
@@ -34,33 +25,26 @@ _NO_WARM_UP = "Report the server ready before it has answered a first request."
 _NO_CHECK = "Start even if the check finds errors."
 _INSECURE = "Allow a server without API key to listen beyond this host."
 _FORMAT = "Format of messages; json is one object per line on both streams."
-Port = Annotated[
-    int | None,
-    typer.Option("--port", metavar="N", min=0, max=65535, show_default=False, help=_PORT),
-]
-NodeRank = Annotated[
-    int | None,
-    typer.Option("--node-rank", metavar="N", min=0, show_default=False, help=_NODE_RANK),
-]
+Port = Annotated[int | None, number(_PORT, "--port", 0, 65535)]
+NodeRank = Annotated[int | None, number(_NODE_RANK, "--node-rank", 0)]
+Messages = Annotated[options.TextOrJson, typer.Option("--format", "--log-format", help=_FORMAT)]
 
 
 def up(
-    profile: ProfileOrCommand,
+    profile: options.ProfileOrCommand,
     *,
-    alternative: Alternative = None,
-    settings: Settings = None,
+    alternative: options.Alternative = None,
+    settings: options.Settings = None,
     port: Port = None,
     node_rank: NodeRank = None,
     exec_: Annotated[bool, flag("--exec", _EXEC)] = False,
     detach: Annotated[bool, flag("--detach", _DETACH)] = False,
-    name: Annotated[str | None, text_option("NAME", _NAME, "--name")] = None,
+    name: Annotated[str | None, option("NAME", _NAME, "--name")] = None,
     no_warm_up: Annotated[bool, flag("--no-warm-up", _NO_WARM_UP)] = False,
     no_check: Annotated[bool, flag("--no-check", _NO_CHECK)] = False,
     insecure: Annotated[bool, flag("--insecure", _INSECURE)] = False,
-    locked: Locked = None,
-    format: Annotated[
-        TextOrJson, typer.Option("--format", "--log-format", help=_FORMAT)
-    ] = TextOrJson.TEXT,
+    locked: options.Locked = None,
+    format: Messages = "text",
 ) -> None:
     """Check a profile, start vLLM, and say when it is ready.
 
@@ -70,8 +54,7 @@ def up(
     CUDA_VISIBLE_DEVICES chooses GPUs where the profile names none.
 
     Exit codes: 0 if a signal stopped it after it was ready; 1 if the check found errors; 2 if the
-    server did not start, or died; 130 or 143 if it was stopped before it was ready. Ctrl-C stops
-    it.
+    server did not start, or died; 130 or 143 if a signal stopped it before it was ready.
 
     \b
     specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
@@ -91,7 +74,7 @@ def up(
     refuse_together(detach=detach, exec=exec_)
     hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
     refuse_together(node_rank=node_rank, detach=detach, hint=hint)
-    options = LaunchOptions(
+    wanted = LaunchOptions(
         settings=tuple(settings or ()),
         port=port,
         alternative=alternative,
@@ -101,7 +84,7 @@ def up(
         node=None if node_rank is None else LaunchNode(node_rank),
     )
     notices = StderrNotices()
-    source, plan = cleared(profile, options, notices=notices)
+    source, plan = cleared(profile, wanted, notices=notices)
     refuse_exposed(source, insecure=insecure, notices=notices)
     if detach:
         name = default_name(plan.name, variant=alternative) if name is None else name
@@ -120,8 +103,8 @@ def start(
     plan: LaunchPlan,
     *,
     name: str | None = None,
-    format: TextOrJson = TextOrJson.TEXT,
-    **options: Any,
+    format: options.TextOrJson = "text",
+    **serving: Any,
 ) -> None:
     """Run the server until a signal, or leave it under a name. Raises as `running` and `launch`."""
     from specserve.report.servers import JsonView, TextView
@@ -130,15 +113,15 @@ def start(
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
-    view = JsonView(plan) if format is TextOrJson.JSON else TextView(plan, stays_as=name)
-    options["on_event"] = view
+    view = JsonView(plan) if format == "json" else TextView(plan, stays_as=name)
+    serving["on_event"] = view
     try:
         if name is not None:
-            launch(plan, name=name, **options)
+            launch(plan, name=name, **serving)
             return
         refuse_taken_port(plan)
         log = default_log(plan.name)
-        with stop_on_signals() as stop, running(plan, log_path=log, stop=stop, **options) as server:
+        with stop_on_signals() as stop, running(plan, log_path=log, stop=stop, **serving) as server:
             server.wait()
     except SpecserveError as error:
         if isinstance(view, JsonView):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, Verbose, text_option
+from specserve.cli.options import Format, Server, Verbose, number, option
 
 _TEMPERATURE = "Verify at these temperatures (default: 0,0.7)."
 _AGAINST = "Have this other server score the text, instead of the same one."
@@ -14,30 +14,18 @@ _PROMPTS = (
     "JSON-lines file with up to 64 prompts, each with `prompt` or `messages` (default: 28 that"
     " ship)."
 )
-_SECONDS = "Stop measuring after this long; a longer run excludes smaller faults."
+_SECONDS = "Stop measuring after this long; a longer run excludes smaller faults (default: 60)."
 
 
 def verify(
-    server: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|URL",
-            show_default=False,
-            help="A detached server, or the URL of any vLLM server. Default: the only detached"
-            " server, else port 8000 on this host.",
-        ),
-    ] = None,
+    server: Server = None,
     *,
-    temperature: Annotated[
-        str | None, text_option("LIST", _TEMPERATURE, "--temperature", "-t")
-    ] = None,
-    against: Annotated[str | None, text_option("NAME|URL", _AGAINST, "--against")] = None,
-    prompts: Annotated[str | None, text_option("FILE", _PROMPTS, "--prompts")] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", min=1, max=86400, help=_SECONDS)
-    ] = 60.0,
+    temperature: Annotated[str | None, option("LIST", _TEMPERATURE, "--temperature", "-t")] = None,
+    against: Annotated[str | None, option("NAME|URL", _AGAINST, "--against")] = None,
+    prompts: Annotated[str | None, option("FILE", _PROMPTS, "--prompts")] = None,
+    seconds: Annotated[float, number(_SECONDS, "--seconds", 1, 86400)] = 60.0,
     verbose: Verbose = False,
-    format: Format = TextOrJson.TEXT,
+    format: Format = "text",
 ) -> None:
     """Verify that a server's output is still that of its target model.
 
@@ -71,7 +59,7 @@ def verify(
     temperatures = numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7)
     request = VerifyRequest(server, temperatures, found, seconds, against)
     result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
-    is_json = format is TextOrJson.JSON
+    is_json = format == "json"
     out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
     if result.has_failed:
         raise typer.Exit(1)

@@ -7,34 +7,25 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from specserve.cli.options import Format, TextOrJson, Verbose, flag, text_option
+from specserve.cli.options import Format, Server, Verbose, flag, option
 from specserve.errors import Interrupted
 
 _READ_EVERY_S = 5.0
 _PROFILE = "Judge by the promises (`expect`) of this profile (default: the detached server's own)."
+_ONCE = "Measure one window, print one report and exit."
+_WINDOW = "Length of the window that is measured (default: 60s)."
 _STRICT = "Exit with 1 also if anything is undecided, or no request came."
 
 
 def watch(
-    server: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|URL",
-            show_default=False,
-            help="A detached server, or the URL of any vLLM server. Default: the only detached "
-            "server, else port 8000 on this host.",
-        ),
-    ] = None,
+    server: Server = None,
     *,
-    profile: Annotated[str | None, text_option("PROFILE", _PROFILE, "--profile")] = None,
-    once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
-    window: Annotated[
-        str,
-        typer.Option("--window", metavar="TIME", help="Length of the window that is measured."),
-    ] = "60s",
+    profile: Annotated[str | None, option("PROFILE", _PROFILE, "--profile")] = None,
+    once: Annotated[bool, flag("--once", _ONCE)] = False,
+    window: Annotated[str, option("TIME", _WINDOW, "--window")] = "60s",
     strict: Annotated[bool, flag("--strict", _STRICT)] = False,
     verbose: Verbose = False,
-    format: Format = TextOrJson.TEXT,
+    format: Format = "text",
 ) -> None:
     """Watch a running server: verdict, its interval, and what to do.
 
@@ -48,8 +39,8 @@ def watch(
     the server's profile cannot be read.
 
     \b
-    specserve watch                       live, until Ctrl-C
-    specserve watch demo --once           one minute, one report
+    specserve watch                live, until Ctrl-C
+    specserve watch demo --once    one minute, one report
     specserve watch URL --profile demo.yaml --once --window 10m --strict
     specserve watch demo --format json > watch.jsonl
     """
@@ -69,7 +60,7 @@ def watch(
     before = signal.signal(signal.SIGTERM, end)  # a live screen gives the cursor back
     try:
         found = reports(watched, window_s=window_s, interval_s=interval_s, once=once)
-        is_json = format is TextOrJson.JSON
+        is_json = format == "json"
         last = show_watch(watched, found, is_json=is_json, only_last=once, verbose=verbose)
     finally:
         signal.signal(signal.SIGTERM, before)

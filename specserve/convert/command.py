@@ -35,7 +35,7 @@ from specserve.vllm.arguments import VllmTable
 from specserve.vllm.speculation import METHODS, Key, retyped
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 
-_LAUNCH = ("plan", "up", "verify", "render")
+_LAUNCH = ("plan", "up", "render")
 """Commands of specserve that need a server that answers."""
 _REMEMBERED: dict[str, list[str]] = {}
 

@@ -8,10 +8,12 @@ import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from specserve.errors import FactError
 from specserve.files import open_regular
 from specserve.serve.files import state_folder
 
@@ -102,6 +104,17 @@ class LogTail:
         """New complete lines, parsed; none if the file is not there. No line of a log is as long as a piece."""
         lines = (line for line in self.read_raw() if len(line) <= _LONGEST_LINE)
         return parse(b"\n".join(lines).decode(errors="replace"))
+
+    def last(self, count: int) -> list[bytes]:
+        """The last complete lines as they are, or all of them for 0. Raises FactError for a log that cannot be read."""
+        try:
+            open_regular(self._path).close()
+        except OSError as error:
+            raise FactError(f"the log cannot be read: {self._path}: {error.strerror}") from error
+        kept = deque[bytes](maxlen=count or None)
+        while new := self.read_raw():
+            kept.extend(new)
+        return list(kept)
 
     def read_raw(self) -> list[bytes]:
         """New complete lines as they are. A very long one comes in pieces; a log that shrank is read from its start."""

@@ -41,7 +41,6 @@ def test_the_help_says_what_a_line_is_and_what_is_applied() -> None:
     text = " ".join(done.stdout.decode().split())
     assert '{"prompt": "…"} or {"messages": […]}' in text and '{"custom_id": "…", "body": {…}}' in text
     assert "Without max_tokens, a prompt gets 16 tokens and a chat the rest of the context" in text
-    assert "Each finished line is appended at once to OUT.jsonl.partial" in text
     assert "the same command computes only the missing lines" in text
     assert "specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl" in text
 

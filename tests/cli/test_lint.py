@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,23 +182,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.mark.parametrize(("form", "hints"), [("text", 1), ("concise", 1), ("github", 0), ("sarif", 0)])
-def test_a_person_is_told_once_how_to_read_more(
-    write: Write, monkeypatch: pytest.MonkeyPatch, form: str, hints: int
-) -> None:
-    file = str(write(WARNED + "server: {host: 0.0.0.0, port: 1}\n"))
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert _run(["lint", file, "--format", form]) == 1
-    assert terminal.getvalue().count("\n\nhint: `specserve rules SD108` describes a rule\n") == hints
-
-
-def test_a_pipe_is_told_nothing_more(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["lint", str(write(WIDE))])
-    assert "explain" not in capsys.readouterr().err
 
 
 def test_a_value_can_be_overridden_before_it_is_judged(

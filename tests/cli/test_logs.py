@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.servers import print_last
+from specserve.report.servers import print_log
 from specserve.serve import logs
+from specserve.serve.logs import LogTail
+
+
+def print_last(log: Path, *, lines: int) -> LogTail:
+    tail = LogTail(log)
+    print_log(tail.last(lines))
+    return tail
 
 
 @pytest.fixture

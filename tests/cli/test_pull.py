@@ -79,7 +79,7 @@ def test_target_and_draft_are_fetched_without_what_vllm_does_not_read(
     assert not snapshot("head", "c").exists()
     stdout, stderr = capsys.readouterr()
     assert stdout.splitlines() == [str(snapshot("target", "a")), str(snapshot("draft", "b"))]
-    assert "downloading org/target at aaaaaaaaaaaa: 6 files, 0.0 MB" in stderr
+    assert "downloading org/target at aaaaaaaaaaaa: 6 files, 0 MB" in stderr
 
 
 def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path) -> None:

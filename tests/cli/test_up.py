@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from specserve.cli.options import TextOrJson
 from specserve.cli.up import start
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.hardware.host import free_port
@@ -106,14 +105,14 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 ) -> None:
     server = plan()
     ServiceManager(tmp_path, monkeypatch)
-    start(server, format=TextOrJson.JSON)
+    start(server, format="json")
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, server.url, "tiny")
 
 
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
-        start(plan("--fault", "crash-loading"), format=TextOrJson.JSON)
+        start(plan("--fault", "crash-loading"), format="json")
     assert caught.value.exit_code == 2
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert records[0]["event"] == "started"
