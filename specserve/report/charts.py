@@ -30,16 +30,15 @@ class Chart:
         return sorted({group for values in self.values.values() for group in values}, key=int)
 
     def lines(self) -> Iterator[tuple[str, int, list[tuple[str, Estimate]]]]:
-        """Yield each line's name, its colour, and its values with their group."""
+        """Yield each line's name, its colour, and its values that have an interval."""
         for at, (name, values) in enumerate(self.values.items()):
-            found = list[tuple[str, Estimate]]()
-            for group in filter(values.get, self.groups):
-                each = values[group]
-                if _is_drawable(each.low, each.high):
-                    found.append((group, each))
-                elif _is_drawable(each.value):
-                    found.append((group, Estimate(each.value, each.value, each.value)))
-            yield name, 1 + at % _COLOURS, found
+            known = [(group, values[group]) for group in self.groups if group in values]
+            shown = [
+                (group, each)
+                for group, each in known
+                if max(map(abs, (each.value, each.low, each.high))) <= _MOST
+            ]
+            yield name, 1 + at % _COLOURS, shown
 
     def ticks(self) -> list[float]:
         """Return four to eight round numbers around every value."""
@@ -61,18 +60,3 @@ class Chart:
         """Return how far down a value stands."""
         ticks = self.ticks()
         return round(BOTTOM - (value - ticks[0]) / (ticks[-1] - ticks[0]) * (BOTTOM - TOP), 2)
-
-    def words(self) -> str:
-        """Return every value in words, for those who cannot see it."""
-        parts = [f"{self.title}, {self.unit}."]
-        for name, _, values in self.lines():
-            known = [
-                f"{group}: {value.value:.4g} (95 % interval {value.low:.4g} to {value.high:.4g})"
-                for group, value in values
-            ]
-            parts.append(f"{name} by {self.x_title}: {'; '.join(known) or 'nothing'}.")
-        return " ".join(parts)
-
-
-def _is_drawable(*values: float) -> bool:
-    return all(abs(value) <= _MOST for value in values)

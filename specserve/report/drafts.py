@@ -90,20 +90,17 @@ def _about(draft: Draft) -> Items:
         draft.method,
         f"K = {draft.num_speculative_tokens}" if draft.num_speculative_tokens else "",
         f"license {draft.license}" if draft.license else "",
-        f"trained for {count(draft.context, 'token')} of context" if draft.context else "",
         f"needs vLLM {draft.vllm} or later" if draft.vllm else "",
         draft.note or "",
     ]
     lines = [", ".join(filter(None, facts))]
     for each in draft.reported:
-        figures = [
-            f"{each.length:g} tokens/step" if each.length else "",
-            f"{each.rate:.0%} of the draft tokens accepted" if each.rate else "",
-            f"{each.speedup:g}x as fast" if each.speedup else "",
-        ]
+        figure = f"{each.speedup:g}x as fast" if each.speedup else ""
+        figure = f"{each.rate:.0%} of the draft tokens accepted" if each.rate else figure
+        figure = f"{each.length:g} tokens/step" if each.length else figure
         where = each.workload + (f", K = {each.k}" if each.k else "")
         where += "" if each.temperature is None else f", temperature {each.temperature:g}"
-        lines.append(f"{', '.join(filter(None, figures))} ({where})")
+        lines.append(f"{figure} ({where})")
     return Items([("", line) for line in (*lines, *(source.url for source in draft.sources))])
 
 

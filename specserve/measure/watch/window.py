@@ -53,18 +53,16 @@ class Window:
         self.span_s = span_s
         self.readings: deque[Reading] = deque()
 
-    def add(self, reading: Reading) -> bool:
-        """Add one and drop what is too old. False after a restart, which empties the window."""
+    def add(self, reading: Reading) -> None:
+        """Add one and drop what is too old; all of it after a restart."""
         kept = self.readings
-        is_restart = bool(kept) and gained(kept[-1], reading) is None
-        if is_restart:
+        if kept and gained(kept[-1], reading) is None:
             kept.clear()
         if len(kept) > 1 and kept[-1].at_s - kept[-2].at_s < self.span_s / MAX_READINGS:
             kept.pop()
         kept.append(reading)
         while len(kept) > 2 and reading.at_s - kept[1].at_s >= 0.999 * self.span_s:
             kept.popleft()
-        return not is_restart
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class TestWindow:
             drafts, at_s = drafts + more, at_s + seconds
             reading = readings(gain(drafts))[1]
             found.append(replace(reading, at_s=at_s))
-            assert window.add(found[-1])
+            window.add(found[-1])
             assert len(window.readings) <= MAX_READINGS + 2
         assert window.readings[-1] == found[-1]
         assert all(one.at_s < after.at_s for one, after in pairwise(window.readings))
