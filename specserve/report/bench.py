@@ -84,7 +84,13 @@ def _document(result: Result) -> Document:
         lines.append((variant.name, words + (f"; KV cache of {room:,} tokens" if room else "")))
         if mine := [item for item in result.comparisons if item.variant == variant.name]:
             answers.append((variant.name, _answer(result, mine)))
-    blocks: list[Block] = [Paragraph(_question(result, against)), Items(lines)]
+    machine = result.host.get("accelerator", "cpu")
+    if machine == "cpu":
+        machine = f"{result.host.get('cores', '?')} CPU cores"
+    launches = f"{result.launches} {'launch' if result.launches == 1 else 'launches'}"
+    where = f"{machine}, vLLM {result.versions.get('vllm', '?')}, {launches} of each variant"
+    lines.append(("measured", f"{where}, {moment(result.created)}, {duration(result.duration_s)}"))
+    blocks: list[Block] = [Items(lines)]
     if not result.is_complete:
         blocks.insert(0, Paragraph("Not complete: some cells are still to be measured."))
     places = dict.fromkeys((cell.point.workload, cell.point.temperature) for cell in result.cells)
@@ -106,21 +112,6 @@ def _document(result: Result) -> Document:
     method += [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
     blocks += [Items(found), Details("How this was measured", [Items(method)])]
     return Document("benchmark", result.name, blocks, answers)
-
-
-def _question(result: Result, against: str) -> str:
-    """Return what is compared with what, where and when."""
-    words = f"Servers compared with {against}"
-    if any(variant.is_baseline for variant in result.variants):
-        words = "Speculation against the same server without it"
-    found = result.host.get("accelerator", "cpu")
-    if found == "cpu":
-        found = f"{result.host.get('cores', '?')} CPU cores"
-    vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
-    when = f"{moment(result.created)}, {duration(result.duration_s)}"
-    launches = "launch" if result.launches == 1 else "launches"
-    basis = f"measured over {result.launches} {launches} of each variant"
-    return f"{words}: {found}, {vllm}, {when}, {basis}."
 
 
 def _answer(result: Result, mine: Sequence[Comparison]) -> str:
