@@ -74,7 +74,7 @@ the target accepted:""",
          "specserve ask 'def __len__(self):' --max-tokens 48 --temperature 0"),
     Step("""\
 `ps` lists detached servers, and their acceptance of the last minute once vLLM has logged it (every 10 s; the
-request that `up` sends at the start does not count). A narrow terminal leaves out the models:""",
+request that `up` sends at the start does not count):""",
          "specserve ps"),
     Step("""\
 ## 4. Is the text still the target's own?
