@@ -28,8 +28,8 @@ COSTS_BELOW = 0.97
 CERTAINTY = 0.995
 """PAYS and COSTS also need this interval to leave out 1: equal variants get one in 1 of 100 cells
 at most."""
-MOST_LAUNCHES = 20
-_MOST = 100
+MAX_LAUNCHES = 20
+_MAX_TIMES = 100
 """More than so many times the work is not advised."""
 
 
@@ -76,16 +76,18 @@ def needed(estimate: LogEstimate) -> Needed:
     factor = _factor(estimate)
     prompts, launches = estimate.prompt_share, estimate.launch_share
     blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
-    if factor > _MOST:
+    if factor > _MAX_TIMES:
         return Needed("nothing")
     if prompts > 0.5 or prompts >= rest:
         return Needed("prompts", _more(estimate.prompts, factor))
     if launches > blocks or prompts + launches >= rest:
         more = _more(estimate.launches, (launches + blocks) / (rest - prompts))
-        too_many = estimate.launches + more > MOST_LAUNCHES
+        too_many = estimate.launches + more > MAX_LAUNCHES
         return Needed("nothing") if too_many else Needed("launches", more)
     times = blocks / (rest - prompts - launches)
-    return Needed("nothing") if times > _MOST else Needed("blocks", _more(estimate.blocks, times))
+    return (
+        Needed("nothing") if times > _MAX_TIMES else Needed("blocks", _more(estimate.blocks, times))
+    )
 
 
 def _more(count: int, times: float) -> int:
