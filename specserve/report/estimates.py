@@ -52,10 +52,8 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
             {"name": each.name, "url": each.url, "launch": each.plan and as_json(each.plan)}
             for each in plan.variants
         ]
-        found = {"name": plan.name, "variants": variants, "sessions": plan.sessions}
-        return json_document(
-            {**found, "points": plan.points, "launches": launches, "estimated_s": seconds}
-        )
+        found = {"variants": variants, "points": plan.points}
+        return json_document({**found, "launches": launches, "estimated_s": seconds})
     answer = (
         f"This is a dry run: nothing is started. It would take about {math.ceil(seconds / 60)} min "
         f"(assumed, not measured: {speed.start_s:g} s a launch, {speed.tokens_per_s:g} tokens/s a "
