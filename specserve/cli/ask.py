@@ -41,7 +41,6 @@ def ask(
     that its profile names.
 
     \b
-    specserve ask "Why is the sky blue?"
     specserve ask "def __len__(self):" --max-tokens 48 --temperature 0
     specserve ask "Why is the sky blue?" --server http://127.0.0.1:8001
     cat prompt.txt | specserve ask - --server llama70b-8b --format json

@@ -49,7 +49,6 @@ def lint(
     \b
     specserve lint configs/
     specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
-    specserve lint my.yaml --format json
     specserve lint -- vllm serve org/model --speculative-config '{…}'
     """
     from specserve.checks import run
@@ -162,16 +161,22 @@ def named_profiles(
 
 def _print(report: Report, format: Form | None, *, is_verbose: bool | None = None) -> None:
     """Findings to stdout, the sum to stderr. `is_verbose`: of a check, with figures."""
-    from specserve.report import findings, formats
+    from specserve.report import findings
 
     format = format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
     match format:
         case "json":
-            text = formats.report_json(report)
+            from specserve.report.formats import report_json
+
+            text = report_json(report)
         case "sarif":
-            text = formats.sarif(report)
+            from specserve.report.formats import sarif
+
+            text = sarif(report)
         case "github":
-            text = formats.github(report.findings, skipped=report.skipped)
+            from specserve.report.formats import github
+
+            text = github(report.findings, skipped=report.skipped)
         case "concise":
             text = findings.concise(report.findings, skipped=report.skipped)
         case "text" if is_verbose is not None:

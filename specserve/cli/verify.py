@@ -59,7 +59,6 @@ def verify(
     temperatures = numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7)
     request = VerifyRequest(server, temperatures, found, seconds, against)
     result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
-    is_json = format == "json"
-    out(verify_json(result) if is_json else verify_text(result, is_verbose=verbose))
+    out(verify_json(result) if format == "json" else verify_text(result, is_verbose=verbose))
     if result.has_failed:
         raise typer.Exit(1)

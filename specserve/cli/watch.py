@@ -60,8 +60,7 @@ def watch(
     before = signal.signal(signal.SIGTERM, end)  # a live screen gives the cursor back
     try:
         found = reports(watched, window_s=window_s, interval_s=interval_s, once=once)
-        is_json = format == "json"
-        last = show_watch(watched, found, is_json=is_json, only_last=once, verbose=verbose)
+        last = show_watch(watched, found, is_json=format == "json", only_last=once, verbose=verbose)
     finally:
         signal.signal(signal.SIGTERM, before)
     if last.trouble is not None and last.window is None:
