@@ -59,7 +59,7 @@ def drafts(
 
 
 def distill(
-    profile: Annotated[str, argument("PROFILE", "Profile file; its draft is the start.")],
+    profile: Annotated[str, argument("PROFILE", _PROFILE)],
     *,
     traffic: Annotated[str, option("LOG.jsonl", _TRAFFIC, "--traffic")],
     train_for: Annotated[str, typer.Option("--train-for", metavar="TIME", help=_TRAIN_FOR)] = "10m",

@@ -54,11 +54,6 @@ def test_plan_refuses_a_command_with_an_error(capsys: pytest.CaptureFixture[str]
     assert "`<command>` is not a valid profile: 1 problem" in err
 
 
-def test_up_shows_the_launch_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["plan", "--", *SERVE]) == 0
-    assert "serve org/target \\\n  --tensor-parallel-size 2" in capsys.readouterr().out
-
-
 def test_options_of_both_programs_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--strict", "--set", "target.max_model_len=512", "--", *SERVE, "--seed", "1"]) == 0
     assert _run(["plan", "--vllm", "0.33", "--set", "server.port=9000", "--", *SERVE, "--port", "8001"]) == 0

@@ -79,6 +79,8 @@ def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {}\n")
     with pytest.raises(UsageError, match=r"compose\.yaml` was not written by specserve"):
         render(DEMO, "--to", "compose", "-o", str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["compose.yaml"]
+    assert (tmp_path / "compose.yaml").read_text() == "services: {}\n"
 
 
 def test_a_profile_with_an_error_is_not_rendered(tmp_path: Path) -> None:

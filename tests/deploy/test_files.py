@@ -38,18 +38,6 @@ def test_a_folder_that_is_not_there_has_none_of_them(tmp_path: Path) -> None:
     assert stale((ONE,), tmp_path / "none", target="ray") == [("a.yaml", "missing")]
 
 
-def test_files_of_others_are_not_overwritten(tmp_path: Path) -> None:
-    theirs = tmp_path / "b" / "c.yaml"
-    theirs.parent.mkdir()
-    theirs.write_text("services: {}\n")
-    with pytest.raises(UsageError, match=r"c\.yaml` was not written by specserve"):
-        put((ONE, TWO), tmp_path)
-    assert theirs.read_text() == "services: {}\n" and not (tmp_path / "a.yaml").exists()
-    theirs.unlink()
-    assert put((ONE, TWO), tmp_path) == 2
-    assert put((ONE, TWO), tmp_path) == 0
-
-
 def test_bytes_that_are_no_text_are_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError):

@@ -170,15 +170,6 @@ def test_a_damaged_note_beside_the_output_is_not_taken_for_the_same_work(tmp_pat
         opened(tmp_path / "out.jsonl")
 
 
-def test_a_complete_output_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    path.write_text("precious\n")
-    with pytest.raises(UsageError, match="exists already") as error:
-        opened(path)
-    assert error.value.hint == "delete it, or use another `-o`"
-    assert path.read_text() == "precious\n"
-
-
 def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
     output = opened(tmp_path / "out.jsonl")
     with pytest.raises(UsageError, match="another `specserve generate` is writing"):
