@@ -102,5 +102,5 @@ def test_the_loss_of_a_node_is_told_by_the_other_and_nothing_is_left(lost: int, 
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         assert other.process.wait(timeout=60) == 2
-        assert "gone" in other.err and "start all nodes anew" in other.err
+        assert "gone" in other.err and "restart all nodes" in other.err
         assert nothing_is_left(members)
