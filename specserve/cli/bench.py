@@ -67,7 +67,7 @@ def bench(
     specserve bench --show RUN --format markdown
     """
     from specserve.measure.bench.plan import plan_bench
-    from specserve.measure.bench.request import BenchRequest, with_places
+    from specserve.measure.bench.request import BenchRequest
     from specserve.measure.bench.result import read_result
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.servers import Outlet
@@ -95,7 +95,7 @@ def bench(
         settings=tuple(settings or ()),
     )
     if dry_run:
-        plan = plan_bench(with_places(request), starts=False, notices=StderrNotices())
+        plan = plan_bench(request, starts=False, notices=StderrNotices())
         out(bench_plan(plan, form=format))
         return
 

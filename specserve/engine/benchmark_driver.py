@@ -7,15 +7,14 @@ then for each pass a `request` as each is answered and a `pass` at its end; or `
 goes to stderr. A key comes from the variable that the pass names, and from nowhere else.
 
 Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and lib.endpoint_request_func), so that
-figures compare with those of `vllm bench serve`; what its results leave out (why an answer ended, acceptance of the
-request) is read from the same stream on the way.
+figures compare with those of `vllm bench serve`; what its results leave out (acceptance of the request) is read
+from the same stream on the way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -73,9 +72,6 @@ def _hear(message: str, heard: dict[str, Any]) -> None:
         content = json.loads(message.removeprefix("data: "))
         if is_first:
             heard["says_role"] = _says_role((content.get("choices") or [{}])[0].get("delta") or {})
-        reason = (content.get("choices") or [{}])[0].get("finish_reason")
-        if reason is not None:
-            heard["finish_reason"] = str(reason)
         speculation = (content.get("metrics") or {}).get("speculative_decoding")
         if speculation is not None:
             heard["speculation"] = speculation
@@ -141,10 +137,9 @@ class PassRunner:
 
     async def run(self, wanted: dict[str, Any]) -> None:
         """One pass: its requests as they are answered, then the pass."""
-        started = 0.0
 
         def report(request: Any, output: Any, heard: dict[str, Any]) -> None:
-            self._lines.send("request", **_answer(wanted["pass"], request, output, heard, began=started))
+            self._lines.send("request", **_answer(wanted["pass"], request, output, heard))
 
         self._functions[_NAME] = sender(self._functions[_SENDERS[wanted["endpoint"]]], report=report)
         cpu_s, started = time.process_time(), time.perf_counter()
@@ -208,12 +203,11 @@ def _headers(name: str | None) -> dict[str, str] | None:
     return {"Authorization": f"Bearer {key}"} if key else None
 
 
-def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, began: float) -> dict[str, Any]:
-    """What is kept of one request; times in seconds, `start_s` since the pass began."""
+def _answer(number: str, request: Any, output: Any, heard: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of one request; times in seconds."""
     error = heard.get("error") or output.error
-    ttft_s, gaps_s = output.ttft, list(output.itl)
-    if heard.get("says_role") and gaps_s:
-        ttft_s += gaps_s.pop(0)
+    # a first message without a token: the first token comes a gap later
+    ttft_s = output.ttft + (output.itl[0] if heard.get("says_role") and output.itl else 0.0)
     return {
         "pass": number,
         "id": request.request_id,
@@ -221,13 +215,9 @@ def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, be
         "error": " ".join(error.split())[-_LONGEST_ERROR:] if error else None,
         "prompt_tokens": int(output.prompt_len or 0),
         "output_tokens": int(output.output_tokens or 0),
-        "start_s": round(output.start_time - began, 6),
         "ttft_s": round(ttft_s, 6),
         "latency_s": round(output.latency, 6),
-        "chunk_gaps_ms": [round(gap * 1000, 2) for gap in gaps_s],
-        "finish_reason": heard.get("finish_reason"),
         "speculation": heard.get("speculation"),
-        "text_sha256": hashlib.sha256(output.generated_text.encode()).hexdigest(),
     }
 
 

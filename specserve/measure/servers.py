@@ -112,13 +112,14 @@ class Measurement:
             if any(variant.plan is not None for variant in variants):
                 stack.callback(self.on_progress, Progress("stopping the servers"))
             generator.wait_ready()
-            self.directory.pin("the load generator", f"vLLM {generator.vllm}")
             if not self.workloads:  # once, so that every later session sends the same prompts
-                every = servers.values()
-                lengths = [each.max_model_len for each in every if each.max_model_len is not None]
-                chat, most = all(each.has_chat for each in every), min(lengths, default=None)
-                self._load_workloads(chat=chat, max_model_len=most)
-                self.directory.update(room={"chat": chat, "max_model_len": most})
+                lengths = [each.max_model_len for each in servers.values() if each.max_model_len]
+                room = {
+                    "chat": all(each.has_chat() for each in servers.values()),
+                    "max_model_len": min(lengths, default=None),
+                }
+                self._load_workloads(**room)  # type: ignore[arg-type]
+                self.directory.update(room=room)
             for name, server_there in servers.items():
                 self.on_progress(Progress(f"warming up {name}"))
                 self._warm_up(server_there, generator)
@@ -129,8 +130,7 @@ class Measurement:
         """The variant's server: started here, or the one at its URL."""
         if variant.plan is None:
             assert variant.url is not None
-            with self._connected(variant, variant.url, check=lambda: None) as connected:
-                yield connected
+            yield self._connected(variant, variant.url, check=lambda: None)
             return
         plan = with_port(variant.plan, free_port(variant.plan.host))
         file = "".join(char if char.isalnum() or char in "-_." else "-" for char in variant.name)
@@ -140,7 +140,6 @@ class Measurement:
             if isinstance(event, events.PhaseStarted):
                 self.on_progress(Progress(f"starting {variant.name}: {event.phase}"))
 
-        self.directory.pin(f"vLLM of `{variant.name}`", plan.vllm)
         self.launches += 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
@@ -150,8 +149,7 @@ class Measurement:
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.figures.kv_cache_tokens
                 self.directory.update()
-            with self._connected(variant, server.url, check=server.check) as connected:
-                yield connected
+            yield self._connected(variant, server.url, check=server.check)
 
     def send_block(
         self, server: Running, generator: LoadGenerator, block: Block, *, launch: int
@@ -182,9 +180,6 @@ class Measurement:
         if self.models.get(variant.name) != server.model:
             self.models[variant.name] = server.model
             self.directory.update()
-        if not server.takes_salt:
-            why = "its prefix cache may hold prompts of earlier blocks"
-            self.note(f"`{variant.name}` does not take `cache_salt`: {why}")
         return server
 
     def _load_workloads(self, *, chat: bool, max_model_len: int | None) -> None:

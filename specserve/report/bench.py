@@ -35,8 +35,6 @@ from specserve.report.text import (
     with_spread,
 )
 
-_WORSE = 1.03
-"""A P99 that is higher by more than this is reported even if the speedup is good."""
 _HEAD = [
     Column("load"),
     Column("variant", "name"),
@@ -216,5 +214,3 @@ def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
     up_to = levels.index("bad") if "bad" in levels else 0
     if up_to and levels[up_to - 1] == "good" and "good" not in levels[up_to:]:
         yield f"pays up to about {item.by_length[up_to - 1].to_tokens:,} tokens of prompt"
-    if item.e2e_p99_ratio is not None and item.e2e_p99_ratio > _WORSE:
-        yield f"P99 of E2E is {percent(item.e2e_p99_ratio - 1)} longer than that of {item.against}"

@@ -13,10 +13,9 @@ from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
 from specserve.measure.bench.plan import plan_bench
-from specserve.measure.bench.request import BenchRequest, named, points_of, sources, with_places
+from specserve.measure.bench.request import BenchRequest, named, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
-from specserve.profile.load import load_profile
 from tests.cli.test_watch_server import detached
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,14 +118,12 @@ def test_files_whose_names_have_an_equals_sign_are_files(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     others = ("k=4.yaml", "lr=1/p.yaml", "new=4.yaml", "new=k=4.yaml", "a=b=c.yaml", "u=http://h:1/?a=b")
-    placed = with_places(BenchRequest("lr=1/p.yaml", others=others))
-    assert placed.profile == f"{tmp_path}/lr=1/p.yaml"
-    assert [named(each) for each in placed.others] == [
-        (None, f"{tmp_path}/k=4.yaml"),
-        (None, f"{tmp_path}/lr=1/p.yaml"),
-        ("new", f"{tmp_path}/4.yaml"),
-        ("new", f"{tmp_path}/k=4.yaml"),
-        (None, f"{tmp_path}/a=b=c.yaml"),
+    assert [named(each) for each in others] == [
+        (None, "k=4.yaml"),
+        (None, "lr=1/p.yaml"),
+        ("new", "4.yaml"),
+        ("new", "k=4.yaml"),
+        (None, "a=b=c.yaml"),
         ("u", "http://h:1/?a=b"),
     ]
 
@@ -166,18 +163,6 @@ def test_a_workload_that_is_none_is_refused_before_anything_starts(
     said = in_line(told([str(profile), "-w", "cod", *dry], capsys, code=2))
     assert "is neither a workload nor a file" in said and "did you mean `code`?" in said
     assert "ready" not in said
-
-
-def test_a_promise_of_foreign_prompts_says_how_they_are_given(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
-    assert "`-w mt-bench.jsonl` gives its prompts" in in_line(
-        told([str(profile), "--dry-run"], capsys, code=2)
-    )
-    (profile.parent / "mt-bench.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
-    planned = told([str(profile), "--dry-run", "-w", str(profile.parent / "mt-bench.jsonl")], capsys)
-    assert "mt-bench" in planned
 
 
 def test_what_is_shown_takes_no_options_of_a_measurement(
@@ -236,17 +221,14 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
     assert "` cannot be resumed: specserve cannot read its run.json" in in_line(error)
 
 
-def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profile: Path) -> None:
-    text = profile.read_text()
-    profile.write_text(
-        text + "expect:\n"
-        "- {workload: code, concurrency: 2, temperature: 0.7, min_speedup: 1}\n"
-        "- {min_mean_acceptance_length: 2}\n"
-    )
-    loaded = load_profile(profile)
-    promised, open_point = Point("code", 0.7, 2), Point("chat", 0.0, 1)
-    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == (promised, open_point)
-    points = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
+def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
+    content = json.loads(told([str(profile), "--dry-run", "--format", "json"], capsys))
+    usual = [(name, load) for name in ("chat", "code") for load in (1, 4)]
+    assert [(each["workload"], each["concurrency"]) for each in content["points"]] == usual
+    points = points_of(BenchRequest(concurrency="8"), defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8))
 
 

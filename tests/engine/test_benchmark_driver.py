@@ -26,17 +26,14 @@ def heard_of(*messages: str) -> dict[str, Any]:
 
 def kept(heard: dict[str, Any]) -> dict[str, Any]:
     output = SimpleNamespace(
-        success=True, error="", prompt_len=3, output_tokens=3, start_time=10.0, ttft=0.5, latency=0.7,
-        itl=[0.001, 0.1, 0.099], generated_text="abc",
+        success=True, error="", prompt_len=3, output_tokens=3, ttft=0.5, latency=0.7, itl=[0.001, 0.1, 0.099],
     )  # fmt: skip
-    return _answer("1", SimpleNamespace(request_id="p1"), output, heard, began=10.0)
+    return _answer("1", SimpleNamespace(request_id="p1"), output, heard)
 
 
 def test_who_speaks_in_a_chat_is_no_token() -> None:
     found = kept(heard_of(chat(role="assistant", content=""), chat(content="a"), chat(content="b")))
-    assert found["chunk_gaps_ms"] == [100.0, 99.0]
     assert found["ttft_s"] == 0.501
-    assert found["ttft_s"] + sum(found["chunk_gaps_ms"]) / 1000 == pytest.approx(found["latency_s"])
 
 
 @pytest.mark.parametrize(
@@ -50,8 +47,7 @@ def test_who_speaks_in_a_chat_is_no_token() -> None:
     ids=["with its first token", "with its first thought", "a token alone", "no chat"],
 )
 def test_what_has_a_token_is_one(first: str) -> None:
-    found = kept(heard_of(first, chat(role="assistant", content="")))
-    assert (found["ttft_s"], len(found["chunk_gaps_ms"])) == (0.5, 3)
+    assert kept(heard_of(first, chat(role="assistant", content="")))["ttft_s"] == 0.5
 
 
 def test_the_end_of_a_stream_is_heard_behind_its_first_message() -> None:
@@ -62,7 +58,7 @@ def test_the_end_of_a_stream_is_heard_behind_its_first_message() -> None:
     heard = heard_of(
         chat(role="assistant", content=""), chat(content="a"), "data: " + json.dumps(end), "data: [DONE]"
     )
-    assert (heard["finish_reason"], heard["speculation"], heard["says_role"]) == ("length", {"a": 1}, True)
+    assert (heard["speculation"], heard["says_role"]) == ({"a": 1}, True)
 
 
 def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,6 @@ def compared(workload: str, variant: str, point: Point, rate: float, *, spoilt: 
         point=point,
         speedup=None if spoilt else bounds,
         verdict=verdict,
-        e2e_p99_ratio=1.36 / ratio,
         break_even_mean_acceptance_length=LENGTHS[workload, variant] / ratio,
         mean_acceptance_length=LENGTHS[workload, variant],
     )

@@ -197,14 +197,6 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
     assert "| waited, ms | preempted |" in plain(result, "markdown")
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "html"])
-def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
-    assert re.search(
-        r"eagle3(</dt><dd>|: | +)at concurrency 16, P99 of E2E is 24 % longer than that of baseline",
-        plain(example(), form),
-    )
-
-
 def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
     variants = tuple(dataclasses.replace(each, is_baseline=False) for each in example().variants)
     shown = plain(dataclasses.replace(example(), variants=variants), "html")

@@ -70,7 +70,6 @@ def compared(
         point=at,
         speedup=found.estimate,
         verdict=judged,
-        e2e_p99_ratio=own.e2e_ms.p99 / other.e2e_ms.p99 if other.e2e_ms.p99 > 0 else None,
         break_even_mean_acceptance_length=even,
         mean_acceptance_length=own.acceptance.mean_acceptance_length if own.acceptance else None,
         by_length=tuple(_by_length(passes, variant, against, at, launched)),

@@ -10,14 +10,13 @@ from specserve.metrics.counters import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer; times in seconds, `start_s` since its pass began."""
+    """One answer; times in seconds."""
 
     id: str
     """The prompt's, with its place in the block: `ID#7`."""
     ok: bool
     prompt_tokens: int
     output_tokens: int
-    start_s: float
     ttft_s: float
     latency_s: float
     error: str | None = None

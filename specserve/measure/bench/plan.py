@@ -80,12 +80,15 @@ def plan_bench(
     `together`: whether the servers of the run that is resumed ran at the same time. Raises
     ProfileError, CheckFailed, UsageError.
     """
+    if request.profile == "-" or "-" in request.workloads:
+        why = "`bench` cannot read from stdin because the run could not be resumed"
+        raise UsageError(why, hint="name a file")
     profile, variants = plan_variants(request, starts=starts, notices=notices)
     room = placement(variants)
     if together is not None:
         room = room._replace(together=together)
     platform = next((each.plan.platform for each in variants if each.plan is not None), "cuda")
-    points = points_of(request, profile, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
+    points = points_of(request, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
     if request.launches and not any(each.plan is not None for each in variants):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
     # one server at a time: A B B A, so that a steady drift of the machine cancels

@@ -5,17 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.values import numbers, whole_numbers
 from specserve.measure.workloads.load import load, name_of
-
-if TYPE_CHECKING:
-    from specserve.profile.schema import Profile
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,40})=(.+)", re.S)
 
@@ -37,31 +33,6 @@ class BenchRequest:
     settings: tuple[str, ...] = ()
 
 
-def with_places(request: BenchRequest) -> BenchRequest:
-    """Return it with absolute names of files: the run may be resumed from elsewhere.
-
-    Raises UsageError for stdin.
-    """
-    if request.profile == "-" or "-" in request.workloads:
-        why = "`bench` cannot read from stdin because the run could not be resumed"
-        raise UsageError(why, hint="name a file")
-
-    def place(text: str) -> str:
-        return str(Path(text).absolute()) if Path(text).is_file() else text
-
-    def labelled(text: str) -> str:
-        label, rest = named(text)
-        return place(rest) if label is None else f"{label}={place(rest)}"
-
-    assert request.profile is not None
-    return replace(
-        request,
-        profile=place(request.profile),
-        workloads=tuple(map(place, request.workloads)),
-        others=tuple(map(labelled, request.others)),
-    )
-
-
 def named(text: str) -> tuple[str | None, str]:
     """Return label and place of `[LABEL=]PROFILE|URL|NAME`; a file with a `=` needs no label."""
     match = None if Path(text).is_file() else _NAMED.fullmatch(text)
@@ -69,30 +40,16 @@ def named(text: str) -> tuple[str | None, str]:
 
 
 def points_of(
-    request: BenchRequest,
-    profile: Profile | None,
-    *,
-    defaults: tuple[tuple[str, ...], tuple[int, ...]],
+    request: BenchRequest, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
 ) -> tuple[Point, ...]:
-    """Return what is measured: what options say; without any, what is promised.
+    """Return what is measured. `defaults`: workloads and concurrencies.
 
-    `defaults`: workloads and concurrencies. Raises UsageError for what is no list of numbers.
+    Raises UsageError for what is no list of numbers.
     """
     workloads = tuple(sources(request.workloads)) or defaults[0]
     temperatures = numbers(request.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
     given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
     loads = given or ((1,) if request.quick else defaults[1])
-    if not (request.workloads or given or request.temperature or request.quick):
-        promised = [
-            Point(
-                item.workload or workloads[0],
-                temperatures[0] if item.temperature is None else item.temperature,
-                item.concurrency or loads[0],
-            )
-            for item in (profile.expect if profile is not None else ())
-        ]
-        if promised:
-            return tuple(dict.fromkeys(promised))
     return tuple(itertools.starmap(Point, itertools.product(workloads, temperatures, loads)))
 
 
@@ -100,16 +57,10 @@ def prompts_of(
     names: Iterable[str], sources: Mapping[str, str], *, limit: int | None = None
 ) -> dict[str, int]:
     """Return how many prompts each workload has. Raises UsageError, FactError if it is none."""
-    found = {}
-    for name in dict.fromkeys(names):
-        try:
-            found[name] = len(load(sources.get(name, name), limit=limit).prompts)
-        except UsageError as error:
-            if name not in sources:
-                hint = f"`-w {name}.jsonl` gives its prompts, `-w chat` measures others"
-                error.hint = f"`expect` names it: {hint}"
-            raise
-    return found
+    return {
+        name: len(load(sources.get(name, name), limit=limit).prompts)
+        for name in dict.fromkeys(names)
+    }
 
 
 def sources(workloads: Sequence[str]) -> dict[str, str]:

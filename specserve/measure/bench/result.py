@@ -112,7 +112,6 @@ class Comparison:
     speedup: Estimate | None
     """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
-    e2e_p99_ratio: float | None = None
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
     by_length: tuple[LengthPart, ...] = ()

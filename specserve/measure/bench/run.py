@@ -16,7 +16,7 @@ from specserve.measure.bench.generator import REST_S
 from specserve.measure.bench.passes import Pass
 from specserve.measure.bench.placement import Session, host, versions
 from specserve.measure.bench.plan import BUDGET, BenchPlan, plan_bench
-from specserve.measure.bench.request import BenchRequest, with_places
+from specserve.measure.bench.request import BenchRequest
 from specserve.measure.bench.result import Point, Result, WorkloadInfo, from_json
 from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
 from specserve.measure.bench.summary import summarise
@@ -186,7 +186,7 @@ def run_benchmark(
     Raises SpecserveError; what was measured until then is kept.
     """
     if resumed is None:
-        plan = plan_bench(with_places(request), notices=outlet.notices)
+        plan = plan_bench(request, notices=outlet.notices)
         with new_directory(plan, output) as directory:
             return _run(plan, directory, outlet=outlet), directory.path
     if dataclasses.replace(request, budget=None) != BenchRequest():
@@ -230,6 +230,7 @@ def _pin(plan: BenchPlan, directory: RunDirectory) -> None:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
         directory.pin(f"`{variant.name}`", what)
     directory.pin("the machine", ", ".join(host(platform_of_variants=plan.platform).values()))
+    directory.pin("the vLLM that is installed", versions().get("vllm", ""))
 
 
 def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:

@@ -29,25 +29,25 @@ _NONCE = secrets.token_hex(8)
 
 @dataclass(slots=True)
 class Running:
-    """A variant's server, ready for passes; a context manager. `check` raises if it is gone."""
+    """A variant's server, ready for passes. `check` raises if it is gone."""
 
     variant: Variant
     url: str
     model: str
     """As it is asked for."""
     max_model_len: int | None
-    has_chat: bool
-    """Whether the target has a chat template."""
-    takes_salt: bool
-    """Whether requests can be kept from sharing prefixes (`cache_salt`)."""
     check: Callable[[], None]
     _client: Client = field(repr=False, kw_only=True)
 
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._client.close()
+    def has_chat(self) -> bool:
+        """Return whether the target has a chat template."""
+        said = [{"role": "user", "content": "Hello"}]
+        try:
+            body = {"model": self.model, "max_tokens": 1, "messages": said}
+            self._client.post("chat/completions", body, model=self.model)
+        except RequestRefused:
+            return False
+        return True
 
     def warm_up(
         self,
@@ -69,11 +69,9 @@ class Running:
         mark = hashlib.sha256(self.variant.name.encode()).hexdigest()[:8]
         requests, copies = [], Counter[str]()
         for index, prompt in enumerate(block.prompts):
-            own: dict[str, Any] = {}
             copies[prompt.id] += 1
-            if self.takes_salt:
-                about = f"{launch}.{block.number}.{block.seed}.{copies[prompt.id]}"
-                own["cache_salt"] = f"{_NONCE}.{about}.{mark}"
+            about = f"{launch}.{block.number}.{block.seed}.{copies[prompt.id]}"
+            own: dict[str, Any] = {"cache_salt": f"{_NONCE}.{about}.{mark}"}
             if point.temperature > 0:
                 own["seed"] = (block.seed + index) % 2**31
             requests.append(_request(prompt, index, own))
@@ -149,22 +147,11 @@ def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Running
     client = Client(place)
     model = variant.plan.model if variant.plan is not None else client.first_model()
 
-    def takes(path: str, **fields: Any) -> bool:
-        body = {"model": model, "max_tokens": 1, "temperature": 0, **fields}
-        try:
-            client.post(path, body, model=model)
-        except RequestRefused:  # without a template, or that field
-            return False
-        return True
-
-    has_chat = takes("chat/completions", messages=[{"role": "user", "content": "Hello"}])
     return Running(
         variant=variant if variant.model else replace(variant, model=model),
         url=place.root,
         model=model,
         max_model_len=client.max_model_len(model),
-        has_chat=has_chat,
-        takes_salt=takes("completions", prompt="Hello", cache_salt="specserve"),
         check=check,
         _client=client,
     )

@@ -164,7 +164,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         )
     names = ("profile", "workloads", "concurrency", "temperature")
     wanted = BenchRequest(**{name: getattr(request, name) for name in names})
-    points = points_of(wanted, profile, defaults=(_WORKLOADS, _LOADS[launch.platform]))
+    points = points_of(wanted, defaults=(_WORKLOADS, _LOADS[launch.platform]))
     files = sources(request.workloads)
     prompts_of((point.workload for point in points), files)  # refused before any launch
     keys = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Self
 
 from specserve.measure.bench.passes import Pass, Request
 from specserve.measure.bench.result import Point
@@ -28,7 +27,6 @@ def request(
         ok=error is None,
         prompt_tokens=20,
         output_tokens=0 if error else tokens,
-        start_s=0.0,
         ttft_s=ttft_s,
         latency_s=latency_s,
         error=error,
@@ -94,12 +92,4 @@ def planned(
 
 
 class Connected(SimpleNamespace):
-    """In the place of a server's connection: what it is made of, and whether it is closed."""
-
-    is_closed = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.is_closed = True
+    """In the place of a server's connection: what it is made of."""

@@ -25,7 +25,7 @@ URL = "http://127.0.0.1:9"
 PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in range(3))
 
 
-def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
+def salts(name: str) -> list[str]:
     """Of the requests of one block, as they are sent to a variant."""
     sent: list[dict[str, Any]] = []
 
@@ -35,15 +35,14 @@ def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
 
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     variant = Variant(name, url=URL)
-    running = Running(variant, URL, "m", None, False, takes_salt, lambda: None, _client=client)
+    running = Running(variant, URL, "m", None, lambda: None, _client=client)
     block = Block(3, Point("chat", 0.0, 1), PROMPTS, seed=7)
     running.run(cast(LoadGenerator, SimpleNamespace(send=send)), block, launch=0)
-    return [item["extra_body"].get("cache_salt") for item in sent]
+    return [item["extra_body"]["cache_salt"] for item in sent]
 
 
 def test_requests_of_a_block_may_share_prefixes() -> None:
     assert len(set(salts("a"))) == 1
-    assert salts("a", takes_salt=False) == [None] * 3
 
 
 @pytest.mark.parametrize("name", ["ticket", "ticket#17", "#", ""])
@@ -53,7 +52,7 @@ def test_prompts_stay_apart_whatever_a_user_calls_them(name: str) -> None:
 
 def test_two_variants_at_one_url_find_nothing_of_each_other() -> None:
     (one,), (other,) = set(salts("a")), set(salts("a much longer name"))
-    assert one != other and len(one or "") == len(other or "")
+    assert one != other and len(one) == len(other)
 
 
 def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +87,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up(
     client = Client(endpoint(URL))
     monkeypatch.setattr(client, "metrics", metrics)
     variant = Variant("a", url=URL)
-    running = Running(variant, URL, "m", None, False, True, lambda: None, _client=client)
+    running = Running(variant, URL, "m", None, lambda: None, _client=client)
     generator = cast(LoadGenerator, SimpleNamespace(send=send))
     running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
     block = Block(3, Point("chat", 0.0, 1), PROMPTS, seed=7)
