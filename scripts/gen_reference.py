@@ -91,7 +91,7 @@ The machine that the profile is for. `check`, `plan` and `render` judge and plan
 `devices` on this host. Without this section the machine at hand counts.""",
     "expect": """\
 A list of promises. Each holds at every operating point that it matches: what it does not name matches everything, and
-a promise with `concurrency` is for up to that many requests. `bench` measures them and exits with 1 if a promise is
+a promise with `concurrency` is for up to that many requests. `bench` judges them and exits with 1 if a promise is
 missed by its whole confidence interval; `watch` judges a running server by those that name neither workload nor
 temperature.""",
 }

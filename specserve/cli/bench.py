@@ -67,9 +67,9 @@ def bench(
     specserve bench --show RUN --format markdown
     """
     from specserve.measure.bench.plan import plan_bench
-    from specserve.measure.bench.request import BenchRequest
     from specserve.measure.bench.result import read_result
     from specserve.measure.bench.run import run_benchmark
+    from specserve.measure.bench.variants import BenchRequest
     from specserve.measure.servers import Outlet
     from specserve.report.bench import rendered, result_files
     from specserve.report.estimates import BenchView, bench_plan

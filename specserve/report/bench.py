@@ -51,12 +51,13 @@ _DETAILS = [Column(name, is_detail=True) for name in (*_LATENCIES, *_COUNTS)]
 
 def variant_words(variant: VariantInfo) -> str:
     """Return how a variant speculates: `draft_model K=5, meta-llama/Llama-3.1-8B-Instruct`."""
-    if variant.method is None:
+    block = variant.speculation
+    if block is None:
         is_other = variant.url and not variant.is_baseline
         return "a server that runs already" if is_other else "no speculation"
-    tokens = f" K={variant.num_speculative_tokens}" if variant.num_speculative_tokens else ""
-    draft = f", {variant.draft_model}" if variant.draft_model else ""
-    return f"{variant.method}{tokens}{draft}"
+    tokens, draft = block.get("num_speculative_tokens"), block.get("model")
+    words = f"{block.get('method')}{f' K={tokens}' if tokens else ''}"
+    return f"{words}, {draft}" if draft else words
 
 
 def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
@@ -104,9 +105,7 @@ def _document(result: Result) -> Document:
             found.append((each.kept.value, f"{cell.point}: {promise_words(each)}"))
     found += [("note", note) for note in result.notes]
     method = list({**result.host, **result.versions}.items())
-    for item in result.workloads:
-        prompts = f"{item.prompts} prompts from {item.source}, sha256 {item.sha256[:16]}"
-        method.append((item.name, prompts))
+    method += [(name, f"prompts of sha256 {mark[:16]}") for name, mark in result.workloads.items()]
     method += [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
     blocks += [Items(found), Details("How this was measured", [Items(method)])]
     return Document("benchmark", result.name, blocks, answers)

@@ -41,7 +41,8 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
 
     speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
     measured = [name for session in plan.sessions for name in session.variants]
-    launches = sum(plan.launched(name) for name in measured)
+    started = [each.name for each in plan.variants if each.plan is not None]
+    launches = sum(name in started for name in measured)
     round_s = len(measured) * sum(
         speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
         for point in plan.points
@@ -65,7 +66,7 @@ def bench_plan(plan: BenchPlan, *, form: str) -> str:
     points = [("", f"{each}: {requests(each)} requests in a launch") for each in plan.points]
     blocks = [
         Section("variants", [Items(variants_shown)]),
-        Section(f"launches: {launches} ({plan.placement.why})", [Items(together)]),
+        Section(f"launches: {launches}", [Items(together)]),
         Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
     ]
     document = Document("benchmark", plan.name, blocks, [("", answer)])

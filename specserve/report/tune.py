@@ -99,7 +99,7 @@ def plan_document(plan: TunePlan) -> Document:
     ]
     if plan.most_tokens > 1:
         servers.append(("best", "the K that these two predict to be the best, unless it is K_max"))
-    turns = "in turns with the first" if plan.room.together else "one after another"
+    turns = "in turns with the first" if plan.together else "one after another"
     seconds = min(plan.seconds(plan.per_slot), plan.budget_s)
     answer = (
         f"This is a dry run: nothing is started. It would take about {duration(seconds)} of a "
@@ -107,7 +107,7 @@ def plan_document(plan: TunePlan) -> Document:
     )
     points = Items([("", str(point)) for point in plan.points])
     blocks = [
-        Section(f"servers, {turns} ({plan.room.why})", [Items(servers)]),
+        Section(f"servers, {turns}", [Items(servers)]),
         Section(f"points, up to {ROUNDS} blocks each", [points]),
     ]
     return Document("tune", plan.name, blocks, [("", answer)])

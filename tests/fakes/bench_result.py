@@ -10,7 +10,6 @@ from specserve.measure.bench.result import (
     Quantiles,
     Result,
     VariantInfo,
-    WorkloadInfo,
 )
 from specserve.measure.expect import Judged, Kept, Limit
 from specserve.measure.intervals import Estimate
@@ -56,10 +55,7 @@ def example() -> Result:
         host={"accelerator": "4 x H100-80GB", "cores": "64"},
         launches=1,
         variants=variants(),
-        workloads=(
-            WorkloadInfo("chat", 25, "specserve", "8721404f" * 8),
-            WorkloadInfo("creative", 25, "specserve", "aa9f4f00" * 8),
-        ),
+        workloads={"chat": "8721404f" * 8, "creative": "aa9f4f00" * 8},
         cells=tuple(cells),
         comparisons=tuple(comparisons),
         stops_paying={
@@ -74,15 +70,19 @@ def variants() -> tuple[VariantInfo, ...]:
     model = "meta-llama/Llama-3.1-70B-Instruct"
     argv = ("vllm", "serve", model, "--port", "8000")
     return (
-        VariantInfo("baseline", is_baseline=True, model=model, fingerprint="f" * 64, argv=argv),
+        VariantInfo("baseline", is_baseline=True, model=model, argv=argv),
         VariantInfo(
-            "profile", model=model, method="draft_model", draft_model="meta-llama/Llama-3.1-8B-Instruct",
-            num_speculative_tokens=5, fingerprint="0123456789abcdef" * 4,
+            "profile", model=model,
+            speculation={
+                "method": "draft_model", "model": "meta-llama/Llama-3.1-8B-Instruct", "num_speculative_tokens": 5
+            },
             argv=(*argv, "--speculative-config", '{"method": "draft_model"}'),
         ),
         VariantInfo(
-            "eagle3", model=model, method="eagle3", draft_model="yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
-            num_speculative_tokens=3, fingerprint="e" * 64, argv=argv,
+            "eagle3", model=model, argv=argv,
+            speculation={
+                "method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "num_speculative_tokens": 3
+            },
         ),
     )  # fmt: skip
 

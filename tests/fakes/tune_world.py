@@ -17,9 +17,7 @@ import pytest
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
 from specserve.measure.bench import rundir
-from specserve.measure.bench.blocks import Block
-from specserve.measure.bench.passes import Pass, Request
-from specserve.measure.bench.placement import Placement
+from specserve.measure.bench.blocks import Block, Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant, plan_variant
 from specserve.measure.tune import plan as planning
@@ -201,9 +199,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
             warm_up=lambda *_, **__: None,
         )
 
-    def placement(_: Sequence[Variant]) -> Placement:
-        return Placement(here.together, "as the test says")
-
     clock = SimpleNamespace(monotonic=lambda: here.now_s)
     driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
     workload = Workload("code", here.every, "specserve")
@@ -218,7 +213,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         (subject, "time", clock),
         (running_tune, "time", clock),
         (rundir, "time", clock),
-        (planning, "placement", placement),
+        (planning, "side_by_side", lambda _: here.together),
         (planning, "plan_tune", partial(_unstarted, planning.plan_tune)),
         (planning, "plan_variant", partial(_unstarted, plan_variant)),
     ):

@@ -1,13 +1,13 @@
-"""From the passes of one variant at one point to its figures, and whether they count."""
+"""From passes at one point to figures: those of a variant, and the speedup of two."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from statistics import median_high
 
-from specserve.measure.bench.passes import Pass
-from specserve.measure.bench.result import Figures, Quantiles
-from specserve.measure.intervals import RateSample, quantile
+from specserve.measure.bench.blocks import Pass, paired
+from specserve.measure.bench.result import Figures, Point, Quantiles
+from specserve.measure.intervals import LogEstimate, RateSample, quantile, ratio
 from specserve.metrics.counters import total_acceptance
 
 SATURATED = 0.85
@@ -76,6 +76,24 @@ def token_samples(
             seconds = each.duration_s * part
             found.append(sample(each, request.output_tokens, seconds, request.prompt))
     return found
+
+
+def speedup(
+    passes: Sequence[Pass],
+    *,
+    variant: str,
+    against: str,
+    at: Point,
+    prompts: Collection[str] | None = None,
+) -> LogEstimate | None:
+    """Return output tokens/s of one variant over those of another, by the blocks that both have.
+
+    `prompts`: only these. None if one of them has nothing.
+    """
+    mine, theirs = paired(passes, variant, against, at)
+    launched = sum(each[0].is_started for each in (mine, theirs) if each)
+    samples = token_samples(mine, prompts)
+    return ratio(samples, against=token_samples(theirs, prompts), launched=launched)
 
 
 def step_samples(passes: Sequence[Pass]) -> list[RateSample]:

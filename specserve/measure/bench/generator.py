@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import LaunchError, TrafficError
-from specserve.measure.bench.passes import Request
+from specserve.measure.bench.blocks import Request
 from specserve.metrics.counters import of_request
 from specserve.serve.logs import read_end
 from specserve.serve.process import JsonChild

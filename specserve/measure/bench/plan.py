@@ -1,18 +1,26 @@
-"""A benchmark before it starts: its variants, points and launches."""
+"""A benchmark before it starts: what the command line asks; its variants, points and launches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.placement import Placement, Session, placement, sessions
-from specserve.measure.bench.request import BenchRequest, points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import BASELINE, PROFILE, Variant, plan_variants
-from specserve.measure.values import seconds
+from specserve.measure.bench.variants import (
+    BASELINE,
+    PROFILE,
+    BenchRequest,
+    Variant,
+    plan_variants,
+    side_by_side,
+)
+from specserve.measure.values import numbers, seconds, whole_numbers
+from specserve.measure.workloads.load import load, name_of
 
 if TYPE_CHECKING:
     from specserve.profile.schema import Profile
@@ -22,6 +30,30 @@ _WORKLOADS = ("chat", "code")
 _LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _BLOCKS, _CPU_TOKENS = 8, 64
 _QUICK_BLOCKS, _QUICK_PROMPTS, _QUICK_TOKENS = 6, 18, 48
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Variants that run at the same time, so that their blocks take turns."""
+
+    launch: int
+    """Number of the launch; blocks of two variants are compared if they have the same one."""
+    variants: tuple[str, ...]
+
+
+def sessions(variants: Sequence[Variant], *, launches: int, together: bool) -> tuple[Session, ...]:
+    """Return the launches in order: together, or each alone in the order A B B A.
+
+    The order is reversed from launch to launch, so that a steady drift of the machine cancels.
+    """
+    names = tuple(variant.name for variant in variants)
+    if together:
+        return tuple(Session(launch, names) for launch in range(launches))
+    return tuple(
+        Session(launch, (name,))
+        for launch in range(launches)
+        for name in (reversed(names) if launch % 2 else names)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +74,8 @@ class BenchPlan:
     """Time for measuring; launches come on top. Blocks that would begin later are left out."""
     request: BenchRequest = field(default_factory=BenchRequest)
     profile: Profile | None = None
-    placement: Placement = field(default_factory=lambda: Placement(False, ""))
+    together: bool = False
+    """Whether the servers run side by side."""
     prompts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -62,10 +95,6 @@ class BenchPlan:
         """Launches of each variant."""
         return sum(self.variants[-1].name in each.variants for each in self.sessions)
 
-    def launched(self, *names: str) -> int:
-        """Return how many of these variants are started for the benchmark."""
-        return sum(each.name in names and each.plan is not None for each in self.variants)
-
     @property
     def platform(self) -> str | None:
         """`cpu` or `cuda` if any variant is started here."""
@@ -84,21 +113,20 @@ def plan_bench(
         why = "`bench` cannot read from stdin because the run could not be resumed"
         raise UsageError(why, hint="name a file")
     profile, variants = plan_variants(request, starts=starts, notices=notices)
-    room = placement(variants)
-    if together is not None:
-        room = room._replace(together=together)
+    if together is None:
+        together = side_by_side(variants)
     platform = next((each.plan.platform for each in variants if each.plan is not None), "cuda")
     points = points_of(request, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
     if request.launches and not any(each.plan is not None for each in variants):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
     # one server at a time: A B B A, so that a steady drift of the machine cancels
-    launches = request.launches or (1 if room.together or request.quick else 2)
+    launches = request.launches or (1 if together or request.quick else 2)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None
     return BenchPlan(
         variants=variants,
-        sessions=sessions(variants, launches=launches, together=room.together),
+        sessions=sessions(variants, launches=launches, together=together),
         points=points,
         blocks=_QUICK_BLOCKS if request.quick else _BLOCKS,
         sources=files,
@@ -107,6 +135,40 @@ def plan_bench(
         budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=5.0),
         request=request,
         profile=profile,
-        placement=room,
+        together=together,
         prompts=prompts_of((point.workload for point in points), files, limit=limit),
     )
+
+
+def points_of(
+    request: BenchRequest, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
+) -> tuple[Point, ...]:
+    """Return what is measured. `defaults`: workloads and concurrencies.
+
+    Raises UsageError for what is no list of numbers.
+    """
+    workloads = tuple(sources(request.workloads)) or defaults[0]
+    temperatures = numbers(request.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
+    given = whole_numbers(request.concurrency, "--concurrency", least=1, most=4096)
+    loads = given or ((1,) if request.quick else defaults[1])
+    return tuple(itertools.starmap(Point, itertools.product(workloads, temperatures, loads)))
+
+
+def prompts_of(
+    names: Iterable[str], sources: Mapping[str, str], *, limit: int | None = None
+) -> dict[str, int]:
+    """Return how many prompts each workload has. Raises UsageError, FactError if it is none."""
+    return {
+        name: len(load(sources.get(name, name), limit=limit).prompts)
+        for name in dict.fromkeys(names)
+    }
+
+
+def sources(workloads: Sequence[str]) -> dict[str, str]:
+    """Return what each is loaded from, by its name. Raises UsageError for a name twice."""
+    found: dict[str, str] = {}
+    for text in workloads:
+        name = name_of(Path(text)) if "/" in text or Path(text).is_file() else text
+        if found.setdefault(name, text) != text:
+            raise UsageError(f"two workloads are named `{name}`", hint="rename one of the files")
+    return found

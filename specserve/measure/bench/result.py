@@ -41,11 +41,8 @@ class VariantInfo:
     is_baseline: bool = False
     """The same server without speculation."""
     model: str = ""
-    method: str | None = None
-    """None: no speculation (or, for a URL, unknown)."""
-    draft_model: str | None = None
-    num_speculative_tokens: int | None = None
-    fingerprint: str | None = None
+    speculation: Mapping[str, Any] | None = None
+    """The block as it is launched. None: no speculation (or, for a URL, unknown)."""
     argv: tuple[str, ...] = ()
     url: str | None = None
     kv_cache_tokens: int | None = None
@@ -119,16 +116,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkloadInfo:
-    """One set of prompts."""
-
-    name: str
-    prompts: int
-    source: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """A whole run."""
 
@@ -141,7 +128,8 @@ class Result:
     host: Mapping[str, str]
     launches: int
     variants: tuple[VariantInfo, ...]
-    workloads: tuple[WorkloadInfo, ...]
+    workloads: Mapping[str, str]
+    """The sha256 of the prompts, by name."""
     cells: tuple[Cell, ...]
     comparisons: tuple[Comparison, ...]
     stops_paying: Mapping[str, str] = field(default_factory=dict)

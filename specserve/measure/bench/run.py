@@ -10,16 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
-from specserve.measure.bench.blocks import Block, blocks, variant_order
-from specserve.measure.bench.comparison import speedup
+from specserve.measure.bench.blocks import Block, Pass, blocks, variant_order
+from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.generator import REST_S
-from specserve.measure.bench.passes import Pass
-from specserve.measure.bench.placement import Session, host, versions
-from specserve.measure.bench.plan import BUDGET, BenchPlan, plan_bench
-from specserve.measure.bench.request import BenchRequest
-from specserve.measure.bench.result import Point, Result, WorkloadInfo, from_json
-from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
+from specserve.measure.bench.plan import BUDGET, BenchPlan, Session, plan_bench
+from specserve.measure.bench.result import Point, Result, from_json
+from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, host, resume, versions
 from specserve.measure.bench.summary import summarise
+from specserve.measure.bench.variants import BenchRequest
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.verdict import needed, verdict
 from specserve.serve.files import state_folder
@@ -125,8 +123,7 @@ class Bench(Measurement):
 
     def _blocks_needed(self, passes: Sequence[Pass], name: str, first: str, at: Point) -> int:
         """Return how many more blocks would decide a comparison; 0 if it is decided by others."""
-        launched = self.plan.launched(name, first)
-        found = speedup(passes, variant=name, against=first, at=at, launched=launched)
+        found = speedup(passes, variant=name, against=first, at=at)
         if found is None or verdict(found).level != "open":
             return 0
         what, more = needed(found)
@@ -146,8 +143,8 @@ class Bench(Measurement):
                 f"the budget of {plan.request.budget or BUDGET} ended the run before all blocks "
                 "were measured: `--resume` with a longer `--budget` goes on"
             )
-        if not plan.placement.together:
-            notes.append(f"variants ran one after another ({plan.placement.why})")
+        if not plan.together:
+            notes.append("variants ran one after another")
         about = Result(
             name=plan.name,
             created=content["created"],
@@ -163,10 +160,7 @@ class Bench(Measurement):
                 )
                 for variant in plan.variants
             ),
-            workloads=tuple(
-                WorkloadInfo(each.name, len(each.prompts), each.source, each.sha256)
-                for each in self.workloads.values()
-            ),
+            workloads={name: each.sha256 for name, each in self.workloads.items()},
             cells=(),
             comparisons=(),
             notes=tuple(notes),
@@ -216,7 +210,7 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "asked": dataclasses.asdict(plan.request),
-        "together": plan.placement.together,
+        "together": plan.together,
         "spent_s": 0.0,
     }
     directory = create(Path(output) if output else state_folder() / "bench" / stem, content)

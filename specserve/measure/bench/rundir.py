@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from specserve.errors import FactError, UsageError
 from specserve.files import write_whole
-from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.blocks import Pass
 from specserve.measure.bench.result import Point, from_json
 from specserve.serve.files import append_own, private, read_own
 
@@ -144,6 +145,27 @@ def read_run(path: Path) -> dict[str, Any]:
 def _unwritable(path: Path, error: OSError) -> FactError:
     hint = "use `-o DIR` to write to another place"
     return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=hint)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of specserve and of the vLLM that is installed here."""
+    from specserve import __version__
+    from specserve.vllm.versions import installed
+
+    here = installed()
+    return {"specserve": __version__} | ({"vllm": here.version} if here is not None else {})
+
+
+def host(*, platform_of_variants: str | None) -> dict[str, str]:
+    """Return the accelerators that the variants use, and the cores beside them."""
+    from specserve.hardware.accelerators import gpus, kind, selected
+
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    found = {"cores": str(cores)}
+    if platform_of_variants == "cpu":
+        return found | {"accelerator": "cpu"}
+    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_variants else []
+    return found | ({"accelerator": f"{len(here)}x{kind(here[0]).name}"} if here else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.request import BenchRequest, named
 from specserve.measure.bench.result import VariantInfo
 from specserve.measure.values import refuse_given
 from specserve.plan.host import kv_cache_bytes
@@ -24,8 +24,24 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 PROFILE = "profile"
-_PROCESSES_BYTES = 2 << 30
-"""What vLLM's processes take beside weights and KV cache; 1.3 GiB were measured on the CPU."""
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,40})=(.+)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """The options of the command line, as `run.json` keeps them."""
+
+    profile: str | None = None
+    quick: bool = False
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    temperature: str | None = None
+    alternatives: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    launches: int | None = None
+    budget: str | None = None
+    max_tokens: int | None = None
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +56,14 @@ class Variant:
     """The target, as the profile names it."""
     api_key_env: str | None = None
     """NAME of the variable that holds the key."""
-    memory_bytes: int | None = None
-    """What it takes of the host, on the CPU; None if nobody knows."""
 
     @property
     def info(self) -> VariantInfo:
         """What a result says about it."""
-        plan, known = self.plan, VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
-        if plan is None:
-            return known
-        block: Mapping[str, Any] = plan.speculation or {}
-        return replace(
-            known,
-            method=block.get("method"),
-            draft_model=block.get("model"),
-            num_speculative_tokens=block.get("num_speculative_tokens"),
-            fingerprint=plan.fingerprint,
-            argv=plan.argv,
-        )
+        info = VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
+        if self.plan is None:
+            return info
+        return replace(info, speculation=self.plan.speculation, argv=self.plan.argv)
 
 
 def plan_variants(
@@ -126,20 +132,27 @@ def plan_variant(
         is_baseline=alternative == BASELINE,
         model=profile.target.model,
         api_key_env=plan.api_key_env,
-        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
     )
 
 
-def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
-    """Return what a server takes on the CPU: weights in folders here, KV cache, processes."""
+def side_by_side(variants: Sequence[Variant]) -> bool:
+    """Return whether all servers run at once: on a GPU never, which each takes whole."""
+    from specserve.hardware.host import host_memory
+
+    started = [variant.plan for variant in variants if variant.plan is not None]
+    return len(started) < 2 or sum(map(_memory_bytes, started)) <= 0.9 * host_memory().free_bytes
+
+
+def _memory_bytes(plan: LaunchPlan) -> float:
+    """Return what a server takes on the CPU; infinity if it is not known, and on a GPU."""
     env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
     cache = kv_cache_bytes(plan.engine_kwargs, env)
-    keys = profile.speculation.keys if profile.speculation else {}
-    models = [profile.target.model, *([str(keys["model"])] if keys.get("model") else [])]
-    if cache is None or not all(Path(model).is_dir() for model in models):
-        return None
-    files = [file for model in models for file in Path(model).glob("*.safetensors")]
-    return sum(file.stat().st_size for file in files) + cache + _PROCESSES_BYTES
+    blocks: tuple[Mapping[str, Any], ...] = (plan.engine_kwargs, plan.speculation or {})
+    models = [Path(each["model"]) for each in blocks if each.get("model")]
+    if plan.platform != "cpu" or cache is None or not all(map(Path.is_dir, models)):
+        return math.inf
+    weights = sum(file.stat().st_size for model in models for file in model.glob("*.safetensors"))
+    return weights + cache + (2 << 30)  # its processes: 1.3 GiB were measured
 
 
 def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
@@ -152,6 +165,12 @@ def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
         hint = "use `--with NAME=PROFILE` to give one of them another name"
         raise UsageError(f"two variants are named `{name}`", hint=hint)
     return tuple(sorted(variants, key=lambda variant: not variant.is_baseline))
+
+
+def named(text: str) -> tuple[str | None, str]:
+    """Return label and place of `[LABEL=]PROFILE|URL|NAME`; a file with a `=` needs no label."""
+    match = None if Path(text).is_file() else _NAMED.fullmatch(text)
+    return (match[1], match[2]) if match else (None, text)
 
 
 def is_server(text: str) -> bool:

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, Interrupted
-from specserve.measure.bench.comparison import speedup
-from specserve.measure.bench.figures import sample
-from specserve.measure.bench.request import BenchRequest
+from specserve.measure.bench.figures import sample, speedup
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
-from specserve.measure.bench.variants import PROFILE
+from specserve.measure.bench.variants import PROFILE, BenchRequest
 from specserve.measure.distill.plan import DistillPlan, line_of
 from specserve.measure.drafts import write_alternatives
 from specserve.measure.intervals import Estimate, RateSample, rate, ratio

@@ -10,9 +10,8 @@ from itertools import pairwise
 from statistics import geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.blocks import passes_of
-from specserve.measure.bench.comparison import speedup
-from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.blocks import Pass, passes_of
+from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import BASELINE
 from specserve.measure.intervals import Estimate, LogEstimate

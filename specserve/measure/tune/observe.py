@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from specserve.measure.bench.passes import Pass
+from specserve.measure.bench.blocks import Pass
 
 
 @dataclass(frozen=True)

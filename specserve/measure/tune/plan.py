@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.blocks import PER_SLOT
-from specserve.measure.bench.placement import Placement, placement
-from specserve.measure.bench.request import BenchRequest, points_of, prompts_of, sources
+from specserve.measure.bench.plan import points_of, prompts_of, sources
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import BASELINE, Variant, plan_variant
+from specserve.measure.bench.variants import (
+    BASELINE,
+    BenchRequest,
+    Variant,
+    plan_variant,
+    side_by_side,
+)
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
 from specserve.vllm.speculation import BLOCK_DRAFTS, drafts_are_shortened, schedule_is_dropped
@@ -107,7 +112,7 @@ class TunePlan:
     points: tuple[Point, ...]
     platform: str
     vllm: str
-    room: Placement
+    together: bool
     sources: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int = 48
     budget_s: float = 1800.0
@@ -137,7 +142,7 @@ class TunePlan:
     def seconds(self, per_slot: int) -> float:
         """Assumed seconds of the whole: without speculation, with K_max, with the best K."""
         launches = 3 if self.most_tokens > 1 else 2
-        servers = 2 * (launches - 1) if self.room.together else launches
+        servers = 2 * (launches - 1) if self.together else launches
         round_s = sum(self.block_s(point, per_slot) for point in self.points)
         return launches * ASSUMED_SPEEDS[self.platform].start_s + servers * ROUNDS * round_s
 
@@ -192,7 +197,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         points=tuple(sorted(points, key=lambda point: point.concurrency or 1)),
         platform=launch.platform,
         vllm=launch.vllm,
-        room=placement([baseline, variant]),
+        together=side_by_side([baseline, variant]),
         sources=files,
         max_tokens=_MAX_TOKENS[launch.platform],
         budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=10.0),

@@ -14,14 +14,19 @@ from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
 from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
-from specserve.measure.bench.comparison import speedup
-from specserve.measure.bench.figures import figures
-from specserve.measure.bench.placement import host, versions
+from specserve.measure.bench.figures import figures, speedup
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, resume
-from specserve.measure.bench.server import Running
+from specserve.measure.bench.rundir import (
+    RUN,
+    Progress,
+    RunDirectory,
+    create,
+    host,
+    resume,
+    versions,
+)
 from specserve.measure.bench.variants import BASELINE, Variant
-from specserve.measure.servers import Measurement, Outlet
+from specserve.measure.servers import Measurement, Outlet, Running
 from specserve.measure.tune import choose
 from specserve.measure.tune.observe import steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
@@ -244,7 +249,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host(platform_of_variants=plan.platform),
-        "together": plan.room.together,
+        "together": plan.together,
         "per_slot": plan.per_slot,
         "spent_s": 0.0,
     }

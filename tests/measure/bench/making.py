@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
-from specserve.measure.bench.passes import Pass, Request
+from specserve.measure.bench.blocks import Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant
 from specserve.metrics.counters import Acceptance
@@ -69,7 +69,7 @@ def planned(
     name: str,
     platform: str = "cuda",
     *,
-    memory: int | None = None,
+    cache: int | None = None,
     env: Mapping[str, str] | None = None,
     is_baseline: bool = False,
 ) -> Variant:
@@ -81,14 +81,14 @@ def planned(
         platform=platform,
         argv=("vllm", "serve", "m", "--port", "1"),
         env=env or {},
-        engine_kwargs={},
+        engine_kwargs={} if cache is None else {"kv_cache_memory_bytes": cache},
         host="127.0.0.1",
         port=1,
         model="m",
         stall_timeout_s=1,
         shutdown_timeout_s=1,
     )
-    return Variant(name, plan, is_baseline=is_baseline, model="m", memory_bytes=memory)
+    return Variant(name, plan, is_baseline=is_baseline, model="m")
 
 
 class Connected(SimpleNamespace):

@@ -18,16 +18,13 @@ import pytest
 
 from specserve.errors import Interrupted, SpecserveError
 from specserve.measure import servers as subject
-from specserve.measure.bench.blocks import Block
-from specserve.measure.bench.comparison import speedup
-from specserve.measure.bench.passes import Pass
-from specserve.measure.bench.placement import sessions
-from specserve.measure.bench.plan import BenchPlan
-from specserve.measure.bench.request import BenchRequest
+from specserve.measure.bench.blocks import Block, Pass
+from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.plan import BenchPlan, sessions
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Progress, RunDirectory, create, resume
-from specserve.measure.bench.variants import Variant
+from specserve.measure.bench.variants import BenchRequest, Variant
 from specserve.measure.verdict import PAYS, verdict
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
@@ -57,7 +54,9 @@ class World:
             self.sent.append(block)
             requests = tuple(request(f"{each.id}#{at}") for at, each in enumerate(block.prompts))
             took_s = self.seconds(variant.name, block)
-            return Pass(launch, block.number, block.point, variant.name, took_s, 0.1, requests)
+            return Pass(
+                launch, block.number, block.point, variant.name, took_s, 0.1, requests, is_started=False
+            )
 
         self.connections.append(
             Connected(
@@ -220,10 +219,10 @@ def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: W
         here.run()
         count = len(here.passes)
         assert count > 2 * 8 and count % (2 * 8) == 0 and not here.is_cut
-        found = speedup(here.passes, variant="b", against="a", at=POINT, launched=0)
+        found = speedup(here.passes, variant="b", against="a", at=POINT)
         assert found is not None and verdict(found).word == PAYS
         fewer = [each for each in here.passes if each.block < here.passes[-1].block // 8 * 8]
-        before = speedup(fewer, variant="b", against="a", at=POINT, launched=0)
+        before = speedup(fewer, variant="b", against="a", at=POINT)
         assert before is not None and verdict(before).level == "open"
         assert here.is_done
         again = bench(many(plan), directory)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.blocks import blocks, prompts_by_block, variant_order
-from specserve.measure.bench.placement import sessions
+from specserve.measure.bench.plan import sessions
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant, checked
 from specserve.measure.workloads.workload import Prompt, Workload

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from specserve.measure.bench import server
+from specserve.measure import servers as server
 from specserve.measure.bench.blocks import Block
 from specserve.measure.bench.generator import LoadGenerator, Sent
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.server import Running
 from specserve.measure.bench.variants import Variant
+from specserve.measure.servers import Running
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.prometheus import EngineMetrics, Metrics
