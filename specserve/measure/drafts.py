@@ -18,7 +18,7 @@ from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.memory.estimate import assess
 from specserve.memory.situation import situation
 from specserve.models.config import prediction_layers
-from specserve.models.drafts import Draft, Source, as_of, assumed_head, drafts_for
+from specserve.models.drafts import Draft, Source, as_of, drafts_for
 from specserve.models.facts import ModelFacts, published
 from specserve.models.read import read_model
 from specserve.profile.load import examine, load_profile
@@ -49,10 +49,8 @@ class JudgedDraft:
     is_refused: bool
     """Whether a rule says that vLLM refuses it, or serves wrong output."""
     memory: str | None = None
-    """The verdict on the named machine; None without one, or if the target is not known."""
+    """The verdict on the named machine; None without one, or if a model's size is not known."""
     draft_bytes: int | None = None
-    is_assumed: bool = False
-    """Whether that is of a head as most are: the head's configuration is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,23 +203,24 @@ def _weighed(
     """The same with its memory if the facts suffice for it."""
     model = judged.draft.model
     head = known.context.variants[0].draft or (published(model) if model else None)
-    guess = assumed_head(judged.draft, target) if head is None and model else None
     try:
-        place = situation(
-            known.profile,
-            target=target,
-            machine=machine,
-            version=(known.context.versions or known_versions())[-1],
-            speculation=known.profile.speculation,
-            draft=head or guess,
-            unknown_draft=model if head is None and guess is None else None,
+        found = assess(
+            situation(
+                known.profile,
+                target=target,
+                machine=machine,
+                version=(known.context.versions or known_versions())[-1],
+                speculation=known.profile.speculation,
+                draft=head,
+                unknown_draft=model if head is None else None,
+            )
         )
-        found = assess(place)
     except FactError:
         return judged
-    size = found.per_gpu_bytes.draft_weights if model and found.unknown_draft is None else None
-    is_assumed = guess is not None and not place.speculative.unknown
-    return replace(judged, memory=found.verdict, draft_bytes=size, is_assumed=is_assumed)
+    if found.unknown_draft is not None and found.verdict != "does_not_fit":
+        return judged
+    size = found.per_gpu_bytes.draft_weights if head is not None else None
+    return replace(judged, memory=found.verdict, draft_bytes=size)
 
 
 def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> list[str]:

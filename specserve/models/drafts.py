@@ -11,7 +11,6 @@ from functools import lru_cache
 from importlib import resources
 from typing import Literal
 
-from specserve.models.facts import ModelFacts
 from specserve.models.families import tokenizer_family
 
 _BUILD = re.compile(
@@ -179,37 +178,3 @@ def _generations(name: str) -> dict[str, tuple[str, str, str] | None]:
     number = r"(?:[-_]?([a-z]?)(\d+)(?:[._](\d+))?(?![\dbxmte]))?"
     found = re.finditer(rf"(?<![a-z])({families}){number}", name)
     return {match[1]: (match[2], match[3], match[4] or "") if match[3] else None for match in found}
-
-
-def assumed_head(draft: Draft, target: ModelFacts) -> ModelFacts | None:
-    """A head as most are trained: one layer as wide as the target's, and the 32,000 most frequent tokens.
-
-    None for other methods than EAGLE-3. Source: SpecForge, configs/llama3-8B-eagle3.json and its siblings.
-    """
-    config = target.config
-    inner = config.get("text_config")
-    fields = {**config, **inner} if isinstance(inner, dict) else dict(config)
-    if draft.method != "eagle3" or not isinstance(fields.get("hidden_size"), int):
-        return None
-    is_sparse = any(fields.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-    width = fields["hidden_size"]
-    kept = (
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "rms_norm_eps",
-    )
-    head = {
-        **{key: fields[key] for key in kept if key in fields},
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "intermediate_size": 4 * width if is_sparse else fields.get("intermediate_size", 4 * width),
-        "num_hidden_layers": 1,
-        "draft_vocab_size": 32000,
-        "max_position_embeddings": draft.context or fields.get("max_position_embeddings", 2048),
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-    return ModelFacts(draft.model or target.model, "published", head)

@@ -32,10 +32,6 @@ _TELLS = (
     "yours. `ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what "
     "they bring depends on how often your texts repeat."
 )
-_ASSUMED = (
-    "*: this head's configuration is unknown; assumed: one layer as wide as the target, a "
-    "vocabulary of 32,000."
-)
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
 
@@ -55,11 +51,10 @@ def drafts_document(found: FoundDrafts) -> Document:
         Column("rules", "text"),
         Column("memory", "text"),
     ]
-    notes = [_TELLS, *([_ASSUMED] if any(each.is_assumed for each in found.drafts) else [])]
     blocks: list[Block] = [
-        Table(columns, [_row(each) for each in found.drafts]),
+        Table(columns, [_row(each, has_machine=has_machine) for each in found.drafts]),
         *(Section(_name(each), [_about(each)]) for each in listed),
-        *map(Paragraph, [*notes, *found.notes]),
+        *map(Paragraph, [_TELLS, *found.notes]),
     ]
     return Document("drafts", found.target, blocks, [("", answer)])
 
@@ -70,11 +65,12 @@ def _name(draft: Draft) -> str:
     return draft.model or "layers of the target"
 
 
-def _row(each: JudgedDraft) -> list[str]:
+def _row(each: JudgedDraft, *, has_machine: bool) -> list[str]:
     draft, codes = each.draft, ", ".join(each.findings)
-    memory = _MEMORY[each.memory] if each.memory else DASH
-    if each.memory and each.draft_bytes:
-        memory += f", {each.draft_bytes / GIB:.1f} GiB{'*' if each.is_assumed else ''}"
+    memory = "not known" if has_machine else DASH
+    if each.memory:
+        memory = _MEMORY[each.memory]
+        memory += f", {each.draft_bytes / GIB:.1f} GiB" if each.draft_bytes else ""
     return [
         _name(draft),
         draft.method,
