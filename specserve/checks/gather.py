@@ -364,15 +364,14 @@ def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, 
     return found
 
 
-def _estimate(
-    context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
-) -> MemoryEstimate:
-    """The memory of one way to speculate, without the draft if it is not known."""
-    from specserve.memory.estimate import assess
+def situation_of(
+    context: Context, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
+) -> MemorySituation:
+    """What the memory of one way to speculate depends on. Raises FactError."""
     from specserve.memory.situation import situation
 
     assert context.machine is not None
-    found = situation(
+    return situation(
         context.profile,
         target=target,
         machine=context.machine,
@@ -381,6 +380,15 @@ def _estimate(
         draft=draft,
         unknown_draft=block.model if block and draft is None else None,
     )
+
+
+def _estimate(
+    context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
+) -> MemoryEstimate:
+    """The memory of one way to speculate, without the draft if it is not known."""
+    from specserve.memory.estimate import assess
+
+    found = situation_of(context, block, target, draft)
     needed = _demand_by_vllm(context, path if block else "", found)
     estimate = assess(found, path=path if block else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len

@@ -10,13 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.checks.gather import CheckOptions, Gathered, Read, gather
+from specserve.checks.gather import CheckOptions, Read, gather
 from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Severity
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.memory.estimate import assess
-from specserve.memory.situation import situation
 from specserve.models.config import prediction_layers
 from specserve.models.drafts import Draft, Source, as_of, drafts_for
 from specserve.models.facts import ModelFacts, published
@@ -25,7 +23,6 @@ from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import keep
 from specserve.profile.writer import rewrite_section
-from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -120,10 +117,12 @@ def find_drafts(
         findings = examined_in(known.context, problems=broken).findings
         shown = {each.code: each.message for each in findings if each.severity is not Severity.INFO}
         is_refused = any(each.severity is Severity.ERROR for each in findings)
-        found = JudgedDraft(draft, shown, is_refused)
-        if machine is not None and facts is not None:
-            found = _weighed(found, known, target=facts, machine=machine)
-        judged.append(found)
+        verdict, size = None, None
+        if (memory := known.context.memory.get("speculation")) is not None:
+            is_known = memory.unknown_draft is None
+            verdict = memory.verdict if is_known or memory.verdict == "does_not_fit" else None
+            size = memory.per_gpu_bytes.draft_weights if is_known and draft.model else None
+        judged.append(JudgedDraft(draft, shown, is_refused, verdict, size))
     judged.sort(
         key=lambda each: (each.is_refused, each.draft.method in WITHOUT_DRAFT, -each.draft.length)
     )
@@ -195,32 +194,6 @@ def _asked(draft: Draft) -> dict[str, object]:
         "parallel_drafting": draft.parallel_drafting or None,
     }
     return {key: value for key, value in block.items() if value is not None}
-
-
-def _weighed(
-    judged: JudgedDraft, known: Gathered, *, target: ModelFacts, machine: Machine
-) -> JudgedDraft:
-    """The same with its memory if the facts suffice for it."""
-    model = judged.draft.model
-    head = known.context.variants[0].draft or (published(model) if model else None)
-    try:
-        found = assess(
-            situation(
-                known.profile,
-                target=target,
-                machine=machine,
-                version=(known.context.versions or known_versions())[-1],
-                speculation=known.profile.speculation,
-                draft=head,
-                unknown_draft=model if head is None else None,
-            )
-        )
-    except FactError:
-        return judged
-    if found.unknown_draft is not None and found.verdict != "does_not_fit":
-        return judged
-    size = found.per_gpu_bytes.draft_weights if head is not None else None
-    return replace(judged, memory=found.verdict, draft_bytes=size)
 
 
 def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> list[str]:

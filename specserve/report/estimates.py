@@ -20,7 +20,6 @@ from specserve.report.text import (
     DASH,
     Column,
     Table,
-    decimals,
     duration,
     json_document,
     with_spread,
@@ -89,14 +88,13 @@ def estimate_text(found: TuneEstimate) -> str:
             str(point.concurrency),
             str(point.num_speculative_tokens),
             with_spread(point.speedup, unit="x") if point.num_speculative_tokens else DASH,
-            decimals(point.break_even_mean_acceptance_length),
         )
         for point in found.points
     ]
-    names = ("requests", "K", "speedup", "break-even length")
+    names = ("requests", "K", "speedup")
     legend = (
         "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
-        f"left out. The KV cache may hold {found.most_requests:,} such requests."
+        f"left out. At most {found.most_requests:,} such requests run at once."
     )
     if found.method in WITHOUT_MODEL:
         legend += " An upper limit: every step is taken to find a match."

@@ -12,24 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specserve.errors import FactError, UsageError
+from specserve.checks.gather import CheckOptions, gather, situation_of
+from specserve.errors import UsageError
 from specserve.hardware.accelerators import assume
 from specserve.measure.intervals import Estimate
-from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest, too_many_requests
+from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
 from specserve.memory.breakdown import sizes_of
 from specserve.memory.demand import demand
 from specserve.memory.estimate import assess
 from specserve.memory.kv import served_bytes
-from specserve.memory.situation import HEADS, MemorySituation, situation
+from specserve.memory.situation import HEADS, MemorySituation
 from specserve.memory.weights import tallied, weigh
 from specserve.models.config import language_part
-from specserve.models.facts import ModelFacts, published
+from specserve.models.facts import published
 from specserve.models.shape import read_shape
+from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
-MAX_TOKENS = 64
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -48,7 +49,6 @@ class EstimatedPoint:
     num_speculative_tokens: int
     speedup: Estimate
     """Over the range of what engines reach; no confidence interval."""
-    break_even_mean_acceptance_length: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +62,22 @@ class TuneEstimate:
     """Probability that a draft token is accepted if the one before it was; the user supplies it."""
     context_tokens: int
     most_requests: int
-    """So many may fit into the KV cache; higher loads are left out."""
+    """So many run at once, and may fit into the KV cache; higher loads are left out."""
     points: tuple[EstimatedPoint, ...]
     basis: str = "estimated"
 
 
 class Reach(NamedTuple):
-    """What an engine reaches of the peaks, and what a step takes beside the models.
-
-    `draft_layer_s`: of each layer of a draft step; `all_reduce_s`: of each of two in a layer.
-    """
+    """What an engine reaches of the peaks; `overhead` is a factor of what is none of the models."""
 
     bandwidth_share: float
     operations_share: float
-    host_s: float
-    draft_layer_s: float
-    all_reduce_s: float
+    overhead: float
 
 
-USUAL = Reach(0.76, 0.72, 1.2e-3, 25e-6, 12e-6)
-WORSE, BETTER = Reach(0.55, 0.5, 2.5e-3, 60e-6, 25e-6), Reach(0.9, 0.85, 0.5e-3, 10e-6, 8e-6)
+USUAL, WORSE, BETTER = Reach(0.76, 0.72, 1.0), Reach(0.55, 0.5, 2.2), Reach(0.9, 0.85, 0.45)
+_STEP_S, _DRAFT_LAYER_S, _ALL_REDUCE_S = 1.2e-3, 25e-6, 12e-6
+"""Of a step, of each layer of a draft's, and of each of two in a layer that is divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,8 @@ class StepTimes:
         used = (work.dense_bytes + work.expert_bytes * work.expert_share) / work.bytes_per_weight
         read_s = read / (self.bandwidth_bytes_per_s * reach.bandwidth_share)
         computed_s = 2 * used * tokens / (self.operations_per_s * reach.operations_share)
-        return read_s + computed_s + 2 * work.layers * reach.all_reduce_s * self.is_divided
+        reduced_s = 2 * work.layers * _ALL_REDUCE_S * reach.overhead if self.is_divided else 0.0
+        return read_s + computed_s + reduced_s
 
     def step_s(self, batch: int, tokens: int, reach: Reach = USUAL) -> float:
         """A whole step: so many requests, each with so many draft tokens."""
@@ -126,8 +123,8 @@ class StepTimes:
         if tokens and self.draft is not None:
             passes, width = (1, tokens + 1) if self.is_parallel else (tokens, 1)
             once_s = self.model_s(self.draft, tokens=batch * width, batch=batch, reach=reach)
-            seconds += passes * (once_s + self.draft.layers * reach.draft_layer_s)
-        return reach.host_s + seconds
+            seconds += passes * (once_s + self.draft.layers * _DRAFT_LAYER_S * reach.overhead)
+        return seconds + _STEP_S * reach.overhead
 
     def speedup(self, acceptance: float, batch: int, tokens: int) -> Estimate:
         """Of decoding, over the range of what engines reach."""
@@ -141,87 +138,69 @@ class StepTimes:
 
 def acceptance_length(probability: float, *, tokens: int) -> float:
     """Tokens a step if each draft token has this probability (Leviathan et al. 2023)."""
-    if probability >= 1:
-        return float(tokens + 1)
-    return float((1 - probability ** (tokens + 1)) / (1 - probability))
+    return math.fsum(probability**position for position in range(tokens + 1))
 
 
 def read_acceptance(text: str | None) -> float:
     """The probability of `0.7`, or of a length at a K, `3.6@4`. Raises UsageError."""
-    form = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)(?:@([0-9]{1,3}))?", text or "")
+    form = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)(?:@(\d{1,2}))?", text or "", re.ASCII)
     if form is None:
         what = f"`--acceptance {text}` is neither" if text else "`--estimate` needs `--acceptance`:"
         raise UsageError(f"{what} a probability nor a length at a K", hint=_HINT)
     value, tokens = float(form[1]), int(form[2] or 0)
     low, high = (1.0, float(tokens + 1)) if form[2] else (0.0, 1.0)
-    if not low <= value <= high or (form[2] and not 1 <= tokens <= MAX_TOKENS):
+    if not low <= value <= high or low == high:
         raise UsageError(f"`--acceptance {text}` is impossible: {low:g} to {high:g}", hint=_HINT)
     if not form[2]:
         return value
-    least, step = 0.0, 0.5
+    found, step = 0.0, 0.5
     for _ in range(60):
-        least += step if acceptance_length(least + step, tokens=tokens) <= value else 0.0
+        found += step if acceptance_length(found + step, tokens=tokens) <= value else 0.0
         step /= 2
-    return least
+    return found
 
 
 def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None) -> TuneEstimate:
     """The estimate of a command line. Raises UsageError, FactError."""
-    from specserve.checks.gather import CheckOptions, gather
-    from specserve.profile.load import load_profile
-    from specserve.vllm.versions import known_versions
-
     probability, profile = read_acceptance(acceptance), load_profile(request.profile)
     machine, block = assume(accelerator), profile.speculation
+    loads = whole_numbers(request.concurrency, "--concurrency", least=1, most=65536)
     if block is None:
         raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if machine.count * machine.nodes < (ranks := world_size(profile)):
         machine = replace(machine, count=ranks, nodes=1)
     known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
-    target = known.context.target or published(profile.target.model)
-    own = next(each for each in known.context.variants if each.path == "speculation")
-    draft = own.draft or (published(block.model) if block.model else None)
     for unread in known.unread:
         if not unread.path.startswith("alternatives.") and unread.published is None:
             raise unread.error
-    if target is None:
-        raise FactError(f"`{profile.target.model}` could not be read")
-    s = situation(
-        profile,
-        target=target,
-        machine=machine,
-        version=(known.context.versions or known_versions())[-1],
-        speculation=block,
-        draft=draft,
-    )
-    most = s.settings.max_num_seqs
-    loads = whole_numbers(request.concurrency, "--concurrency", least=1, most=65536)
-    if any(load > most for load in loads):
-        raise too_many_requests(profile, most)
-    loads = loads or tuple(load for load in DEFAULT_LOADS if load <= most)
+    target = known.context.target or published(profile.target.model)
+    assert target is not None  # else it is among the unread
+    draft = known.context.drafts.get("speculation")
+    draft = draft or (published(block.model) if block.model else None)
+    s = situation_of(known.context, block, target, draft)
     k_max = request.most_tokens or USUAL_MOST_TOKENS
-    return estimate(s, acceptance=probability, loads=loads, k_max=k_max)
+    return estimate(s, acceptance=probability, loads=loads or DEFAULT_LOADS, k_max=k_max)
 
 
 def estimate(
     s: MemorySituation, *, acceptance: float, loads: Sequence[int], k_max: int
 ) -> TuneEstimate:
-    """The best K at each load that the KV cache may hold. Raises UsageError if none is left."""
+    """The best K at each load that may run at once. Raises UsageError if none is left."""
     context_tokens = min(s.settings.max_model_len, CONTEXT_TOKENS)
     times, memory, points = step_times(s, context_tokens=context_tokens), assess(s), []
     count, accelerator = s.machine.count * s.machine.nodes, s.machine.accelerator.name
     room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
-    if memory.verdict == "does_not_fit" or min(loads) > room:
-        few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
-        hint = "`specserve check PROFILE --assume …` shows what to change"
-        raise UsageError(f"{few} fit on {count}x {accelerator}", hint=hint)
-    for batch in sorted({load for load in loads if load <= room}):
+    most = 0 if memory.verdict == "does_not_fit" else min(room, s.settings.max_num_seqs)
+    for batch in sorted({load for load in loads if load <= most}):
         gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
         best = max(range(k_max + 1), key=lambda tokens: gains[tokens].value)
-        even = times.step_s(batch, best or 1) / times.step_s(batch, 0)
-        points.append(EstimatedPoint(batch, best, gains[best], even))
+        points.append(EstimatedPoint(batch, best, gains[best]))
+    if not points:
+        few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
+        hint = "`specserve check PROFILE --assume …` shows what to change"
+        raise UsageError(f"{few} run at once on {count}x {accelerator}", hint=hint)
     method = s.speculative.method or ""
-    about = (accelerator, count, method, acceptance, context_tokens, room)
+    about = (accelerator, count, method, acceptance, context_tokens, most)
     return TuneEstimate(*about, tuple(points))
 
 
@@ -233,15 +212,6 @@ def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
             f"nothing can be estimated for `{known.name}`: its bandwidth and FLOP/s are not known",
             hint="leave `--estimate` out to measure, or name another accelerator",
         )
-    made = demand(s.target, s.speculative, settings=settings)
-    if not made.is_kv_known:
-        raise FactError(made.notes[0])
-
-    def table_bytes(facts: ModelFacts) -> float:
-        shape = read_shape(facts.model, facts.config)
-        each = served_bytes(settings.dtype, given=shape.dtype) / settings.tensor_parallel_size
-        return shape.vocab_size * shape.hidden_size * each
-
     layout, experts, share = read_shape(s.target.model, s.target.config), 0.0, 1.0
     bytes_per_weight = served_bytes(settings.dtype, given=layout.dtype)
     if count := language_part(s.target).optional(*_EXPERTS, least=0):
@@ -250,19 +220,21 @@ def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
         routed = {kind: number for kind, number in groups if kind.role.division == "expert"}
         sizes = weigh(routed, layout, settings=settings, weight_bytes=bytes_per_weight)
         experts = float(sum(sizes.stages))
-    dense = sum(stage.target_weights_bytes for stage in made.stages) - experts
-    dense -= 0.0 if layout.is_tied else table_bytes(s.target)  # a step looks rows up
-    kv_bytes = float(sum(stage.target_kv_bytes_per_token for stage in made.stages))
+    each = bytes_per_weight / settings.tensor_parallel_size
+    table = layout.vocab_size * layout.hidden_size * each
+    stages = demand(s.target, s.speculative, settings=settings).stages
+    dense = sum(stage.target_weights_bytes for stage in stages) - experts
+    dense -= 0.0 if layout.is_tied else table  # a step looks rows up
+    kv_bytes = float(sum(stage.target_kv_bytes_per_token for stage in stages))
     target = Work(max(0.0, dense), len(layout.layers), kv_bytes, experts, share, bytes_per_weight)
-    draft, last = None, made.stages[-1]
+    draft, facts = None, s.speculative.draft
     if method not in WITHOUT_MODEL:
-        facts, read, layers = s.speculative.draft, float(last.draft_weights_bytes), 1
+        read, layers = float(stages[-1].draft_weights_bytes), 1
         if method not in HEADS and facts is not None:
-            shape = read_shape(facts.model, facts.config)
-            layers, read = len(shape.layers), read - (0.0 if shape.is_tied else table_bytes(facts))
+            layers = len(read_shape(facts.model, facts.config).layers)
         elif method in HEADS and "lm_head" not in " ".join((facts and facts.tensors) or ()):
-            read += table_bytes(s.target)  # a head computes the target's output table, too
-        draft = Work(max(read, 0.0), layers, float(last.draft_kv_bytes_per_token))
+            read += table  # a head computes the target's output table, too
+        draft = Work(read, layers, float(stages[-1].draft_kv_bytes_per_token))
     return StepTimes(
         *(target, draft, context_tokens, known.bandwidth_bytes_per_s, known.flops),
         is_parallel=s.speculative.is_parallel or method in BLOCK_DRAFTS,

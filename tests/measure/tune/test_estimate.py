@@ -70,8 +70,6 @@ def test_the_best_k_falls_with_the_load_of_a_dense_model_and_no_other_brings_mor
     for point in found.points:
         gains = [times.speedup(0.7, point.concurrency, tokens).value for tokens in range(9)]
         assert point.speedup.value == max(gains)
-        length = acceptance_length(0.7, tokens=point.num_speculative_tokens)
-        assert length >= point.break_even_mean_acceptance_length
 
 
 def test_a_mixture_reads_experts_as_tokens_reach_them(tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_loads_that_the_kv_cache_cannot_hold_are_left_out(tmp_path: Path) -> Non
     assert [point.concurrency for point in large.points] == list(LOADS)
     loads = [point.concurrency for point in small.points]
     assert loads and max(loads) <= small.most_requests < 128
-    with pytest.raises(UsageError, match="not even 1 requests of 1,024 tokens fit on 1x T4-16GB"):
+    with pytest.raises(UsageError, match="not even 1 requests of 1,024 tokens run at once on 1x T4-16GB"):
         estimate(variant(tmp_path, name="T4-16GB"), acceptance=0.7, loads=LOADS, k_max=8)
 
 
@@ -110,7 +108,7 @@ def test_a_length_at_a_k_gives_its_probability(probability: float, tokens: int) 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "high", "1.2", "-0.1", "nan", "3.6@", "3.6@x", "3.6@0", "3.6@65", "3.6@4.5", "nan@4", "5.01@4", "0.65@4",
+    ["", "high", "1.2", "-0.1", "nan", "3.6@", "3.6@x", "3.6@0", "3.6@650", "3.6@4.5", "nan@4", "5.01@4", "0.65@4",
      "inf@4", f"3.6@{'9' * 5000}", "3.6@4@4"],
 )  # fmt: skip
 def test_what_is_neither_a_probability_nor_a_length_is_refused(text: str) -> None:
