@@ -21,9 +21,6 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
 from specserve.serve.files import private, state_folder
 
-_TEMPERATURES = (0.7, 1.0)
-"""Of further answers if answers are few: a draft also learns from what is less likely."""
-
 
 @dataclass(frozen=True, slots=True)
 class DistillRequest:
@@ -63,24 +60,20 @@ class DistillPlan:
     def questions(self) -> list[dict[str, Any]]:
         """The lines for `generate`; an id begins with its part.
 
-        Each prompt to train on is answered at its own temperature, and while answers are few also
-        at others. One to choose by is answered greedily: of such an answer it can be told without a
-        server what a draft would have guessed.
+        Each prompt to train on is answered at its own temperature. One to choose by is answered
+        greedily: of such an answer it can be told without a server what a draft would have guessed.
         """
-        enough = 450 if self.launch.platform == "cpu" else 4000
-        more = max(0, min(len(_TEMPERATURES), enough // max(1, len(self.traffic.train)) - 1))
         # a draft model learns from the likeliest tokens of each position, a head from the target
         likeliest = 10 if self.block.method == "draft_model" else 1
         asked = [
-            ("train", prompt, temperature, likeliest)
-            for prompt in self.traffic.train
-            for temperature in (prompt.temperature or 0.0, *_TEMPERATURES[:more])
+            line_of(prompt, f"train/{number}", self.max_tokens)
+            | {"temperature": prompt.temperature or 0.0, "logprobs": likeliest}
+            for number, prompt in enumerate(self.traffic.train)
         ]
-        asked += [("validation", prompt, 0.0, 1) for prompt in self.traffic.validation]
-        return [
-            line_of(prompt, f"{part}/{number}", self.max_tokens)
-            | {"temperature": temperature, "logprobs": logprobs}
-            for number, (part, prompt, temperature, logprobs) in enumerate(asked)
+        return asked + [
+            line_of(prompt, f"validation/{number}", self.max_tokens)
+            | {"temperature": 0.0, "logprobs": 1}
+            for number, prompt in enumerate(self.traffic.validation)
         ]
 
     @property

@@ -211,5 +211,4 @@ def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled
             gain.estimate,
             faster.estimate if faster is not None else None,
         ),
-        notes=(*found.notes, *result.notes),
     )

@@ -44,10 +44,8 @@ def read_split(path: Path) -> Split:
     """
     found, remarks = read(path)
     prompts: dict[str, Prompt] = {}
-    for prompt in found:
-        messages = [f"{each['role']}:{each['content']}" for each in prompt.messages or ()]
-        key = "\x00".join(" ".join(part.split()) for part in (prompt.text or "", *messages))
-        prompts.setdefault(key, prompt)  # those that differ in blanks alone are equal
+    for prompt in found:  # those that differ in blanks alone are equal
+        prompts.setdefault(" ".join(prompt.content.split()), prompt)
     if len(prompts) < MIN_PROMPTS:
         raise FactError(
             f"`{path}` has {len(prompts)} different prompts; {MIN_PROMPTS} are needed",
@@ -60,26 +58,20 @@ def read_split(path: Path) -> Split:
         ngrams[key] = rare if len(rare) >= _OWN_NGRAMS else each
     # near-duplicates mostly have the same smallest hash: they become neighbours, in one part
     order = sorted(prompts, key=lambda key: (min(ngrams[key]), key))
-    sizes = {"test": len(order) // 5, "validation": len(order) // 10}
-    parts: dict[str, list[str]] = {"train": order[sum(sizes.values()) :]}
-    seen = set[int]().union(*(ngrams[key] for key in parts["train"]))
-    for part, wanted in (("validation", order[sizes["test"] :]), ("test", order)):
-        some = wanted[: sizes[part]]
-        parts[part] = [k for k in some if len(ngrams[k] & seen) < _ALIKE * len(ngrams[k])]
-        seen.update(*(ngrams[key] for key in parts[part]))
-        if len(parts[part]) < sizes[part] // 2:
+    fifth, tenth = len(order) // 5, len(order) // 10
+    parts = [order[fifth + tenth :], order[fifth:][:tenth], order[:fifth]]
+    seen, chosen = set[int](), list[tuple[Prompt, ...]]()
+    for keys in parts:
+        kept = [key for key in keys if len(ngrams[key] & seen) < _ALIKE * len(ngrams[key])]
+        seen.update(*(ngrams[key] for key in kept))
+        chosen.append(tuple(prompts[key] for key in kept))
+        if len(kept) < len(keys) // 2:
             raise FactError(
-                f"the prompts of `{path}` are too alike: most of {sizes[part]} prompts to hold out "
+                f"the prompts of `{path}` are too alike: most of {len(keys)} prompts to hold out "
                 "are near-duplicates of others",
                 hint="use traffic of more users or of more days",
             )
-    places = {key: at for at, key in enumerate(prompts)}
-    chosen = {
-        part: tuple(prompts[key] for key in sorted(keys, key=places.__getitem__))
-        for part, keys in parts.items()
-    }
-    left_out = len(found) - sum(map(len, chosen.values()))
-    return Split(**chosen, left_out=left_out, remarks=tuple(remarks))
+    return Split(*chosen, len(found) - sum(map(len, chosen)), tuple(remarks))
 
 
 def ngrams_of(prompt: Prompt) -> frozenset[int]:
