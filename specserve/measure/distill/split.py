@@ -71,7 +71,9 @@ def read_split(path: Path) -> Split:
                 "are near-duplicates of others",
                 hint="use traffic of more users or of more days",
             )
-    return Split(*chosen, len(found) - sum(map(len, chosen)), tuple(remarks))
+    train, validation, test = chosen
+    left_out = len(found) - sum(map(len, chosen))
+    return Split(train, validation, test, left_out, tuple(remarks))
 
 
 def ngrams_of(prompt: Prompt) -> frozenset[int]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError, did_you_mean, quoted
-from specserve.measure.workloads.workload import Prompt, Workload, room
+from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.models.files import read_regular
 from specserve.serve.lines import Entry, entries
 
 SHIPPED = {
@@ -24,11 +25,10 @@ SHIPPED = {
 }
 """The files of each; their first lines have the form of a prompt, as chat and as completion."""
 MAX_PROMPTS = 200
-"""So many prompts of a user's file are taken, evenly spread, if no limit is given."""
-MIN_ANSWER = 16
-"""A prompt of a user that leaves less room for its answer is left out."""
+"""So many prompts are taken, evenly spread, if no limit is given."""
 MAX_TOKENS = 256
 """Of an answer, if a line does not say it."""
+_MAX_BYTES = 1 << 30
 _KEYS = ("prompt", "messages", "id", "max_tokens", "temperature")
 _HINT = 'a line is {"prompt": "…"} or {"messages": [{"role": "user", "content": "…"}]}'
 
@@ -41,81 +41,67 @@ def load(
     max_tokens: int | None = None,
     limit: int | None = None,
 ) -> Workload:
-    """The prompts of a workload that ships, or of a file.
+    """The prompts of a workload that ships, or of a file, that fit a context.
 
     `chat`: whether the target has a chat template; if not, shipped prompts come as completions. A
     user's file says itself what its prompts are. `max_tokens` caps every answer. Raises UsageError
     for an unknown name and if no prompt fits, FactError (with file and line) for a bad file.
     """
     if name_or_path in SHIPPED:
-        name, source = name_or_path, "specserve"
-        prompts, remarks = _shipped(SHIPPED[name], chat, max_tokens, max_model_len)
-        prompts = prompts[:limit]
+        name, source, remarks = name_or_path, "specserve", list[str]()
+        some = (_shipped(file, chat, max_tokens, max_model_len) for file in SHIPPED[name])
+        found = [prompt for prompts in some for prompt in prompts]
     else:
-        path, prompts, shorter = _file(name_or_path), [], 0
+        path = _file(name_or_path)
         name, source = name_of(path), str(path)
-        found, remarks = read(path)
-        kind = [item for item in found if (item.text is None) is (found[0].text is None)]
-        if others := len(found) - len(kind):
-            remarks.append(f"{others} of {len(found)} prompts are not of the first one's kind")
-        found, most = kind, limit or MAX_PROMPTS
-        if len(found) > most:  # evenly spread, so that the order of a day's traffic stays
-            remarks.append(f"{most} of {len(found)} prompts were taken, evenly spread")
-            found = [found[index * len(found) // most] for index in range(most)]
-        for prompt in found:
-            wanted = min(prompt.max_tokens, max_tokens or prompt.max_tokens)
-            tokens = min(wanted, room(prompt, max_model_len))
-            if tokens >= min(wanted, MIN_ANSWER):
-                prompts.append(replace(prompt, max_tokens=tokens))
-                shorter += tokens < wanted
-        fit = f"to fit max_model_len {max_model_len}"
-        if left_out := len(found) - len(prompts):
-            remarks.append(f"{left_out} of {len(found)} prompts were left out {fit}")
-        if shorter:
-            remarks.append(f"{shorter} of {len(prompts)} answers got fewer max_tokens {fit}")
-    if not prompts:
+        every, remarks = read(path)
+        found = [
+            replace(each, max_tokens=min(each.max_tokens, max_tokens or each.max_tokens))
+            for each in every
+            if (each.text is None) is (every[0].text is None)
+        ]
+        if others := len(every) - len(found):
+            remarks.append(f"{others} of {len(every)} prompts are not of the first one's kind")
+    fitting = [each for each in found if each.fits(max_model_len)]
+    if left_out := len(found) - len(fitting):
+        told = f"{left_out} of {len(found)} prompts were left out to fit max_model_len"
+        remarks.append(f"{told} {max_model_len}")
+    if not fitting:
         raise UsageError(
             f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}",
             hint="raise `target.max_model_len`, or lower `--max-tokens`",
         )
-    return Workload(name, tuple(prompts), source, tuple(remarks))
+    most = min(limit or MAX_PROMPTS, len(fitting))
+    if limit is None and most < len(fitting):
+        remarks.append(f"{most} of {len(fitting)} prompts were taken, evenly spread")
+    prompts = tuple(fitting[index * len(fitting) // most] for index in range(most))
+    return Workload(name, prompts, source, tuple(remarks))
 
 
 def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
     """Eight prompts that no workload has, of its kind; its own if none of them fits."""
-    found, _ = _shipped(["warm-up"], workload.is_chat, None, max_model_len)
-    return Workload("warm-up", tuple(found) or workload.prompts[:8], "specserve")
+    shipped = _shipped("warm-up", workload.is_chat, None, max_model_len)
+    found = tuple(each for each in shipped if each.fits(max_model_len))
+    return Workload("warm-up", found or workload.prompts[:8], "specserve")
 
 
 def _shipped(
-    names: list[str], is_chat: bool, max_tokens: int | None, max_model_len: int | None
-) -> tuple[list[Prompt], list[str]]:
-    """The prompts, each with as many of its blocks of text as fit (estimated), and what was cut.
+    name: str, is_chat: bool, max_tokens: int | None, max_model_len: int | None
+) -> Iterator[Prompt]:
+    """The prompts of one file; what does not fit loses blocks of text from its end.
 
     Without `max_tokens`, an answer gets a quarter of the context at most.
     """
-    cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else None)
-    prompts: list[Prompt] = []
-    shortened = left_out = 0
-    for name in names:
-        form, rows = _texts(name)
-        limit = min(cap or form["max_tokens"], form["max_tokens"])
-        for row in rows:
-            kept = len(row["blocks"])
+    form, rows = _texts(name)
+    cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else form["max_tokens"])
+    limit = min(cap, form["max_tokens"])
+    for row in rows:
+        prompt = _written(row, len(row["blocks"]), form=form, is_chat=is_chat, limit=limit)
+        for kept in range(len(row["blocks"]) - 1, 0, -1):
+            if prompt.fits(max_model_len):
+                break
             prompt = _written(row, kept, form=form, is_chat=is_chat, limit=limit)
-            while kept > 1 and room(prompt, max_model_len) < limit:
-                kept -= 1
-                prompt = _written(row, kept, form=form, is_chat=is_chat, limit=limit)
-            if room(prompt, max_model_len) < limit:
-                left_out += 1
-            else:
-                prompts.append(prompt)
-                shortened += kept < len(row["blocks"])
-    fit = f"to fit max_model_len {max_model_len}"
-    remarks = [f"{shortened} of {len(prompts)} prompts were shortened {fit}"] if shortened else []
-    if left_out:
-        remarks.append(f"{left_out} prompts were left out {fit}")
-    return prompts, remarks
+        yield prompt
 
 
 def _written(
@@ -173,11 +159,7 @@ def read(path: Path) -> tuple[list[Prompt], list[str]]:
     Of a log (its first line holds a request as a client sends it) lines that cannot be sent again
     are left out.
     """
-    try:
-        lines = list(entries(path.read_bytes()))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FactError(f"cannot read `{path}`: {reason}") from error
+    lines = list(entries(read_regular(path, limit_bytes=_MAX_BYTES)))
     prompts: dict[str, Prompt] = {}
     wrong: list[str] = []
     for entry in lines:
@@ -203,9 +185,7 @@ def _prompt(entry: Entry) -> Prompt:
     params: Mapping[str, Any] = entry.request["params"]  # type: ignore[assignment]
     unknown = next((key for key in params if key not in _KEYS), None)
     if unknown is not None and not entry.is_logged:
-        guess = did_you_mean(unknown, _KEYS)
-        also = f": did you mean `{guess}`?" if guess else ""
-        raise ValueError(f"unknown key {quoted(unknown)}{also}")
+        raise ValueError(f"unknown key {quoted(unknown)}: known are {', '.join(_KEYS)}")
     limit = params.get("max_tokens", MAX_TOKENS)
     if type(limit) is not int or not 1 <= limit <= 1_000_000:
         raise ValueError("`max_tokens` must be a whole number above 0")

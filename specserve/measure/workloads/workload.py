@@ -1,4 +1,4 @@
-"""What a workload is, and how many tokens of a context its prompts leave for their answers."""
+"""What a workload is, and whether its prompts fit a context."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = Mapping[str, str]
+_SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64
+"""What may stand around the text of a completion, and around messages and a system text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class Prompt:
             return self.text
         return "\n".join(part["content"] for part in self.messages or ())
 
+    def fits(self, max_model_len: int | None) -> bool:
+        """Whether a context holds it with its answer.
+
+        Two bytes are taken for a token: more tokens than most texts have.
+        """
+        around = _SPECIAL_TOKENS if self.messages is None else _TEMPLATE_TOKENS
+        tokens = (len(self.content.encode()) + 1) // 2 + around + self.max_tokens
+        return max_model_len is None or tokens <= max_model_len
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -59,20 +70,3 @@ class Workload:
             for item in self.prompts
         ]
         return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
-
-
-_SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64
-"""What may stand around the text of a completion, and around messages and a system text."""
-
-
-def room(prompt: Prompt, max_model_len: int | None) -> int:
-    """How many tokens a context leaves for the answer.
-
-    Two bytes are taken for a token: more tokens than most texts have.
-    """
-    size = len(prompt.content.encode())
-    around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
-    # no tokenizer makes more tokens than bytes
-    if max_model_len is None or size + around + prompt.max_tokens < max_model_len:
-        return prompt.max_tokens
-    return max_model_len - (size + 1) // 2 - around

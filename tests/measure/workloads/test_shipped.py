@@ -9,7 +9,7 @@ import pytest
 
 from specserve.errors import UsageError
 from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload, room
+from specserve.measure.workloads.workload import Prompt, Workload
 
 PINNED = {
     ("chat", True): "872140",
@@ -43,12 +43,12 @@ def test_each_has_25_different_prompts_which_stay_what_they_are(name: str, chat:
         cut = load(name, chat=chat, max_model_len=max_model_len)
         assert len(cut.prompts) >= 20
         for item in cut.prompts:
-            assert item.max_tokens <= min(room(item, max_model_len), max_model_len // 4)
+            assert item.fits(max_model_len) and item.max_tokens <= max_model_len // 4
 
 
-def test_a_question_stays_behind_a_document_that_was_cut_and_the_cut_is_told() -> None:
+def test_a_question_stays_behind_a_document_that_was_cut() -> None:
     cut = load("long", max_model_len=2048)
-    assert cut.remarks == ("25 of 25 prompts were shortened to fit max_model_len 2048",)
+    assert cut.remarks == ()
     for whole, part in zip(load("long").prompts, cut.prompts, strict=True):
         assert len(part.content) < len(whole.content)
         assert part.content.splitlines()[-1] == whole.content.splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def test_prompts_stay_as_they_are_written_with_their_ids_and_limits(tmp_path: Pa
         ({"messages": [{"role": "user"}]}, r"`messages\[0\].content` must be text"),
         ({"prompt": "a", "max_tokens": 0}, "`max_tokens` must be a whole number above 0"),
         ({"prompt": "a", "max_tokens": True}, "`max_tokens` must be a whole number above 0"),
-        ({"prompt": "a", "max_token": 3}, "unknown key `max_token`: did you mean `max_tokens`?"),
+        (
+            {"prompt": "a", "max_token": 3},
+            "unknown key `max_token`: known are prompt, messages, id, max_tokens",
+        ),
         ({"prompt": "a", "id": "first"}, "the id `first` is used twice"),
     ],
 )
@@ -78,8 +82,10 @@ def test_a_bad_line_is_an_error_with_file_and_line(tmp_path: Path, line: Any, re
 
 
 def test_a_file_that_holds_nothing_says_why(tmp_path: Path) -> None:
-    with pytest.raises(FactError, match=f"cannot read `{tmp_path}`: Is a directory"):
-        load(str(tmp_path))
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (tmp_path, pipe, Path("/dev/zero")):
+        with pytest.raises(FactError, match=f"cannot read `{path}`: "):
+            load(str(path))
     with pytest.raises(FactError, match="has no request to send"):
         load(written(tmp_path, "", ""))
     with pytest.raises(FactError, match="has no request to send") as raised:
@@ -121,11 +127,12 @@ def test_a_long_file_is_thinned_out_evenly(tmp_path: Path) -> None:
     file = written(tmp_path, *({"prompt": f"p{index}"} for index in range(1000)))
     workload = load(file, limit=4)
     assert [item.text for item in workload.prompts] == ["p0", "p250", "p500", "p750"]
-    assert workload.remarks == ("4 of 1000 prompts were taken, evenly spread",)
-    assert len(load(file).prompts) == 200
+    workload = load(file)
+    assert len(workload.prompts) == 200
+    assert workload.remarks == ("200 of 1000 prompts were taken, evenly spread",)
 
 
-def test_a_users_prompt_is_never_cut_but_left_out_or_given_less_room(tmp_path: Path) -> None:
+def test_a_users_prompt_is_never_cut_but_left_out_if_its_answer_does_not_fit(tmp_path: Path) -> None:
     """Of 512 tokens, 990 bytes leave 9 (two bytes a token): enough for who wants no more."""
     file = written(
         tmp_path,
@@ -137,13 +144,14 @@ def test_a_users_prompt_is_never_cut_but_left_out_or_given_less_room(tmp_path: P
     workload = load(file, max_model_len=512)
     assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [
         ("x", 256),
-        ("y", 104),
         ("v", 9),
     ]
-    assert workload.remarks == (
-        "1 of 4 prompts were left out to fit max_model_len 512",
-        "1 of 3 answers got fewer max_tokens to fit max_model_len 512",
-    )
+    assert workload.remarks == ("2 of 4 prompts were left out to fit max_model_len 512",)
+    assert [item.content[0] for item in load(file, max_model_len=512, max_tokens=100).prompts] == [
+        "x",
+        "y",
+        "v",
+    ]
     with pytest.raises(UsageError, match="fits max_model_len 16"):
         load(file, max_model_len=16)
 
