@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import Interrupted, TrafficError
 from specserve.hardware.host import free_port
 from specserve.measure.bench.blocks import Block, Pass
-from specserve.measure.bench.generator import LoadGenerator, Sent
+from specserve.measure.bench.generator import LoadGenerator
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import OnProgress, Progress, RunDirectory, read_passes
 from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.measure.workloads.workload import Workload
 from specserve.metrics.counters import Acceptance, since, since_by_engine
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.plan.launch import with_port
@@ -32,11 +33,13 @@ from specserve.serve.requests import RequestRefused, endpoint
 from specserve.serve.server import running
 from specserve.serve.signals import StopRequest, signal_name
 
+if TYPE_CHECKING:
+    from specserve.measure.bench.plan import BenchPlan
+    from specserve.measure.tune.plan import TunePlan
+
 _WARM_UP_TOKENS = 32
 _WARM_UP_LOADS = (4, 64)
 """Concurrency of the warm-up, at least and at most."""
-
-
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)
 """Drawn for each run of the program: all else in a salt is alike, and servers outlive a run."""
@@ -60,32 +63,22 @@ class Running:
     url: str
     model: str
     """As it is asked for."""
-    max_model_len: int | None
     check: Callable[[], None]
-    _client: Client = field(repr=False, kw_only=True)
+    client: Client
 
     def has_chat(self) -> bool:
         """Return whether the target has a chat template."""
         said = [{"role": "user", "content": "Hello"}]
         try:
             body = {"model": self.model, "max_tokens": 1, "messages": said}
-            self._client.post("chat/completions", body, model=self.model)
+            self.client.post("chat/completions", body, model=self.model)
         except RequestRefused:
             return False
         return True
 
-    def warm_up(
-        self,
-        generator: LoadGenerator,
-        prompts: Sequence[Prompt],
-        *,
-        concurrency: int,
-        temperature: float,
-    ) -> None:
-        """Send prompts whose answers are not kept, and wait until the counters hold them."""
-        many = [*prompts] * math.ceil(concurrency / len(prompts))
-        requests = [_request(prompt, index, {}) for index, prompt in enumerate(many)]
-        self._send(generator, requests, Point("", temperature, concurrency))
+    def max_model_len(self) -> int | None:
+        """Return the most tokens of a request; None if the server does not say."""
+        return self.client.max_model_len(self.model)
 
     def run(self, generator: LoadGenerator, block: Block, *, launch: int) -> Pass:
         """Send a block and return what was measured. Raises TrafficError without an answer."""
@@ -99,28 +92,9 @@ class Running:
             own: dict[str, Any] = {"cache_salt": f"{_NONCE}.{about}.{mark}"}
             if point.temperature > 0:
                 own["seed"] = (block.seed + index) % 2**31
-            requests.append(_request(prompt, index, own))
-        sent, before, now = self._send(generator, requests, point)
-        acceptance, queue_s, preemptions = _gained(before, now)
-        return Pass(
-            launch=launch,
-            block=block.number,
-            point=point,
-            variant=self.variant.name,
-            duration_s=sent.duration_s,
-            client_cpu=sent.client_cpu,
-            requests=sent.requests,
-            acceptance=acceptance,
-            queue_s=queue_s,
-            preemptions=preemptions,
-            is_started=self.variant.plan is not None,
-        )
-
-    def _send(
-        self, generator: LoadGenerator, requests: Sequence[dict[str, Any]], point: Point
-    ) -> tuple[Sent, Metrics | None, Metrics | None]:
-        """Return what was sent, and the counters before and after."""
-        before = self._client.metrics()
+            about_it = {"id": f"{prompt.id}#{index}", "max_tokens": prompt.max_tokens}
+            requests.append({**about_it, "extra_body": own, **prompt.body})
+        before = self.client.metrics()
         traffic = {
             "model": self.model,
             "endpoint": "chat/completions" if "messages" in requests[0] else "completions",
@@ -136,51 +110,48 @@ class Running:
             why = next((each.error for each in sent.requests if each.error), "no answer")
             place = f"`{self.variant.name}` at {self.url}"
             raise TrafficError(f"{place} answered none of {len(requests)} requests: {why}")
+        acceptance, queue_s, preemptions = self._gained(before, len(requests))
+        return Pass(
+            launch=launch,
+            block=block.number,
+            point=point,
+            variant=self.variant.name,
+            duration_s=sent.duration_s,
+            client_cpu=sent.client_cpu,
+            requests=sent.requests,
+            acceptance=acceptance,
+            queue_s=queue_s,
+            preemptions=preemptions,
+            is_started=self.variant.plan is not None,
+        )
+
+    def _gained(
+        self, before: Metrics | None, requests: int
+    ) -> tuple[Acceptance | None, float | None, int]:
+        """Return the acceptance, the seconds that requests waited, and how many were preempted."""
         now = None
         if before is not None:
-            count = len(sent.requests)
-            now = self._client.metrics_after(before, requests=count, limit_s=_COUNTERS_S)
-        return sent, before, now
-
-
-def _gained(
-    before: Metrics | None, now: Metrics | None
-) -> tuple[Acceptance | None, float | None, int]:
-    """Return the acceptance, the seconds that requests waited, and how many were preempted."""
-    if before is None or now is None:
-        return None, None, 0
-    drafted = since_by_engine(before.acceptance, now=now.acceptance) if now.speculates else None
-    engines = (
-        since(before.engines.get(name, EngineMetrics()).counters, now=engine.counters)
-        for name, engine in now.engines.items()
-    )
-    gains = [each for each in engines if each is not None]
-    waited = [each.queue_s.sum for each in gains if each.queue_s.count]
-    preemptions = sum(each.preemptions for each in gains)
-    acceptance = drafted if drafted and drafted.drafts else None
-    return acceptance, sum(waited) if waited else None, preemptions
-
-
-def _request(prompt: Prompt, index: int, own: dict[str, Any]) -> dict[str, Any]:
-    """Return a request for the load generator. `own`: fields of its body beside the prompt."""
-    about = {"id": f"{prompt.id}#{index}", "max_tokens": prompt.max_tokens, "extra_body": own}
-    return {**about, **prompt.body}
+            now = self.client.metrics_after(before, requests=requests, limit_s=_COUNTERS_S)
+        if before is None or now is None:
+            return None, None, 0
+        drafted = since_by_engine(before.acceptance, now=now.acceptance) if now.speculates else None
+        engines = (
+            since(before.engines.get(name, EngineMetrics()).counters, now=engine.counters)
+            for name, engine in now.engines.items()
+        )
+        gains = [each for each in engines if each is not None]
+        waited = [each.queue_s.sum for each in gains if each.queue_s.count]
+        preemptions = sum(each.preemptions for each in gains)
+        acceptance = drafted if drafted and drafted.drafts else None
+        return acceptance, sum(waited) if waited else None, preemptions
 
 
 def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Running:
-    """Return a server that answers, once it was asked what it can. Raises TrafficError."""
+    """Return a server that answers. Raises TrafficError."""
     place = endpoint(url, api_key_env=variant.api_key_env)
     client = Client(place)
     model = variant.plan.model if variant.plan is not None else client.first_model()
-
-    return Running(
-        variant=variant if variant.model else replace(variant, model=model),
-        url=place.root,
-        model=model,
-        max_model_len=client.max_model_len(model),
-        check=check,
-        _client=client,
-    )
+    return Running(variant, place.root, model, check, client)
 
 
 class Measurement:
@@ -188,20 +159,14 @@ class Measurement:
 
     def __init__(
         self,
+        plan: BenchPlan | TunePlan,
         directory: RunDirectory,
         on_progress: OnProgress,
         stop: StopRequest,
-        *,
-        points: Sequence[Point],
-        sources: Mapping[str, str],
-        max_tokens: int | None = None,
-        limit: int | None = None,
     ) -> None:
-        """`sources`: what a workload is loaded from, by its name. `limit`: its prompts, at most."""
         content = directory.content
         self.directory, self.on_progress, self._stop = directory, on_progress, stop
-        self.points, self._sources = points, sources
-        self._max_tokens, self._limit = max_tokens, limit
+        self.points, self._plan = plan.points, plan
         self.passes: list[Pass] = read_passes(directory.path)
         self.notes: list[str] = content.setdefault("notes", [])
         self.models: dict[str, str] = content.setdefault("models", {})
@@ -249,47 +214,45 @@ class Measurement:
                     servers[variant.name] = stack.enter_context(server)
             # before the servers end: without their clients, they have nothing to drain
             stack.callback(generator.close)
-            if any(variant.plan is not None for variant in variants):
-                stack.callback(self.on_progress, Progress("stopping the servers"))
             generator.wait_ready()
             if not self.workloads:  # once, so that every later session sends the same prompts
-                lengths = [each.max_model_len for each in servers.values() if each.max_model_len]
-                room = {
-                    "chat": all(each.has_chat() for each in servers.values()),
-                    "max_model_len": min(lengths, default=None),
-                }
-                self._load_workloads(**room)  # type: ignore[arg-type]
-                self.directory.update(room=room)
+                lengths = [most for each in servers.values() if (most := each.max_model_len())]
+                chat, most = (
+                    all(each.has_chat() for each in servers.values()),
+                    min(lengths, default=None),
+                )
+                self._load_workloads(chat=chat, max_model_len=most)
+                self.directory.update(room={"chat": chat, "max_model_len": most})
             for name, server_there in servers.items():
+                self.models[name] = server_there.model
                 self.on_progress(Progress(f"warming up {name}"))
                 self._warm_up(server_there, generator)
+            self.directory.update(launches=self.launches)
             yield servers, generator
 
     @contextmanager
     def server(self, variant: Variant, *, label: str) -> Iterator[Running]:
         """The variant's server: started here, or the one at its URL."""
         if variant.plan is None:
-            assert variant.url is not None
-            yield self._connected(variant, variant.url, check=lambda: None)
+            yield connect(variant, variant.url or "", check=lambda: None)
             return
-        plan = with_port(variant.plan, free_port(variant.plan.host))
-        file = "".join(char if char.isalnum() or char in "-_." else "-" for char in variant.name)
-        log_path, began_s = self.directory.log(f"{file[:60]}-{label}"), time.monotonic()
+        plan, began_s = with_port(variant.plan, free_port(variant.plan.host)), time.monotonic()
+        log_path = self.directory.log(
+            f"{re.sub(r'[^a-zA-Z0-9_.-]', '-', variant.name)[:60]}-{label}"
+        )
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
                 self.on_progress(Progress(f"starting {variant.name}: {event.phase}"))
 
         self.launches += 1
-        self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
             self._starts_s.append(time.monotonic() - began_s)
             text = f"{variant.name} is ready after {self._starts_s[-1]:.0f}s"
             self.on_progress(Progress(text, is_note=True))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[variant.name] = server.figures.kv_cache_tokens
-                self.directory.update()
-            yield self._connected(variant, server.url, check=server.check)
+            yield connect(variant, server.url, check=server.check)
 
     def send_block(
         self, server: Running, generator: LoadGenerator, block: Block, *, launch: int
@@ -315,22 +278,15 @@ class Measurement:
         )
         return done
 
-    def _connected(self, variant: Variant, url: str, *, check: Callable[[], None]) -> Running:
-        server = connect(variant, url, check=check)
-        if self.models.get(variant.name) != server.model:
-            self.models[variant.name] = server.model
-            self.directory.update()
-        return server
-
     def _load_workloads(self, *, chat: bool, max_model_len: int | None) -> None:
         """Load the prompts that fit. Raises UsageError if they are others than before."""
         for name in dict.fromkeys(point.workload for point in self.points):
             workload = load(
-                self._sources.get(name, name),
+                self._plan.sources.get(name, name),
                 chat=chat,
                 max_model_len=max_model_len,
-                max_tokens=self._max_tokens,
-                limit=self._limit,
+                max_tokens=self._plan.max_tokens,
+                limit=self._plan.limit,
             )
             self.directory.pin(f"the prompts of `{name}`", workload.sha256)
             self.workloads[name] = workload
@@ -340,15 +296,15 @@ class Measurement:
     def _warm_up(self, server: Running, generator: LoadGenerator) -> None:
         """Other prompts at the highest load and each temperature make graphs and caches."""
         least, most = _WARM_UP_LOADS
-        concurrency = min(max([least, *(point.concurrency for point in self.points)]), most)
-        for workload in {each.is_chat: each for each in self.workloads.values()}.values():
-            warm = load_warm_up(workload, max_model_len=server.max_model_len)
-            prompts = [
-                replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS))
-                for each in warm.prompts
-            ]
-            for temperature in dict.fromkeys(point.temperature for point in self.points):
-                server.warm_up(generator, prompts, concurrency=concurrency, temperature=temperature)
+        load = min(max(least, *(point.concurrency for point in self.points)), most)
+        kind = next(iter(self.workloads.values()))
+        warm = load_warm_up(kind, max_model_len=server.max_model_len())
+        prompts = [
+            replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS)) for each in warm.prompts
+        ] * math.ceil(load / len(warm.prompts))
+        for temperature in dict.fromkeys(point.temperature for point in self.points):
+            block = Block(-1, Point("warm-up", temperature, load), tuple(prompts), seed=0)
+            server.run(generator, block, launch=-1)
 
     def _tick(self, servers: Mapping[str, Running]) -> None:
         """A few times a second while the load generator works."""

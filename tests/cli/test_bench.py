@@ -215,10 +215,10 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
     error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
     assert "`--resume` and `--output` cannot be combined" in error
     assert "is not a run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
-    with create(tmp_path / "run", {"asked": {"unknown": 1}, "together": True}):
+    with create(tmp_path / "run", {"asked": {"profile": 1}, "together": True}):
         pass
     error = told(["--resume", str(tmp_path / "run")], capsys, code=2)
-    assert "` cannot be resumed: specserve cannot read its run.json" in in_line(error)
+    assert "` is not a run of `specserve bench`" in in_line(error)
 
 
 def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(

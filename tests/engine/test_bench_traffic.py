@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_the_load_generator_reads_no_answer_without_end_and_follows_no_redirect(
     }  # fmt: skip
     paths: list[str] = []
     with (
-        LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None) as driver,
+        closing(LoadGenerator(log_path=tmp_path / "log", on_tick=lambda: None)) as driver,
         hostile("", paths=paths) as other,
     ):
 

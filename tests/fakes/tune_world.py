@@ -182,8 +182,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
             here.running.remove(name)
 
     def connect(variant: Variant, url: str, *, check: Callable[[], None]) -> Any:
-        def send(_: Any, block: Block, *, launch: int) -> Pass:
+        def send(_: Any, block: Block, *, launch: int) -> Pass | None:
             assert variant.name in here.running
+            if launch < 0:  # the warm-up
+                return None
             if here.interrupt_after is not None and len(here.sent) >= here.interrupt_after:
                 raise Interrupted("stopped", signal_number=here.signal_number)
             here.sent.append((variant.name, block.point))
@@ -192,11 +194,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         return Connected(
             variant=variant,
             model="m",
-            max_model_len=None,
+            max_model_len=lambda: None,
             has_chat=lambda: False,
             run=send,
             check=check,
-            warm_up=lambda *_, **__: None,
         )
 
     clock = SimpleNamespace(monotonic=lambda: here.now_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import sys
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import LaunchError, TrafficError
+from specserve.errors import TrafficError
 from specserve.measure.bench.blocks import Request
 from specserve.metrics.counters import of_request
-from specserve.serve.logs import read_end
+from specserve.serve.causes import died
 from specserve.serve.process import JsonChild
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
@@ -28,7 +27,6 @@ Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinC
 `busy_loop_s: float = 1`.
 """
 _KEYS = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
-_REQUEST_FIELDS = {each.name for each in dataclasses.fields(Request)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Sent:
 
 
 class LoadGenerator:
-    """vLLM's load generator in a process of its own; a context manager, so that it ends with us."""
+    """vLLM's load generator in a process of its own."""
 
     def __init__(
         self,
@@ -53,19 +51,12 @@ class LoadGenerator:
     ) -> None:
         """`on_tick` is called a few times a second while we wait; it may raise, to break off."""
         self._on_tick = on_tick
-        self._log_path = log_path
         self._count = 0
         self._last_url = ""
         self._last_end_s = 0.0
         self.vllm = ""
         """Its version, once it is ready."""
         self._child = JsonChild(command, env=_environment(key_variables), log_path=log_path)
-
-    def __enter__(self) -> LoadGenerator:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def wait_ready(self) -> None:
         """Wait until it has imported vLLM. Raises LaunchError."""
@@ -108,18 +99,13 @@ class LoadGenerator:
             except queue.Empty:
                 continue
             if message is None or (message["event"] == "failed" and message["pass"] is None):
-                raise self._death(message)
+                self._child.wait()
+                said = str(message["error"]) if message is not None else None
+                error = died(self._child, "running its load generator", said=said)
+                if said and "No module named 'vllm" in said:
+                    error.hint = "in a clone, `pip install '.[vllm]'` or `make setup` installs it"
+                raise error
             return message
-
-    def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
-        self._child.wait()
-        lines = tuple(line.text for line in read_end(self._log_path)[-20:])
-        why = message["error"] if message is not None else (lines or ("it printed nothing",))[-1]
-        hint = None
-        if "No module named 'vllm" in why:
-            hint = "it is a part of vLLM: in a clone, `pip install '.[vllm]'` or `make setup`"
-        text = f"vLLM's load generator ended: {why}"
-        return LaunchError(text, log_path=str(self._log_path), log_tail=lines, hint=hint)
 
 
 def _environment(key_variables: Sequence[str]) -> dict[str, str]:
@@ -135,8 +121,9 @@ def _environment(key_variables: Sequence[str]) -> dict[str, str]:
 def _read_request(message: Mapping[str, Any]) -> Request:
     """Return a request as the load generator reports it."""
     summary = message["speculation"]
-    known = {name: value for name, value in message.items() if name in _REQUEST_FIELDS}
-    return Request(**known, acceptance=of_request(summary), steps=_read_steps(summary))
+    names = ("id", "ok", "error", "prompt_tokens", "output_tokens", "ttft_s", "latency_s")
+    fields = {name: message[name] for name in names}
+    return Request(**fields, acceptance=of_request(summary), steps=_read_steps(summary))
 
 
 def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:

@@ -12,8 +12,6 @@ from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import (
-    BASELINE,
-    PROFILE,
     BenchRequest,
     Variant,
     plan_variants,
@@ -82,13 +80,6 @@ class BenchPlan:
     def name(self) -> str:
         """The profile's, or the first variant's."""
         return self.profile.name if self.profile is not None else self.variants[0].name
-
-    @property
-    def own_variant(self) -> str:
-        """The variant that the profile itself is; without `speculation` it is the baseline."""
-        if self.profile is None:
-            return self.variants[0].name
-        return PROFILE if self.profile.speculation is not None else BASELINE
 
     @property
     def launches(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.errors import SpecserveError, UsageError
 from specserve.measure.bench.blocks import Block, Pass, blocks, variant_order
 from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.generator import REST_S
@@ -30,15 +30,7 @@ class Bench(Measurement):
     def __init__(
         self, plan: BenchPlan, directory: RunDirectory, on_progress: OnProgress, stop: StopRequest
     ) -> None:
-        super().__init__(
-            directory,
-            on_progress,
-            stop,
-            points=plan.points,
-            sources=plan.sources,
-            max_tokens=plan.max_tokens,
-            limit=plan.limit,
-        )
+        super().__init__(plan, directory, on_progress, stop)
         self.plan = plan
 
     def run(self) -> None:
@@ -50,13 +42,6 @@ class Bench(Measurement):
             left_s = self._budget_s() / (len(self.plan.sessions) - number)
             if left_s > 0 and (not self.workloads or self._next_round(session)):
                 self._measure(session, left_s)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is nothing to measure, or no time for it."""
-        if not self.workloads:
-            return False
-        return self._budget_s() <= 0 or not any(map(self._next_round, self.plan.sessions))
 
     @property
     def is_cut(self) -> bool:
@@ -155,7 +140,7 @@ class Bench(Measurement):
             variants=tuple(
                 dataclasses.replace(
                     variant.info,
-                    model=variant.model or self.models.get(variant.name, ""),
+                    model=variant.info.model or self.models.get(variant.name, ""),
                     kv_cache_tokens=self.kv_tokens.get(variant.name),
                 )
                 for variant in plan.variants
@@ -190,16 +175,12 @@ def run_benchmark(
         )
     with resume(Path(resumed)) as directory:
         try:
-            asked = from_json(BenchRequest, json.dumps(directory.content["asked"]))
-            together = bool(directory.content["together"])
-            if asked.profile is None:
-                raise ValueError
-        except (KeyError, ValueError) as error:
-            why = f"`{directory.path}` cannot be resumed: specserve cannot read its run.json"
-            raise UsageError(why) from error
+            asked = from_json(BenchRequest, json.dumps(directory.content.get("asked")))
+        except ValueError as error:
+            raise UsageError(f"`{directory.path}` is not a run of `specserve bench`") from error
+        together = bool(directory.content["together"])
         asked = dataclasses.replace(asked, budget=request.budget or asked.budget)
         plan = plan_bench(asked, together=together, notices=outlet.notices)
-        _pin(plan, directory)
         return _run(plan, directory, outlet=outlet), directory.path
 
 
@@ -213,42 +194,31 @@ def new_directory(plan: BenchPlan, output: str | None) -> RunDirectory:
         "together": plan.together,
         "spent_s": 0.0,
     }
-    directory = create(Path(output) if output else state_folder() / "bench" / stem, content)
-    _pin(plan, directory)
-    return directory
+    return create(Path(output) if output else state_folder() / "bench" / stem, content)
 
 
-def _pin(plan: BenchPlan, directory: RunDirectory) -> None:
-    """Record what must be alike in every session. Raises UsageError if it is not."""
+def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
+    """Measure in every session what the first one began with. Raises UsageError if it changed."""
+    began_s, say = time.monotonic(), outlet.notices.say
     for variant in plan.variants:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
         directory.pin(f"`{variant.name}`", what)
     directory.pin("the machine", ", ".join(host(platform_of_variants=plan.platform).values()))
     directory.pin("the vLLM that is installed", versions().get("vllm", ""))
-
-
-def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
-    began_s, say = time.monotonic(), outlet.notices.say
     with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)
-        if bench.is_done:
-            say("everything has been measured already, so nothing is started")
-        else:
-            names = ", ".join(variant.name for variant in plan.variants)
-            points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
-            say(f"measuring {points} (a point is a workload, load and temperature) on {names}")
-            say(f"run directory: {directory.path}")
+        names = ", ".join(variant.name for variant in plan.variants)
+        points = f"{len(plan.points)} point{'' if len(plan.points) == 1 else 's'}"
+        say(f"measuring {points} (a point is a workload, load and temperature) on {names}")
+        say(f"run directory: {directory.path}")
         try:
             bench.run()
-        except SpecserveError as error:
+        except SpecserveError:
             directory.add_elapsed(began_s)
             if bench.passes:
                 bench.write(is_complete=False, outlet=outlet)
                 again = f"`specserve bench --resume {directory.path}` continues"
-                if isinstance(error, Interrupted) or error.hint is not None:
-                    say(f"{len(bench.passes)} measured blocks are kept: {again}")
-                else:
-                    error.hint = again
+                say(f"{len(bench.passes)} measured blocks are kept: {again}")
             raise
         directory.add_elapsed(began_s)
         return bench.write(is_complete=True, outlet=outlet)

@@ -10,6 +10,7 @@ from specserve.measure.bench.blocks import Pass, passes_of
 from specserve.measure.bench.figures import figures, invalid_reason, sample, speedup, step_samples
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, LengthPart, Point, Result
+from specserve.measure.bench.variants import BASELINE, PROFILE
 from specserve.measure.expect import Judged, judge, limits
 from specserve.measure.intervals import Estimate, LogEstimate, p99, rate
 from specserve.measure.verdict import (
@@ -42,9 +43,9 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
         if cells[variant.name, at].figures is not None
     )
     for at in plan.points if plan.profile is not None else ():
-        own = cells[plan.own_variant, at]
-        promises = tuple(_promises(plan, passes, own, comparisons))
-        cells[plan.own_variant, at] = replace(own, promises=promises)
+        name = PROFILE if any(each.name == PROFILE for each in plan.variants) else BASELINE
+        promises = tuple(_promises(plan, passes, cells[name, at], comparisons))
+        cells[name, at] = replace(cells[name, at], promises=promises)
     room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
     return replace(
         about,

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,18 +52,17 @@ class Variant:
     plan: LaunchPlan | None = None
     url: str | None = None
     is_baseline: bool = False
-    model: str = ""
-    """The target, as the profile names it."""
     api_key_env: str | None = None
     """NAME of the variable that holds the key."""
 
     @property
     def info(self) -> VariantInfo:
         """What a result says about it."""
-        info = VariantInfo(self.name, self.is_baseline, self.model, url=self.url)
-        if self.plan is None:
-            return info
-        return replace(info, speculation=self.plan.speculation, argv=self.plan.argv)
+        plan = self.plan
+        if plan is None:
+            return VariantInfo(self.name, self.is_baseline, url=self.url)
+        model = str(plan.engine_kwargs.get("model", ""))
+        return VariantInfo(self.name, self.is_baseline, model, plan.speculation, plan.argv)
 
 
 def plan_variants(
@@ -130,7 +129,6 @@ def plan_variant(
         name=name or profile.name,
         plan=plan,
         is_baseline=alternative == BASELINE,
-        model=profile.target.model,
         api_key_env=plan.api_key_env,
     )
 

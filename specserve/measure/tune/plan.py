@@ -115,6 +115,8 @@ class TunePlan:
     together: bool
     sources: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int = 48
+    limit: int | None = None
+    """Prompts of a workload, at most."""
     budget_s: float = 1800.0
     schedule_obstacle: str | None = None
 

@@ -47,8 +47,7 @@ class Tune(Measurement):
     ) -> None:
         """`stack`: ends the server without speculation, which runs beside all others if it can."""
         view, stop = stack.enter_context(outlet.open_view()), stack.enter_context(stop_on_signals())
-        known = {"points": plan.points, "sources": plan.sources, "max_tokens": plan.max_tokens}
-        super().__init__(directory, view, stop, **known)  # type: ignore[arg-type]
+        super().__init__(plan, directory, view, stop)
         self.plan, self._notices, self._stack = plan, outlet.notices, stack
         self.takes_turns = bool(directory.content["together"])
         self.per_slot = int(directory.content["per_slot"])

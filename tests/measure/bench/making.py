@@ -81,14 +81,14 @@ def planned(
         platform=platform,
         argv=("vllm", "serve", "m", "--port", "1"),
         env=env or {},
-        engine_kwargs={} if cache is None else {"kv_cache_memory_bytes": cache},
+        engine_kwargs={"kv_cache_memory_bytes": cache},
         host="127.0.0.1",
         port=1,
         model="m",
         stall_timeout_s=1,
         shutdown_timeout_s=1,
     )
-    return Variant(name, plan, is_baseline=is_baseline, model="m")
+    return Variant(name, plan, is_baseline=is_baseline)
 
 
 class Connected(SimpleNamespace):

@@ -20,8 +20,8 @@ from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
 
 VARIANTS = (
-    Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
-    Variant("profile", url="http://127.0.0.1:9002", model="m"),
+    Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True),
+    Variant("profile", url="http://127.0.0.1:9002"),
 )
 SLOW = [2.0, 2.1, 1.9, 2.05, 1.95, 2.0]
 NOISY = [1.0, 1.3, 1.05, 1.4, 1.1, 1.0]
