@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from specserve.report.manual import Page, blocks, pages
+from specserve.report.manual import Page, manual, pages
 
 FILE = Path(__file__).parents[1] / "docs" / "rules.md"
 _GROUPS = {
@@ -40,37 +40,12 @@ def document(pages: Iterable[Page]) -> str:
         if of_group:
             lines += ["", f"## {title}", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
             lines += [_row(page) for page in of_group]
-    for page in pages:
-        lines += ["", f"## {page.code} {page.name}", "", _facts(page), "", _body(page)]
-    return "\n".join(lines) + "\n"
-
-
-def _body(page: Page) -> str:
-    """A page's text in Markdown."""
-    whole, before = "", ""
-    for kind, text in blocks(page):
-        shown = text
-        if kind == "heading":
-            shown = f"### {text}"
-        elif kind == "item":
-            shown = f"- {text}"
-        elif kind == "code":
-            language = "console" if text.startswith("$ ") else "yaml"
-            shown = f"```{language}\n{text}\n```"
-        whole += f"\n{shown}" if kind == before == "item" else f"\n\n{shown}"
-        before = kind
-    return whole.strip("\n")
+    return "\n".join(lines) + "\n\n" + "\n".join(map(manual, pages))
 
 
 def _row(page: Page) -> str:
     summary = page.summary.replace("|", "\\|")
     return f"| [{page.code}](#{page.anchor}) | {page.name} | {page.severity} | {page.needs} | {summary} |"
-
-
-def _facts(page: Page) -> str:
-    silence = f"silenced by `{page.silence}`" if page.silence else "cannot be silenced"
-    policy = ", a policy" if page.policy else ""
-    return f"*{page.severity}{policy}, needs {page.needs}, {silence}*"
 
 
 def main() -> int:

@@ -71,8 +71,7 @@ def bench(
     from specserve.measure.bench.run import run_benchmark
     from specserve.measure.bench.variants import BenchRequest
     from specserve.measure.servers import Outlet
-    from specserve.report.bench import rendered, result_files
-    from specserve.report.estimates import BenchView, bench_plan
+    from specserve.report.bench import BenchView, bench_plan, rendered, result_files
 
     if show:
         refuse_besides(context, "--show", "show", "format")
@@ -82,6 +81,7 @@ def bench(
         raise UsageError("no profile is given", hint="try `specserve bench PROFILE --quick`")
     refuse_together(resume=resume, output=output)
     refuse_together(resume=resume, dry_run=dry_run)
+    refuse_together(dry_run=dry_run, format=format != "text")
     request = BenchRequest(
         profile=profile,
         quick=quick,
@@ -96,7 +96,7 @@ def bench(
     )
     if dry_run:
         plan = plan_bench(request, starts=False, notices=StderrNotices())
-        out(bench_plan(plan, form=format))
+        out(bench_plan(plan))
         return
 
     outlet = Outlet(StderrNotices(), BenchView, result_files)

@@ -27,7 +27,7 @@ def rules(
     specserve rules SD104 open-bind
     """
     from specserve.report.console import out, say
-    from specserve.report.manual import find, listing, manual, pages
+    from specserve.report.manual import find, listing, manual_text, pages
 
     asked = [code.upper() for code in codes or ["SD"]]
     groups = tuple(code for code in asked if re.fullmatch(r"SD\d{0,2}", code))
@@ -35,7 +35,7 @@ def rules(
     known = pages().values()
     chosen = dict.fromkeys([*named, *(page for page in known if page.code.startswith(groups))])
     if named:
-        out("\n\n".join(manual(page) for page in chosen))
+        out("\n".join(map(manual_text, chosen)))
     else:
         out(listing(chosen))
         say(f"{len(chosen)} of {len(known)} codes; `specserve rules CODE` describes one")

@@ -57,7 +57,8 @@ def tune(
     from specserve.measure.tune.result import write_choice
     from specserve.measure.tune.run import run_tune
     from specserve.report import tune as report
-    from specserve.report.estimates import BenchView
+    from specserve.report.bench import BenchView
+    from specserve.report.text import json_document
 
     request = TuneRequest(
         profile, tuple(workload or ()), concurrency, temperature, alternative, k_max, budget
@@ -65,13 +66,11 @@ def tune(
     as_json = format == "json"
     if estimate is not None:
         from specserve.measure.tune.estimate import estimate_tune
-        from specserve.report.estimates import estimate_text
-        from specserve.report.text import json_document
 
         taken = ("profile", "estimate", "acceptance", "concurrency", "k_max", "format")
         refuse_besides(context, "--estimate", *taken)
         guess = estimate_tune(request, estimate, acceptance)
-        out(json_document(guess) if as_json else estimate_text(guess))
+        out(json_document(guess) if as_json else report.estimate_text(guess))
         return
     hint = "add `--estimate NAME`, or leave it out: a tune measures the acceptance"
     refuse_alone("--estimate", False, hint=hint, acceptance=acceptance)
@@ -79,13 +78,14 @@ def tune(
         raise UsageError("`tune` cannot read a profile from stdin", hint="name a file")
     if write and not Path(profile).is_file():
         raise UsageError(f"`--write` can only change a profile file, and `{profile}` is no file")
+    options.refuse_together(dry_run=dry_run, format=as_json)
     notices = StderrNotices()
     plan = plan_tune(request, starts=not dry_run, notices=notices)
     if dry_run:
-        out(report.plan_json(plan) if as_json else report.plan_document(plan).text(sys.stdout))
+        out(report.plan_document(plan).text(sys.stdout))
         return
     result, path = run_tune(plan, outlet=Outlet(notices, BenchView, report.result_files))
-    out(report.result_json(result) if as_json else report.tune_document(result).text(sys.stdout))
+    out(json_document(result) if as_json else report.tune_document(result).text(sys.stdout))
     say(f"raw data, logs, result.json and report.html: {path}")
     if write:
         say(write_choice(profile, result))

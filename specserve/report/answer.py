@@ -103,13 +103,13 @@ def generation_line() -> Iterator[Callable[[GenerateStatus], None]]:
     """Yields what shows lines done and tokens per second, in one line that is rewritten."""
 
     def show(status: GenerateStatus) -> None:
-        now_s = time.monotonic()
-        words = f"starting the engine, {now_s - status.began_s:.0f} s"
-        if status.ready_s is not None:
+        took = f"{time.monotonic() - status.began_s:.0f} s"
+        if status.ready_s is None:
+            line.show(f"starting the engine, {took}")
+        else:
+            rate = status.tokens / max(time.monotonic() - status.ready_s, 1.0)
             lines = f"{status.done} of {status.total} lines"
-            rate = status.tokens / max(now_s - status.ready_s, 1.0)
-            words = f"generating: {lines}, {now_s - status.began_s:.0f} s, {rate:.0f} tokens/s"
-        line.show(words)
+            line.show(f"generating: {lines}, {took}, {rate:.0f} tokens/s")
 
     with LiveLine(every_s=10.0) as line:
         yield show

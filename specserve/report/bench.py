@@ -1,7 +1,8 @@
-"""A benchmark's report: the answer for each variant, then every load."""
+"""A benchmark: what it would do, how far it is, and its report: the answer, then every load."""
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections import Counter
@@ -9,44 +10,41 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
+from specserve.measure.bench.blocks import PER_SLOT
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import (
     Cell,
     Comparison,
-    Quantiles,
+    Figures,
+    Point,
     Result,
     VariantInfo,
 )
+from specserve.measure.bench.rundir import Progress
 from specserve.measure.bench.summary import WAITING
 from specserve.measure.intervals import Estimate
+from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import PAYS, verdict_words
 from specserve.measure.watch.verdict import promise_words
 from specserve.report.charts import Chart
-from specserve.report.page import Block, Details, Document, Items, Paragraph, Section, render
+from specserve.report.console import LiveLine, in_one_line, say
+from specserve.report.page import Block, Document, Items, Section, render
 from specserve.report.text import (
     DASH,
     Column,
     Table,
-    decimals,
     duration,
+    figure,
     json_document,
-    moment,
-    percent,
-    rate,
     with_spread,
 )
 
-_HEAD = [
-    Column("load"),
-    Column("variant", "name"),
-    Column("tokens/s"),
-    Column("speedup, 95 %"),
-    Column("verdict", "name"),
-    Column("per step"),
-    Column("needed"),
-]
-_LATENCIES = ("TTFT, ms", "TPOT, ms", "E2E, ms")
-_COUNTS = ("accepted", "waited, ms", "preempted", "failed")
-_DETAILS = [Column(name, is_detail=True) for name in (*_LATENCIES, *_COUNTS)]
+_TOKENS = 256
+"""Of an answer, if nothing limits it."""
+_CELL = (Column("load"), Column("variant", "name"))
+_SPEEDUP = (Column("speedup, 95 %"), Column("verdict", "name"))
+_HEAD = (*_CELL, Column("tokens/s"), *_SPEEDUP, Column("per step"), Column("needed"))
+_LATENCIES = ("TTFT, ms", "TPOT, ms", "E2E, ms", "accepted", "waited, ms", "preempted", "failed")
 
 
 def variant_words(variant: VariantInfo) -> str:
@@ -58,6 +56,59 @@ def variant_words(variant: VariantInfo) -> str:
     tokens, draft = block.get("num_speculative_tokens"), block.get("model")
     words = f"{block.get('method')}{f' K={tokens}' if tokens else ''}"
     return f"{words}, {draft}" if draft else words
+
+
+def bench_plan(plan: BenchPlan) -> str:
+    """Return what a benchmark would do, and in at least how long."""
+
+    def requests(point: Point) -> int:
+        """To one variant, in one round."""
+        prompts = plan.prompts[point.workload]
+        return prompts * max(1, math.ceil(plan.blocks * PER_SLOT * point.concurrency / prompts))
+
+    speed = ASSUMED_SPEEDS[plan.platform or "cuda"]
+    measured = [name for session in plan.sessions for name in session.variants]
+    started = [each.name for each in plan.variants if each.plan is not None]
+    launches = sum(name in started for name in measured)
+    round_s = len(measured) * sum(
+        speed.seconds(requests(point) * (plan.max_tokens or _TOKENS), point.concurrency)
+        for point in plan.points
+    )
+    minutes = math.ceil((launches * speed.start_s + min(round_s, plan.budget_s)) / 60)
+    answer = (
+        f"This is a dry run: nothing is started. It would take about {minutes} min (assumed, not "
+        f"measured: {speed.start_s:g} s a launch, {speed.tokens_per_s:g} tokens/s a request); "
+        f"where that decides nothing, up to {duration(plan.budget_s)} of measuring (`--budget`), "
+        "without the launches."
+    )
+    variants = [(each.name, each.url or variant_words(each.info)) for each in plan.variants]
+    together = [("", ", ".join(each.variants)) for each in plan.sessions]
+    points = [("", f"{each}: {requests(each)} requests in a launch") for each in plan.points]
+    blocks = [
+        Section("variants", [Items(variants)]),
+        Section(f"launches: {launches}", [Items(together)]),
+        Section(f"points, {plan.blocks} blocks each, on every variant in turn", [Items(points)]),
+    ]
+    return Document("benchmark", plan.name, blocks, [("", answer)]).text(sys.stdout)
+
+
+class BenchView(LiveLine):
+    """Shows what happens; a context manager that leaves no half line behind."""
+
+    def __init__(self) -> None:
+        super().__init__(every_s=15.0)
+
+    def __call__(self, what: Progress) -> None:
+        """Show what is being done, or keep a note."""
+        if what.is_note:
+            say(in_one_line(what.text))
+        elif not what.total:
+            self.show(what.text)
+        elif what.done == what.total:
+            say(in_one_line(f"{what.done}/{what.total}, done; {what.text}"))
+        else:
+            left = "the time is up" if what.left_s < 1 else f"about {duration(what.left_s)} left"
+            self.show(f"{what.done}/{what.total}, {left}; {what.text}")
 
 
 def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
@@ -88,17 +139,16 @@ def _document(result: Result) -> Document:
         machine = f"{result.host.get('cores', '?')} CPU cores"
     launches = f"{result.launches} {'launch' if result.launches == 1 else 'launches'}"
     where = f"{machine}, vLLM {result.versions.get('vllm', '?')}, {launches} of each variant"
-    lines.append(("measured", f"{where}, {moment(result.created)}, {duration(result.duration_s)}"))
+    lines.append(("measured", f"{where}, {result.created[:10]}, {duration(result.duration_s)}"))
     blocks: list[Block] = [Items(lines)]
     if not result.is_complete:
-        blocks.insert(0, Paragraph("Not complete: some cells are still to be measured."))
+        blocks.insert(0, "Not complete: some cells are still to be measured.")
     places = dict.fromkeys((cell.point.workload, cell.point.temperature) for cell in result.cells)
     blocks += [_section(result, *place, against) for place in places]
-    legend = (
+    blocks.append(
         f"speedup: output tokens/s over those of {against}; per step: mean acceptance length; "
         "needed: the length at which speculation breaks even (never below 1)"
     )
-    blocks.append(Paragraph(legend))
     found = [("stops paying", f"{name}: {why}") for name, why in result.stops_paying.items()]
     for cell in result.cells:
         for each in cell.promises:
@@ -107,24 +157,24 @@ def _document(result: Result) -> Document:
     method = list({**result.host, **result.versions}.items())
     method += [(name, f"prompts of sha256 {mark[:16]}") for name, mark in result.workloads.items()]
     method += [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
-    blocks += [Items(found), Details("How this was measured", [Items(method)])]
+    blocks += [Items(found), Section("How this was measured", [Items(method)], is_folded=True)]
     return Document("benchmark", result.name, blocks, answers)
 
 
 def _answer(result: Result, mine: Sequence[Comparison]) -> str:
     """Return how often a variant pays, its worst and its best point, and what to do."""
     counts = Counter(verdict_words(item.verdict) for item in mine)
-    parts = [", ".join(f"{words} at {count}" for words, count in counts.items())]
-    parts[0] += f" of {len(mine)} points"
-    if len(mine) == 1:
-        parts = list(counts)
+    parts = list(counts)
+    if len(mine) > 1:
+        often = ", ".join(f"{words} at {number}" for words, number in counts.items())
+        parts = [f"{often} of {len(mine)} points"]
     known = [(item.speedup, item.point) for item in mine if item.speedup]
     known.sort(key=lambda item: item[0].value)
     if len(known) == 1:
-        parts.append(f"{with_spread(known[0][0], unit='x')} on {known[0][1]}")
+        parts.append(f"{with_spread(known[0][0], 'x')} on {known[0][1]}")
     elif known:
         for name, (speedup, point) in (("at worst", known[0]), ("at best", known[-1])):
-            parts.append(f"{with_spread(speedup, unit='x')} {name} on {point}")
+            parts.append(f"{with_spread(speedup, 'x')} {name} on {point}")
     verdicts = {item.verdict.word for item in mine}
     undecided = next((item for item in mine if item.verdict.level == "open"), None)
     if undecided is not None:
@@ -149,12 +199,13 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
         cell for cell in result.cells if (cell.point.workload, cell.point.temperature) == place
     ]
     cells.sort(key=lambda cell: (cell.point.concurrency, names.index(cell.variant)))
-    rows, remarks, lengths = [], [], []
+    rows, latencies, remarks, lengths = [], [], [], []
     speedups = dict[str, dict[str, Estimate]]()
     for cell in cells:
-        item = compared.get((cell.variant, cell.point))
-        load = str(cell.point.concurrency)
-        rows.append(_row(cell, item))
+        item, load = compared.get((cell.variant, cell.point)), str(cell.point.concurrency)
+        rows.append([load, cell.variant, *_row(cell, item)])
+        if cell.figures and not cell.invalid:
+            latencies.append([load, cell.variant, *_latencies(cell.figures)])
         for words in _remarks(cell, item):
             remarks.append((cell.variant, f"at concurrency {load}, {words}"))
         if item is not None and item.speedup is not None:
@@ -163,37 +214,39 @@ def _section(result: Result, workload: str, temperature: float, against: str) ->
             tokens = f"{part.from_tokens:,}-{part.to_tokens:,}"
             speedup = with_spread(part.speedup)
             lengths.append([load, cell.variant, tokens, speedup, part.verdict.word])
-    blocks: list[Block] = [Table([*_HEAD, *_DETAILS], rows, keys=2), Items(remarks)]
+    blocks: list[Block] = [Table(_HEAD, rows, keys=2), Items(remarks)]
     if speedups:
         unit = f"times the tokens/s of {against}, 95 % interval"
         blocks.insert(0, Chart("Speedup", unit, "concurrency", speedups))
-    if lengths:
-        head = (*_HEAD[:2], Column("prompt tokens"), *_HEAD[3:5])
-        blocks.append(Details("Speedup by length of the prompt", [Table(head, lengths, keys=2)]))
+    for title, columns, of_title in (
+        ("Latency (P50/P90/P99)", (*_CELL, *map(Column, _LATENCIES)), latencies),
+        ("Speedup by length of the prompt", (*_CELL, Column("prompt tokens"), *_SPEEDUP), lengths),
+    ):
+        if of_title:
+            blocks.append(Section(title, [Table(columns, of_title, keys=2)], is_folded=True))
     return Section(f"{workload}, temperature {temperature:g} (load: concurrency)", blocks)
 
 
 def _row(cell: Cell, item: Comparison | None) -> list[str]:
-    """Return one row of the table; without `item`: of what the others are compared with."""
+    """Return the speed and the verdict; without `item`: of what the others are compared with."""
     known = cell.figures if cell.invalid is None else None
     own = known.acceptance if known else None
-    row = [str(cell.point.concurrency), cell.variant]
-    row.append(rate(known.output_tokens_per_s) if known else DASH)
-    verdict = "invalid" if cell.invalid else item.verdict.word if item else ""
+    row = [figure(known.output_tokens_per_s, 1) if known else DASH]
     if item is None:
-        row += ["", verdict, decimals(own.mean_acceptance_length) if own else "", ""]
-    else:
-        lengths = (item.mean_acceptance_length, item.break_even_mean_acceptance_length)
-        row += [with_spread(item.speedup) if known else "", verdict, *map(decimals, lengths)]
-    if known is None:
-        return row + [DASH] * len(_DETAILS)
-    row += map(_quantiles, (known.ttft_ms, known.tpot_ms, known.e2e_ms))
-    row += [percent(own.acceptance_rate) if own else "", rate(known.queue_ms)]
+        length = figure(own.mean_acceptance_length) if own else ""
+        return [*row, "", "invalid" if cell.invalid else "", length, ""]
+    lengths = (item.mean_acceptance_length, item.break_even_mean_acceptance_length)
+    word = "invalid" if cell.invalid else item.verdict.word
+    return [*row, with_spread(item.speedup) if known else "", word, *map(figure, lengths)]
+
+
+def _latencies(known: Figures) -> list[str]:
+    """Return what a request took, and what became of drafts and requests."""
+    times = (known.ttft_ms, known.tpot_ms, known.e2e_ms)
+    row = ["/".join(figure(value, 1) for value in (each.p50, each.p90, each.p99)) for each in times]
+    row.append(figure(known.acceptance.acceptance_rate) if known.acceptance else "")
+    row.append(figure(known.queue_ms, 0))
     return row + [str(number or DASH) for number in (known.preemptions, known.failed_requests)]
-
-
-def _quantiles(found: Quantiles) -> str:
-    return "/".join(map(rate, (found.p50, found.p90, found.p99)))
 
 
 def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
@@ -203,7 +256,7 @@ def _remarks(cell: Cell, item: Comparison | None) -> Iterator[str]:
         yield f"invalid: {cell.invalid}"
         return
     if known and ((known.queue_ms or 0) > WAITING * known.e2e_ms.p50 or known.preemptions):
-        waited = f"requests waited {rate(known.queue_ms)} ms before they ran"
+        waited = f"requests waited {figure(known.queue_ms, 0)} ms before they ran"
         yield f"{waited}, {known.preemptions} were preempted"
     if item is None:
         return

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 
 from specserve.checks.check import Checked
 from specserve.checks.oraclechild import Judged
-from specserve.checks.rules.memory import is_fixed, too_large_because
+from specserve.checks.rules.memory import too_large_because
 from specserve.checks.rules.site import reasons
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Machine
+from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate
 from specserve.report.console import escaped, styled, wrapped
 from specserve.report.findings import remark, render
 from specserve.report.page import Items, Section, text_lines
-from specserve.report.text import Column, Table, answer_line, count, gib, low_to_high, percent
+from specserve.report.text import GIB, Column, Table, answer_line, count
 
 _TOKENIZERS = {
     "padding_only": "identical but for padding",
@@ -48,8 +49,8 @@ def check_text(report: Report, *, is_verbose: bool = False) -> str:
             parts += _skipped(verdict)
         if isinstance(verdict, Checked) and is_verbose:
             tables = [_effective(each) for each in verdict.vllm[:1] if each.answer.effective]
-            if verdict.memory and verdict.machine:
-                tables.insert(0, _memory(verdict.memory, verdict.machine, verdict.alternatives))
+            if verdict.memory:
+                tables.insert(0, _memory({"launch": verdict.memory, **verdict.alternatives}))
             parts += ["\n".join(text_lines(table, stream)) for table in tables]
     return "\n\n".join(["\n".join(answers), *parts]) + "\n"
 
@@ -77,15 +78,14 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         if memory.reason and not memory.is_only_in_doubt:
             words.append(memory.reason)
         if memory.is_kv_known:
-            room = memory.max_concurrency
-            many = low_to_high(f"{int(room.low):,}", f"{int(room.high):,}", between=" to ")
+            many = _range(memory.max_concurrency, between=" to ")
             requests = "request" if many == "1" else "requests"
             length = f"{memory.max_model_len:,} tokens"
             where = _machine_words(machine)
             words.append(f"room for {many} {requests} of {length} at once on {where}")
         if memory.speculation_cost >= _SMALL:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
-            words.append(f"{what} costs {percent(memory.speculation_cost)} of the KV cache")
+            words.append(f"{what} costs {100 * memory.speculation_cost:.0f} % of the KV cache")
     if verdict.tokenizer and verdict.tokenizer.verdict != "not_applicable":
         found = verdict.tokenizer.verdict
         words.append(f"tokenizers {_TOKENIZERS.get(found, found)}")
@@ -119,56 +119,52 @@ def _skipped(verdict: Checked) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _memory(
-    estimate: MemoryEstimate, machine: Machine, alternatives: Mapping[str, MemoryEstimate]
-) -> Section:
-    """The figures of the fullest GPU; a range for a term that is bounded, not known."""
-    sizes = estimate.per_gpu_bytes
-    rows = [("target weights", gib(sizes.target_weights), "")]
-    rows += [("draft weights", gib(sizes.draft_weights), "")] if sizes.draft_weights else []
-    for name, term, note in (
-        ("activations", sizes.activation, sizes.activation.support),
-        ("other", sizes.other, sizes.other.support),
-        ("KV cache", sizes.kv_cache, f"{_tokens(estimate)} tokens"),
-    ):
-        rows.append((name, low_to_high(gib(term.low), gib(term.high)), note))
-    notes = list(estimate.notes)
-    if is_fixed(estimate):
-        rows.append(("capacity", gib(sizes.total), ""))
-        who = "specserve" if estimate.is_kv_cache_default else "the profile"
-        notes.append(f"{who} fixes the size of the KV cache")
-    else:
-        rows.append(("vLLM's budget", gib(sizes.budget), f"of {gib(sizes.total)}"))
-    for name, other in alternatives.items():
-        notes.append(f"alternative `{name}`: {_fits(other)}; KV cache {_tokens(other)} tokens")
-    notes.append(f"basis: {estimate.basis}, for {estimate.regime}")
-    columns = (Column("", "name"), Column("GiB"), Column("", "text"))
-    where = "Memory of each rank on this host" if machine.is_cpu else "Memory per GPU"
-    return Section(where, [Table(columns, rows), Items([("", note) for note in notes])])
+def _memory(estimates: Mapping[str, MemoryEstimate]) -> Section:
+    """The figures of each launch on its fullest GPU; a range for what is bounded, not known."""
+    rows = [
+        [
+            "verdict",
+            "weights",
+            "of the draft",
+            "activations",
+            "other",
+            "KV cache",
+            "limit",
+            "tokens",
+        ]
+    ]
+    for estimate in estimates.values():
+        sizes = estimate.per_gpu_bytes
+        row = [f"{size / GIB:.2f}" for size in (sizes.target_weights, sizes.draft_weights)]
+        row += [_range(each, GIB) for each in (sizes.activation, sizes.other, sizes.kv_cache)]
+        tokens = _range(estimate.kv_cache_tokens) if estimate.is_kv_known else "unknown"
+        rows.append([_fits(estimate), *row, f"{sizes.budget / GIB:.2f}", tokens])
+    first, columns = estimates["launch"], [Column("GiB", "name"), *map(Column, estimates)]
+    notes = [*first.notes, f"basis: {first.basis}", first.calibration]
+    table = Table(columns, list(zip(*rows, strict=True)))
+    return Section("Memory per GPU or rank", [table, Items([("", note) for note in notes])])
 
 
-def _tokens(estimate: MemoryEstimate) -> str:
-    held = estimate.kv_cache_tokens
-    known = low_to_high(f"{int(held.low):,}", f"{int(held.high):,}")
-    return known if estimate.is_kv_known else "unknown"
+def _range(bounds: Bounds, unit: int = 1, *, between: str = "-") -> str:
+    """Both ends of a range in this unit, or one if they read the same."""
+    low, high = (
+        f"{int(value):,}" if unit == 1 else f"{value / unit:.2f}"
+        for value in (bounds.low, bounds.high)
+    )
+    return low if low == high else f"{low}{between}{high}"
 
 
 def _effective(judged: Judged) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
-    answer, without = judged.answer, judged.without
-    rows = [
-        (item.argument, str(item.value), str(item.effective), "changed by vLLM")
-        for item in answer.changed
-    ]
-    for place, before in without.effective.items() if without else ():
+    answer, lines = judged.answer, []
+    for item in answer.changed:
+        why = "".join(f": {reason}" for reason in reasons(judged, item))
+        lines.append((item.argument, f"{item.value} becomes {item.effective}{why}"))
+    for place, before in judged.without.effective.items() if judged.without else ():
         now = answer.effective.get(place)
         if None not in (before, now) and before != now:
             name = re.sub(r"^\w+_config\.", "", place)
-            rows.append((name, str(before), str(now), "changed by speculation"))
-    columns = [Column("", "name"), *(Column(name, "text") for name in ("before", "effective", ""))]
-    notes = [
-        f"{item.argument}: {text}" for item in answer.changed for text in reasons(judged, item)
-    ]
-    notes += [f"not judged: {step}: {reason}" for step, reason in answer.skipped.items()]
-    items = Items([("", note) for note in notes or ["nothing is changed"]])
-    return Section(f"Effective configuration by {judged.basis}", [Table(columns, rows), items])
+            lines.append((name, f"{before} becomes {now} by speculation"))
+    lines += [("not judged", f"{step}: {reason}") for step, reason in answer.skipped.items()]
+    shown = Items(lines or [("", "nothing is changed")])
+    return Section(f"Effective configuration by {judged.basis}", [shown])

@@ -98,7 +98,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 def out(text: str) -> None:
     """Write data to stdout. Raises FactError if that fails, such as on a full disk."""
-    LiveLine.erase_shown()
+    LiveLine.erase()
     try:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
@@ -110,7 +110,7 @@ def out(text: str) -> None:
 
 def say(text: str = "") -> None:
     """Write talk to stderr."""
-    LiveLine.erase_shown()
+    LiveLine.erase()
     sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
     sys.stderr.flush()
 
@@ -126,20 +126,13 @@ def mute(stream: TextIO) -> None:
 class LiveLine:
     """Progress: a line of a terminal that is rewritten; in a pipe a line every `every_s`."""
 
-    _shown: ClassVar[LiveLine | None] = None
-    """The one that has text on the terminal now."""
+    _stream: ClassVar[TextIO | None] = None
+    """The terminal on which such a line stands now."""
 
-    def __init__(
-        self,
-        stream: TextIO | None = None,
-        *,
-        every_s: float = math.inf,
-        began_s: float | None = None,
-    ) -> None:
-        self._stream = stream or sys.stderr
-        self._is_live = is_terminal(self._stream)
+    def __init__(self, stream: TextIO | None = None, *, every_s: float = math.inf) -> None:
+        self._own = stream or sys.stderr
         self._every_s = every_s
-        self._said_s = time.monotonic() if began_s is None else began_s
+        self._said_s = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -147,27 +140,20 @@ class LiveLine:
     def __exit__(self, *_exception: object) -> None:
         self.erase()
 
-    def show(self, text: str, *, is_last: bool = False, at_s: float | None = None) -> None:
-        """Show the text; `is_last`: a pipe gets it in any case. `at_s`: by default now."""
-        at_s = time.monotonic() if at_s is None else at_s
-        if self._is_live:
-            self._write(in_one_line(text)[: _columns() - 1])
-        elif is_last or at_s - self._said_s >= self._every_s:
-            self._said_s = at_s
+    def show(self, text: str) -> None:
+        """Show the text, if it is time to."""
+        if is_terminal(self._own):
+            self._own.write(f"\r\x1b[K{in_one_line(text)[: _columns() - 1]}")
+            self._own.flush()
+            LiveLine._stream = self._own
+        elif time.monotonic() - self._said_s >= self._every_s:
+            self._said_s = time.monotonic()
             say(in_one_line(text))
 
-    def erase(self) -> None:
-        """Leave the line empty, for output that stays."""
-        if self._is_live:
-            self._write("")
-
-    @classmethod
-    def erase_shown(cls) -> None:
+    @staticmethod
+    def erase() -> None:
         """Leave the terminal's line empty, whichever live line wrote it."""
-        if LiveLine._shown is not None:
-            LiveLine._shown.erase()
-
-    def _write(self, text: str) -> None:
-        LiveLine._shown = self if text else None
-        self._stream.write(f"\r\x1b[K{text}")
-        self._stream.flush()
+        if (stream := LiveLine._stream) is not None:
+            LiveLine._stream = None
+            stream.write("\r\x1b[K")
+            stream.flush()

@@ -12,25 +12,23 @@ from specserve.measure.drafts import WITHOUT_DRAFT, FoundDrafts, JudgedDraft
 from specserve.measure.servers import Outlet
 from specserve.models.drafts import Draft
 from specserve.report.answer import generation_line
-from specserve.report.bench import result_files
+from specserve.report.bench import BenchView, result_files
 from specserve.report.console import LiveLine, say
-from specserve.report.estimates import BenchView
-from specserve.report.page import Block, Document, Items, Paragraph, Section
-from specserve.report.text import (
-    DASH,
-    GIB,
-    Column,
-    Table,
-    count,
-    decimals,
-    duration,
-    with_spread,
-)
+from specserve.report.page import Block, Document, Items, Section
+from specserve.report.text import DASH, GIB, Column, Table, count, duration, figure, with_spread
 
 _TELLS = (
     "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures "
     "yours. `ngram` and `suffix` need no draft (`suffix` needs the package arctic-inference); what "
     "they bring depends on how often your texts repeat."
+)
+_COLUMNS = (
+    Column("draft", "name"),
+    Column("method", "name"),
+    Column("K"),
+    Column("tokens/step"),
+    Column("rules", "text"),
+    Column("memory", "text"),
 )
 _MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "does not fit"}
 
@@ -42,78 +40,47 @@ def drafts_document(found: FoundDrafts) -> Document:
     if listed:
         on = f" on {found.machine}" if found.machine else ""
         answer = f"{count(len(listed), 'draft')} for {found.target}{on}, as of {found.as_of}"
-    has_machine = found.machine is not None
-    columns = [
-        Column("draft", "name"),
-        Column("method", "name", is_detail=has_machine),
-        Column("K", is_detail=has_machine),
-        Column("tokens/step", is_detail=has_machine),
-        Column("rules", "text"),
-        Column("memory", "text"),
-    ]
-    blocks: list[Block] = [
-        Table(columns, [_row(each, has_machine=has_machine) for each in found.drafts]),
-        *(Section(_name(each), [_about(each)]) for each in listed),
-        *map(Paragraph, [_TELLS, *found.notes]),
-    ]
+    unknown = DASH if found.machine is None else "not known"
+    table = Table(_COLUMNS, [_row(each, unknown) for each in found.drafts])
+    about = [Section(_name(draft), [_about(draft)]) for draft in listed]
+    blocks: list[Block] = [table, *about, _TELLS, *found.notes]
     return Document("drafts", found.target, blocks, [("", answer)])
 
 
 def _name(draft: Draft) -> str:
-    if draft.method in WITHOUT_DRAFT:
-        return f"{draft.method} (needs no draft)"
-    return draft.model or "layers of the target"
+    return draft.method if draft.method in WITHOUT_DRAFT else draft.model or "layers of the target"
 
 
-def _row(each: JudgedDraft, *, has_machine: bool) -> list[str]:
+def _row(each: JudgedDraft, unknown: str) -> list[str]:
     draft, codes = each.draft, ", ".join(each.findings)
-    memory = "not known" if has_machine else DASH
-    if each.memory:
-        memory = _MEMORY[each.memory]
-        memory += f", {each.draft_bytes / GIB:.1f} GiB" if each.draft_bytes else ""
-    return [
-        _name(draft),
-        draft.method,
-        str(draft.num_speculative_tokens or DASH),
-        f"{draft.length:.2f}" if draft.length else DASH,
-        (f"refused: {codes}" if each.is_refused else codes) or "ok",
-        memory,
-    ]
+    memory = _MEMORY[each.memory] if each.memory else unknown
+    if each.memory and each.draft_bytes:
+        memory += f", {each.draft_bytes / GIB:.1f} GiB"
+    rules = f"refused: {codes}" if each.is_refused else codes or "ok"
+    tokens = str(draft.num_speculative_tokens or DASH)
+    return [_name(draft), draft.method, tokens, figure(draft.length or None), rules, memory]
 
 
 def _about(draft: Draft) -> Items:
-    facts = [
-        draft.method,
-        f"K = {draft.num_speculative_tokens}" if draft.num_speculative_tokens else "",
-        f"license {draft.license}" if draft.license else "",
-        f"needs vLLM {draft.vllm} or later" if draft.vllm else "",
-        draft.note or "",
-    ]
-    lines = [", ".join(filter(None, facts))]
+    lines = [draft.note] if draft.note else []
     for each in draft.reported:
-        figure = f"{each.speedup:g}x as fast" if each.speedup else ""
-        figure = f"{each.rate:.0%} of the draft tokens accepted" if each.rate else figure
-        figure = f"{each.length:g} tokens/step" if each.length else figure
-        where = each.workload + (f", K = {each.k}" if each.k else "")
-        where += "" if each.temperature is None else f", temperature {each.temperature:g}"
-        lines.append(f"{figure} ({where})")
+        found = f"{each.speedup:g}x as fast" if each.speedup else ""
+        found = f"{each.rate:.0%} of the draft tokens accepted" if each.rate else found
+        found = f"{each.length:g} tokens/step" if each.length else found
+        at = f", K = {each.k}" if each.k else ""
+        at += "" if each.temperature is None else f", temperature {each.temperature:g}"
+        lines.append(f"{found} ({each.workload}{at})")
     return Items([("", line) for line in (*lines, *(source.url for source in draft.sources))])
 
 
 def distill_plan_document(plan: DistillPlan) -> Document:
     """Return what would be done, for `--dry-run`."""
-    traffic, questions = plan.traffic, plan.questions
-    split = (
-        f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by, "
-        f"{len(traffic.test)} held out; {traffic.left_out or 'none'} left out, as like others"
-    )
-    tokens = sum(line["max_tokens"] for line in questions)
-    answers = f"{len(questions)}, at most {tokens:,} tokens, by the target without speculation"
-    limit = duration(plan.request.train_for_s)
+    traffic, tokens = plan.traffic, sum(line["max_tokens"] for line in plan.questions)
+    split = f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by"
     lines = [
-        ("traffic", split),
-        ("answers", answers),
-        ("training", f"at most {limit}, then the proof if a state is better"),
+        ("traffic", f"{split}, {len(traffic.test)} held out; {traffic.left_out} left out"),
+        ("answers", f"{len(plan.questions)} by the target alone, at most {tokens:,} tokens"),
+        ("training", f"at most {duration(plan.request.train_for_s)}, then the proof"),
         ("kept in", str(plan.folder)),
     ]
     answer = f"would train {plan.block.model} for K = {plan.k}"
@@ -128,36 +95,25 @@ def distilled_document(found: Distilled) -> Document:
     training = f"{count(found.steps, 'step')} on {found.answers:,} answers"
     lines = [("training", f"{training} in {duration(found.trained_s)}")]
     if proof is None:
-        answer += "; no state of the training did better on the validation prompts, and nothing "
-        answer += "was served"
+        answer += ": no state did better on the validation prompts, and none was served"
     else:
-        rates = f"{decimals(proof.old_acceptance, 3)} to {decimals(proof.new_acceptance, 3)}"
-        answer += f": acceptance {rates}, {with_spread(proof.gain, unit='x')} at K = {found.k}"
-        lines.append(("speed", f"{with_spread(proof.speedup, unit='x')} the present draft's"))
+        rates = f"{figure(proof.old_acceptance, 3)} to {figure(proof.new_acceptance, 3)}"
+        answer += f": acceptance {rates}, {with_spread(proof.gain, 'x')} at K = {found.k}"
+        lines.append(("speed", f"{with_spread(proof.speedup, 'x')} the present draft's"))
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
     return Document("draft", found.name, [Items(lines)], [("", answer)])
 
 
-class TrainingLine(LiveLine):
-    """Shows how far a training is, and each evaluation of it."""
+def distill_views(notices: Notices) -> DistillViews:
+    """Return where a distillation shows how far it is, on stderr."""
+    line = LiveLine(every_s=15.0)
 
-    def __init__(self) -> None:
-        super().__init__(every_s=15.0)
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        """Show one message of the training."""
+    def training(event: Mapping[str, Any]) -> None:
         share = 100 * min(1.0, event.get("share", 0.0))
         done = f"  training: {share:.0f} %, step {event.get('step')}"
         if event["event"] == "progress":
-            self.show(f"{done}, loss {event['loss']:.3f}")
+            line.show(f"{done}, loss {event['loss']:.3f}")
         elif event["event"] == "evaluated":
             say(f"{done}: acceptance {event['acceptance']:.3f}")
 
-
-def distill_views(notices: Notices) -> DistillViews:
-    """Return where a distillation shows how far it is, on stderr."""
-    return DistillViews(
-        outlet=Outlet(notices, BenchView, result_files),
-        generating=generation_line,
-        training=TrainingLine(),
-    )
+    return DistillViews(Outlet(notices, BenchView, result_files), generation_line, training)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import cleandoc
-from textwrap import dedent
-from typing import TextIO
 
 from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
@@ -17,7 +15,7 @@ from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError, did_you_mean, quoted
 from specserve.profile.problems import CODES
-from specserve.report.console import styled, wrapped
+from specserve.report.console import wrapped
 
 HOME = "https://github.com/specserve/specserve"
 
@@ -50,11 +48,9 @@ class Page:
         return f"{HOME}/blob/main/docs/rules.md#{self.anchor}"
 
     @property
-    def silence(self) -> str | None:
-        """The comment that hides such a finding; None for what cannot be hidden."""
-        if self.code.startswith("SD0") or self.code == UNUSED_IGNORE.code:
-            return None
-        return f"# specserve: ignore[{self.code}] reason"
+    def can_be_silenced(self) -> bool:
+        """Whether a comment hides such a finding."""
+        return not self.code.startswith("SD0") and self.code != UNUSED_IGNORE.code
 
 
 def pages() -> dict[str, Page]:
@@ -81,47 +77,25 @@ def find(word: str) -> Page:
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 
 
-def blocks(page: Page) -> Iterator[tuple[str, str]]:
-    """The pieces of a page: `heading`, `text` (a paragraph), `item` (of a list), `code` (lines)."""
-    head, *rest = re.split(r"^## +(.+)$", cleandoc(page.doc), flags=re.MULTILINE)
-    yield from _pieces(head)
-    for heading, text in zip(rest[::2], rest[1::2], strict=True):
-        yield "heading", heading
-        sources = text.strip("\n").split("\n")
-        if heading == "Source" and len(sources) > 1:
-            yield from (("item", source) for source in sources)
-        else:
-            yield from _pieces(text)
-
-
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    for chunk in re.split(r"\n\n(?! {4})", text.strip("\n")):
-        at = re.search(r"^ {4}", chunk, re.MULTILINE)
-        prose, code = (chunk[: at.start()], chunk[at.start() :]) if at else (chunk, "")
-        for part in re.split(r"\n(?=- )", prose) if prose.strip() else ():
-            words = " ".join(part.split())
-            yield ("item", words[2:]) if words.startswith("- ") else ("text", words)
-        if code:
-            yield "code", dedent(code)
-
-
-def manual(page: Page, *, stream: TextIO | None = None) -> str:
-    """Returns the page as text of at most 80 columns; code stands as it was written."""
-    stream = stream or sys.stdout
+def manual(page: Page) -> str:
+    """Returns the page in Markdown, as it stands in docs/rules.md."""
+    silence = f"# specserve: ignore[{page.code}] reason"
+    silenced = f"silenced by `{silence}`" if page.can_be_silenced else "cannot be silenced"
     policy = ", a policy" if page.policy else ""
-    about = f"({page.severity}{policy}, needs {page.needs})"
-    lines = [f"{styled(page.code, 'bold', stream=stream)}  {page.name}  {about}"]
-    silence = page.silence or "It cannot be silenced."
-    for kind, text in (*blocks(page), ("heading", "Silence it"), ("code", silence)):
-        lines += [""] if kind != "item" else []
-        match kind:
-            case "heading":
-                lines.append(styled(text, "bold", stream=stream))
-            case "code":
-                lines += [f"    {line}".rstrip() for line in text.split("\n")]
-            case _:
-                lines.append(wrapped(text, lead="- " if kind == "item" else "", stream=stream))
-    return "\n".join(lines) + "\n"
+    about = f"*{page.severity}{policy}, needs {page.needs}, {silenced}*"
+    text, heading, sources = cleandoc(page.doc).partition("## Source\n")
+    text = re.sub(r"^## (.+)\n", r"### \1\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\S)\n(?=[^\s#])", " ", text)  # a paragraph is one line
+    text += "#" + heading + "\n" + sources.replace("\n", "\n\n")
+    return f"## {page.code} {page.name}\n\n{about}\n\n{text}\n"
+
+
+def manual_text(page: Page) -> str:
+    """Returns the same with paragraphs of at most 80 columns; code stands as it was written."""
+    return "\n".join(
+        line if line.startswith("    ") else wrapped(line, stream=sys.stdout)
+        for line in manual(page).split("\n")
+    )
 
 
 def listing(pages: Iterable[Page]) -> str:

@@ -26,13 +26,6 @@ _LABEL = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Paragraph:
-    """A sentence or more; names stand in backticks, here as in all blocks."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Items:
     """Lines of a label and what is said of it; a verdict's word as label has its colour."""
 
@@ -40,22 +33,16 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Details:
-    """Blocks that a page and markdown hold folded, and text leaves out."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading. `is_folded`: text leaves them out, other forms hold them folded."""
 
     title: str
     blocks: Sequence[Block]
+    is_folded: bool = False
 
 
-Block = Paragraph | Items | Table | Chart | Details | Section
+Block = str | Items | Table | Chart | Section
+"""A str is a sentence or more; names stand in backticks, here as in all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +109,11 @@ def render(document: Document, *, form: str, stream: TextIO) -> str:
 def text_lines(block: Block, stream: TextIO) -> list[str]:
     """Return a block's lines at 80 columns, coloured if the stream is a terminal."""
     match block:
-        case Paragraph():
-            return [wrapped(in_one_line(block.text), stream=stream)]
+        case str():
+            return [wrapped(in_one_line(block), stream=stream)]
         case Table():
             return block.text(stream=stream) if block.rows else []
-        case Section():
+        case Section(is_folded=False):
             title = wrapped(in_one_line(block.title), stream=stream)
             return [styled(title, "bold", stream=stream), _text(block.blocks, stream)]
         case Items():
@@ -153,8 +140,8 @@ def _markdown(blocks: Sequence[Block]) -> str:
 
 def _markdown_block(block: Block) -> str:
     match block:
-        case Paragraph():
-            return markdown(block.text)
+        case str():
+            return markdown(block)
         case Items():
             return "\n".join(
                 f"- {bold(label)}{': ' if label else ''}{markdown(words)}"
@@ -162,9 +149,9 @@ def _markdown_block(block: Block) -> str:
             )
         case Table():
             return block.markdown() if block.rows else ""
-        case Section():
-            return f"**{markdown(block.title)}**\n\n{_markdown(block.blocks)}"
-        case Details():
-            head = f"<details>\n<summary>{markdown(block.title)}</summary>"
-            return f"{head}\n\n{_markdown(block.blocks)}\n\n</details>"
+        case Section(title, blocks, is_folded=True):
+            head = f"<details>\n<summary>{markdown(title)}</summary>"
+            return f"{head}\n\n{_markdown(blocks)}\n\n</details>"
+        case Section(title, blocks):
+            return f"**{markdown(title)}**\n\n{_markdown(blocks)}"
     return ""

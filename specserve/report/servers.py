@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from specserve.errors import SpecserveError
 from specserve.plan.launchplan import LaunchPlan
@@ -17,21 +17,20 @@ from specserve.report.console import LiveLine, escaped, in_one_line, out, say
 from specserve.report.page import Items, text_lines
 from specserve.report.text import (
     DASH,
+    GIB,
     Column,
     Table,
-    decimals,
     duration,
+    figure,
     json_document,
     json_values,
 )
 from specserve.serve import events
-from specserve.serve.events import GIB, MemoryFigures
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
 
 _COLUMNS = ("NAME", "STATE", "PORT", "UP", "DRAFTS", "ACCEPTED")
-_STILL_EVERY_S = 30.0
 _PROMPT = "def __len__(self):"
 
 
@@ -46,15 +45,14 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
             if seen.state not in ("dead", "gone"):
                 up = duration(now_s - record.started_at_s)
             if record.method is not None:
-                drafts = record.method
-            if record.num_speculative_tokens:
-                drafts += f" K={record.num_speculative_tokens}"
-        accepted = decimals(seen.lately.acceptance_rate)
-        rows.append((seen.name, seen.state, port, up, drafts, accepted))
+                k = record.num_speculative_tokens
+                drafts = f"{record.method} K={k}" if k else record.method
         if seen.detail:
             remarks.append((seen.name, seen.detail))
         if record is not None and record.ended is not None and record.ended.hint:
             remarks.append(("", f"hint: {record.ended.hint}"))
+        accepted = figure(seen.lately.acceptance_rate)
+        rows.append((seen.name, seen.state, port, up, drafts, accepted))
     lines = Table([Column(name, "text") for name in _COLUMNS], rows, keys=1).text(indent=0)
     return "\n".join([*lines, *text_lines(Items(remarks), sys.stdout)])
 
@@ -90,39 +88,25 @@ def event_words(event: events.Event) -> str:
             return f"stopped in {duration(took_s)}{how}; nothing is left running"
 
 
-class StartView:
-    """A server's life: on a terminal the phase is a live line, in a pipe a line when it ends."""
+class TextView:
+    """A server's life: on a terminal the phase is a live line, in a pipe a line when it ends.
 
-    def __init__(self, plan: LaunchPlan, *, stream: TextIO | None = None) -> None:
-        self._plan = plan
-        self._stream = stream
-        self._line = LiveLine(stream)
-
-    def __call__(self, event: events.Event) -> None:
-        """Show it."""
-        match event:
-            case events.PhaseStarted():
-                self._line = LiveLine(self._stream, every_s=_STILL_EVERY_S, began_s=0.0)
-                self._line.show(event_words(event), at_s=0.0)
-            case events.PhaseGoesOn():
-                self._line.show(event_words(event), at_s=event.took_s)
-            case _:
-                say(event_words(event))
-
-
-class TextView(StartView):
-    """The same for a server that stays: also where it is, how it is asked and how it is stopped."""
+    When it is ready: where it is, how it is asked and how it is stopped.
+    """
 
     def __init__(
         self, plan: LaunchPlan, *, stream: TextIO | None = None, stays_as: str | None = None
     ) -> None:
         """`stays_as`: the name under which it is left running."""
-        super().__init__(plan, stream=stream)
-        self._stays_as = stays_as
+        self._plan, self._stays_as = plan, stays_as
+        self._line = LiveLine(stream, every_s=30.0)
 
     def __call__(self, event: events.Event) -> None:
         """Show it."""
-        super().__call__(event)
+        if isinstance(event, events.PhaseStarted | events.PhaseGoesOn):
+            self._line.show(event_words(event))
+        else:
+            say(event_words(event))
         if isinstance(event, events.Ready):
             out(ready_block(event, self._plan))
             name = self._stays_as
@@ -133,60 +117,56 @@ class JsonView:
     """A JSON object on stderr for each event; that of a ready server stands on stdout too."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-        self._plan = plan
+        self._name = plan.name
 
     def __call__(self, event: events.Event) -> None:
         """Write it; the half-second news are left out."""
         if isinstance(event, events.PhaseGoesOn):
             return
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-        text = self._document(name, json_values(event))
-        say(text)
+        word = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+        text = self._say(word, **json_values(event))
         if isinstance(event, events.Ready):
             out(text)
 
     def failed(self, error: SpecserveError) -> None:
         """The error as an event of its own."""
         names = ("message", "causes", "hint", "exit_code")
-        say(self._document("failed", {name: getattr(error, name) for name in names}))
+        self._say("failed", **{name: getattr(error, name) for name in names})
 
-    def _document(self, event: str, fields: dict[str, Any]) -> str:
-        return json_document({"name": self._plan.name, "event": event, **fields}, indent=None)
+    def _say(self, event: str, **fields: object) -> str:
+        text = json_document({"name": self._name, "event": event, **fields}, indent=None)
+        say(text)
+        return text
 
 
 def ready_block(ready: events.Ready, plan: LaunchPlan) -> str:
     """Returns where the server is, what it holds, and commands that ask it, a line each."""
-    body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
-    key, url = plan.api_key_env, shlex.quote(ready.url)
-    header = f' -H "Authorization: Bearer ${key}"' if key else ""
-    secret = f"VLLM_API_KEY=${key} " if key and key != "VLLM_API_KEY" else ""
-    curl = f"curl -s {url}/v1/completions{header} -H 'Content-Type: application/json'"
-    lines = {
-        "url": in_one_line(f"{ready.url}/v1"),
-        "model": in_one_line(ready.model),
-        "memory": _memory_line(ready.figures, ready.resident_bytes),
-    }
-    figures = ready.figures
-    if figures.kv_cache_tokens and figures.max_concurrency and figures.max_model_len:
-        room = f"{figures.max_concurrency:.1f} requests of {figures.max_model_len:,} tokens"
-        lines["KV cache"] = f"{figures.kv_cache_tokens:,} tokens: room for {room}"
-    lines["curl"] = f"{curl} -d {shlex.quote(body)}"
-    ask = f"specserve ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}"
-    lines["ask"] = f"{secret}{ask}"
-    return "\n".join(f"{label:<9}{text}" for label, text in lines.items())
-
-
-def _memory_line(figures: MemoryFigures, resident_bytes: int | None) -> str:
-    """Weights, KV cache and graphs as vLLM reported them, and the host memory of its processes."""
+    figures, resident = ready.figures, ready.resident_bytes
     sizes = {
         "weights per GPU": figures.weights_gib,
         "weights on disk": None if figures.weights_gib else figures.checkpoint_gib,
         "KV cache": figures.kv_cache_gib,
         "CUDA graphs": figures.graphs_gib,
-        "host memory": resident_bytes / GIB if resident_bytes else None,
+        "host memory": resident / GIB if resident else None,
     }
     known = [f"{name} {gib:.2f} GiB" for name, gib in sizes.items() if gib is not None]
-    return ", ".join(known) or "unknown"
+    lines = {
+        "url": in_one_line(f"{ready.url}/v1"),
+        "model": in_one_line(ready.model),
+        "memory": ", ".join(known) or "unknown",
+    }
+    if figures.kv_cache_tokens and figures.max_concurrency and figures.max_model_len:
+        room = f"{figures.max_concurrency:.1f} requests of {figures.max_model_len:,} tokens"
+        lines["KV cache"] = f"{figures.kv_cache_tokens:,} tokens: room for {room}"
+    body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
+    key, url = plan.api_key_env, shlex.quote(ready.url)
+    header = f' -H "Authorization: Bearer ${key}"' if key else ""
+    curl = f"curl -s {url}/v1/completions{header} -H 'Content-Type: application/json'"
+    lines["curl"] = f"{curl} -d {shlex.quote(body)}"
+    secret = f"VLLM_API_KEY=${key} " if key and key != "VLLM_API_KEY" else ""
+    ask = f"specserve ask '{_PROMPT}' --max-tokens 48 --temperature 0 --server {url}"
+    lines["ask"] = f"{secret}{ask}"
+    return "\n".join(f"{label:<9}{text}" for label, text in lines.items())
 
 
 def print_log(lines: Sequence[bytes]) -> None:

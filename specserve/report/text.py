@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "good": "PAYS, LOSSLESS, NO FAULT FOUND, STEADY, kept, ok, agree, fits",
-    "bad": "COSTS, LOSSY, COLLAPSED, MISSED, missed, failed, differ, not ok, invalid, not ready, "
-    "not checked, does not fit",
-    "open": "INCONCLUSIVE, UNDECIDED, UNSEEN, OFF, undecided, may not fit, "
+    "bad": "bad, COSTS, LOSSY, COLLAPSED, MISSED, missed, not ok, invalid, not ready, not checked, "
+    "does not fit",
+    "open": "note, INCONCLUSIVE, UNDECIDED, UNSEEN, OFF, undecided, may not fit, "
     "not known whether it fits",
 }
 TONES = {word: tone for tone, words in _WORDS.items() for word in words.split(", ")}
@@ -43,8 +43,6 @@ class Column:
 
     name: str
     kind: Literal["number", "name", "text"] = "number"
-    is_detail: bool = False
-    """Left out of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +53,16 @@ class Table:
     rows: Sequence[Sequence[str]]
     keys: int = 1
 
-    def filled(self, *, has_details: bool = True) -> Table:
+    def filled(self) -> Table:
         """Return the table without the columns in which nothing stands."""
-        kept = [
-            at
-            for at, column in enumerate(self.columns)
-            if (has_details or not column.is_detail)
-            and any(row[at] not in ("", DASH) for row in self.rows)
-        ]
+        every = range(len(self.columns))
+        kept = [at for at in every if any(row[at] not in ("", DASH) for row in self.rows)]
         rows = [[row[at] for at in kept] for row in self.rows]
         return Table([self.columns[at] for at in kept], rows, sum(at < self.keys for at in kept))
 
     def text(self, *, stream: TextIO | None = None, indent: int = 2) -> list[str]:
         """Return the lines; if they are wider than 80 columns, a list of rows."""
-        table, stream = self.filled(has_details=False), stream or sys.stdout
+        table, stream = self.filled(), stream or sys.stdout
         cells = [[column.name for column in table.columns]]
         cells += [list(map(in_one_line, row)) for row in table.rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -154,41 +148,17 @@ def count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def rate(value: float | None) -> str:
-    """Return three digits or more: `4.21`, `82.6`, `1,204`."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 999.95 else 0
-    return f"{value:,.{digits}f}"
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return the value with that many decimals: `4.21`, `1,204.3`."""
+    return DASH if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
-def decimals(value: float | None, digits: int = 2) -> str:
-    """Return the value with that many decimals."""
-    return DASH if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def percent(share: float | None) -> str:
-    """Return a share of 1 as `65 %`."""
-    return DASH if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
-
-
-def with_spread(interval: Estimate | None, digits: int = 2, unit: str = "") -> str:
+def with_spread(interval: Estimate | None, unit: str = "") -> str:
     """Return the value and its bounds, `2.17x (2.08-2.25)`, or `2.17x (2.08 or more)`."""
     if interval is None:
         return DASH
-    high = f"-{interval.high:.{digits}f}" if math.isfinite(interval.high) else " or more"
-    low = decimals(interval.low, digits)
-    return f"{decimals(interval.value, digits)}{unit} ({low}{high})"
-
-
-def low_to_high(low: str, high: str, *, between: str = "-") -> str:
-    """Return both ends of a range, or one if they read the same."""
-    return low if low == high else f"{low}{between}{high}"
-
-
-def gib(size_bytes: float) -> str:
-    """Return bytes in GiB, without the unit."""
-    return f"{size_bytes / GIB:.2f}"
+    high = f"-{interval.high:.2f}" if math.isfinite(interval.high) else " or more"
+    return f"{figure(interval.value)}{unit} ({figure(interval.low)}{high})"
 
 
 def duration(seconds: float) -> str:
@@ -206,11 +176,6 @@ def duration(seconds: float) -> str:
     if minutes < 1440:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60:02d} h"
-
-
-def moment(created: str) -> str:
-    """Return a time of ISO 8601 as `2026-11-21 12:00 UTC`, and a day as it is."""
-    return f"{created[:10]} {created[11:16]} UTC" if created[10:11] == "T" else created
 
 
 def json_document(content: object, *, indent: int | None = 2) -> str:

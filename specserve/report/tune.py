@@ -1,58 +1,59 @@
-"""What a tune found, and what one would launch."""
+"""What a tune found, what one would launch, and what one may bring, estimated."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
 
 from specserve.measure.intervals import Estimate
+from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
 from specserve.measure.tune.plan import ROUNDS, TunePlan
 from specserve.measure.tune.result import TuneResult
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
 from specserve.report.charts import Chart
-from specserve.report.page import Block, Document, Items, Paragraph, Section
+from specserve.report.page import Block, Document, Items, Section
 from specserve.report.text import (
+    DASH,
     Column,
     Table,
-    decimals,
     duration,
+    figure,
     json_document,
-    moment,
     with_spread,
 )
 
 
-def result_json(found: TuneResult) -> str:
-    """Return the result for scripts and for the run directory."""
-    return json_document(found) + "\n"
-
-
 def result_files(found: TuneResult) -> dict[str, str]:
     """Return what the run directory gets, by file name."""
-    return {"result.json": result_json(found), "report.html": tune_document(found).html()}
+    return {"result.json": json_document(found) + "\n", "report.html": tune_document(found).html()}
 
 
 def tune_document(found: TuneResult) -> Document:
     """Return the report: the answer first, then every K at every load."""
     choice = found.choice
-    lines = list(_costs(found))
+    lines = []
     if choice.speculation is not None and choice.setting is not None:
-        lines.insert(0, ("speculation", f"`{json.dumps(choice.setting.keys)}`"))
+        lines.append(("speculation", f"`{json.dumps(choice.setting.keys)}`"))
+    for row in found.rows:
+        is_chosen = choice.setting and row.num_speculative_tokens == choice.setting.tokens
+        if is_chosen and row.verdict is not None and row.verdict.word == COSTS:
+            where = f"on {row.point}: send such load to a server without speculation"
+            lines.append((COSTS, where))
     places = dict.fromkeys((row.point.workload, row.point.temperature) for row in found.rows)
     notes = [("missing", text) for text in found.missing]
     notes += [("note", text) for text in found.notes]
     about = (
         f"{found.host.get('accelerator', 'cpu')}, vLLM {found.versions.get('vllm', '?')}, "
-        f"{moment(found.created)}, {duration(found.duration_s)}, {found.launches} launches"
+        f"{found.created[:10]}, {duration(found.duration_s)}, {found.launches} launches"
     )
     sections = [_place(found, *place) for place in places]
-    blocks: list[Block] = [Items(lines), *sections, Items(notes), Paragraph(about)]
+    blocks: list[Block] = [Items(lines), *sections, Items(notes), about]
     return Document("tune", found.name, blocks, [(choice.verdict.word, _answer(found))])
 
 
 def _answer(found: TuneResult) -> str:
     """Return what to do."""
-    choice, mean = found.choice, with_spread(found.choice.speedup, unit="x")
+    choice, mean = found.choice, with_spread(found.choice.speedup, "x")
     if choice.verdict.word == PAYS and choice.setting is not None:
         where = "" if len(found.tokens_per_s_without) < 2 else " (the mean over all points)"
         return f"{choice.setting.words}: {mean} the tokens/s of no speculation{where}"
@@ -61,15 +62,6 @@ def _answer(found: TuneResult) -> str:
     so_far = f" ({mean} so far)" if choice.speedup else ""
     more = "the same command with a longer `--budget` measures what is missing"
     return f"{choice.verdict.sentence}{so_far}; {more}"
-
-
-def _costs(found: TuneResult) -> Iterator[tuple[str, str]]:
-    """Yield the points at which the choice is slower than no speculation."""
-    setting = found.choice.setting
-    for row in found.rows:
-        is_chosen = setting is not None and row.num_speculative_tokens == setting.tokens
-        if is_chosen and row.verdict is not None and row.verdict.word == COSTS:
-            yield COSTS, f"on {row.point}: send such load to a server without speculation"
 
 
 def _place(found: TuneResult, workload: str, temperature: float) -> Section:
@@ -82,8 +74,8 @@ def _place(found: TuneResult, workload: str, temperature: float) -> Section:
         load, k = str(row.point.concurrency), str(row.num_speculative_tokens)
         if f"concurrency {load}" not in curves:
             without = found.tokens_per_s_without.get(f"{workload}/{temperature:g}/{load}")
-            rows.append([load, "0", "1.00", f"{decimals(without, 1)} tokens/s", ""])
-        length, speedup = decimals(row.mean_acceptance_length), with_spread(row.speedup, unit="x")
+            rows.append([load, "0", "1.00", f"{figure(without, 1)} tokens/s", ""])
+        length, speedup = figure(row.mean_acceptance_length), with_spread(row.speedup, "x")
         rows.append([load, k, length, speedup, row.verdict.word if row.verdict else "predicted"])
         curves.setdefault(f"concurrency {load}", {})[k] = row.speedup
     names = ("load", "K", "tokens per step", "speedup, 95 %")
@@ -113,14 +105,29 @@ def plan_document(plan: TunePlan) -> Document:
     return Document("tune", plan.name, blocks, [("", answer)])
 
 
-def plan_json(plan: TunePlan) -> str:
-    """Return the same for scripts."""
-    servers = [each for each in (plan.baseline, plan.largest) if each.plan]
-    content = {
-        "servers": [{"name": each.name, "argv": each.plan and each.plan.argv} for each in servers],
-        "most_tokens": plan.most_tokens,
-        "points": plan.points,
-        "seconds_assumed": min(plan.seconds(plan.per_slot), plan.budget_s),
-        "budget_s": plan.budget_s,
-    }
-    return json_document(content)
+def estimate_text(found: TuneEstimate) -> str:
+    """Return an estimate: the answer at the lowest load, then every load."""
+    first = found.points[0]
+    answer = f"K = {first.num_speculative_tokens}, {with_spread(first.speedup, 'x')}"
+    if not first.num_speculative_tokens:
+        answer = "no K is faster than no speculation"
+    answer += (
+        f" at concurrency {first.concurrency} ({found.method} on {found.count}x "
+        f"{found.accelerator}, acceptance {found.acceptance:.2f} at every position, "
+        f"{found.context_tokens:,} tokens of context)"
+    )
+    rows = []
+    for point in found.points:
+        k = point.num_speculative_tokens
+        speedup = with_spread(point.speedup, "x") if k else DASH
+        rows.append([str(point.concurrency), str(k), speedup])
+    names = ("requests", "K", "speedup")
+    legend = (
+        "The range covers what engines and cards reach; it is no confidence interval. Prefill is "
+        f"left out. At most {found.most_requests:,} such requests run at once."
+    )
+    if found.method in WITHOUT_MODEL:
+        legend += " An upper limit: every step is taken to find a match."
+    blocks: list[Block] = [Table([*map(Column, names)], rows, keys=2), legend]
+    answers = [("Estimated, not measured", answer)]
+    return Document("estimate", found.method, blocks, answers).text(sys.stdout)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
 
 from specserve.measure.watch.verdict import promise_words, shown
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.report.page import Items, text_lines
-from specserve.report.text import VERSION, answer_line, count, decimals, json_values
+from specserve.report.text import answer_line, count, figure, json_document, json_values
 
 
 def answer(report: WatchReport) -> tuple[str, str]:
@@ -28,16 +27,16 @@ def clock(report: WatchReport) -> str:
 
 
 def line(report: WatchReport) -> str:
-    """Return one look in 80 columns, for a pipe."""
+    """Return one look, for a pipe."""
     seen = report.window
     if seen is None:
-        return f"{clock(report)}  {in_one_line(report.verdict.sentence)}"
-    length, rate = seen.mean_acceptance_length, seen.acceptance_rate
+        return f"{clock(report)}  {report.verdict.word}"
+    length = seen.mean_acceptance_length
+    shown_length = figure(length.value if length else None)
     return (
-        f"{clock(report)}  length {decimals(length.value if length else None):>4}"
-        f"  accepted {decimals(rate.value if rate else None):>4}"
+        f"{clock(report)}  {report.verdict.word:<9}  length {shown_length:>4}"
         f"  {seen.counted.generation_tokens / seen.seconds:>6,.0f} tokens/s"
-        f"  running {report.running_requests:>3}  waiting {report.waiting_requests:>3}"
+        f"  {report.running_requests:>3} running  {report.waiting_requests:>3} waiting"
     )
 
 
@@ -56,7 +55,7 @@ def rows(report: WatchReport) -> list[tuple[str, str]]:
         ("measured", f"over {seen.seconds:.0f} s: {drafts.drafts:,} drafts, {requests}"),
         ("mean length", shown(seen.mean_acceptance_length)),
         ("acceptance", shown(seen.acceptance_rate)),
-        ("per position", " ".join(map(decimals, drafts.per_position)) or "-"),
+        ("per position", " ".join(map(figure, drafts.per_position)) or "-"),
         ("output", tokens),
         ("P99", f"TTFT {shown(seen.ttft_p99_ms, ' ms')}, TPOT {shown(seen.tpot_p99_ms, ' ms')}"),
         ("load", f"{load}, {count(counted.preemptions, 'preemption')}"),
@@ -67,16 +66,15 @@ def rows(report: WatchReport) -> list[tuple[str, str]]:
     return found
 
 
-def as_json(report: WatchReport, watched: WatchedServer) -> dict[str, Any]:
-    """Return the same for programs; null if it is not known."""
+def report_json(report: WatchReport, watched: WatchedServer) -> str:
+    """Return one line for programs; null is what is not known."""
     record, profile = watched.record, watched.profile
-    return {
-        "version": VERSION,
+    server = {
         "url": watched.endpoint.root,
         "profile": profile.name if profile else record and record.name,
         "fingerprint": record and record.fingerprint,
-        **json_values(report),
     }
+    return json_document({**server, **json_values(report)}, indent=None)
 
 
 def figures_text(report: WatchReport) -> str:
@@ -93,32 +91,30 @@ def show_watch(
     only_last: bool,
     verbose: bool,
 ) -> WatchReport:
-    """Show each report, or the last alone; return the last one. A live screen is left standing."""
-    before: WatchReport | None = None
-    warning = f"{styled('warning', 'yellow')}:"
+    """Show them as they come, or the last one; a live screen is left standing."""
     say(f"watching {watched.endpoint.root}")
     if watched.no_promises is not None:
-        say(f"{warning} no promises are judged: {in_one_line(watched.no_promises)}")
+        reason = in_one_line(watched.no_promises)
+        say(f"{styled('warning', 'yellow')}: no promises are judged: {reason}")
     can_redraw = is_terminal(sys.stdout) and os.environ.get("TERM") not in {None, "", "dumb"}
     if can_redraw and not is_json and not only_last:
         return _draw(reports)
+    if only_last:
+        (report,) = deque(reports, maxlen=1)
+        if report.trouble is not None:
+            say(f"{styled('warning', 'yellow')}: {in_one_line(report.trouble.message)}")
+        if is_json:
+            out(report_json(report, watched))
+        else:
+            last = answer_line(*answer(report), stream=sys.stdout)
+            out(figures_text(report) if verbose else last)
+        return report
+    word = ""
     for report in reports:
-        trouble, was = report.trouble, before.trouble if before is not None else None
-        if trouble is not None and was is None:
-            say(f"{warning} {in_one_line(trouble.message)}; waiting for the server")
-        elif trouble is None and was is not None:
-            say("the server answers again")
-        if is_json and not only_last:
-            out(json.dumps(as_json(report, watched)))
-        elif trouble is None and not only_last:
-            out(line(report))
-            if before is None or report.verdict.word != before.verdict.word:
-                out(answer_line(*answer(report), lead=f"{clock(report)}  ", stream=sys.stdout))
-        before = report
-    if only_last and is_json:
-        out(json.dumps(as_json(report, watched)))
-    elif only_last:
-        out(figures_text(report) if verbose else answer_line(*answer(report), stream=sys.stdout))
+        out(report_json(report, watched) if is_json else line(report))
+        if not is_json and report.verdict.word != word:
+            out(answer_line(*answer(report), lead=" " * 10, stream=sys.stdout))
+        word = report.verdict.word
     return report
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -64,26 +62,19 @@ def test_a_dry_run_says_variants_launches_points_and_minutes(
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
-    content: dict[str, Any] = json.loads(told(arguments, capsys))
-    assert [variant["name"] for variant in content["variants"]] == ["baseline", "profile", "lookup"]
-    assert len(content["points"]) == 2 * 2
-    assert content["estimated_s"] > 30.0 * content["launches"] > 30  # on the CPU
-    assert "--speculative-config" not in content["variants"][0]["launch"]["argv"]
+def test_a_dry_run_has_one_form(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = told([str(profile), "--dry-run", "--format", "json"], capsys, code=2)
+    assert "`--dry-run` and `--format` cannot be combined" in error
 
 
-def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(profile: Path) -> None:
     other = profile.with_name("other.yaml")
     other.write_text(profile.read_text())
-    options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "baseline"]
-    content = json.loads(told([str(profile), "--dry-run", "--format", "json", *options], capsys))
-    lengths = {
-        variant["name"]: variant["launch"]["engine_kwargs"]["max_model_len"]
-        for variant in content["variants"]
-    }
+    request = BenchRequest(
+        str(profile), others=(str(other),), alternatives=("baseline",), settings=("target.max_model_len=256",)
+    )
+    variants = plan_bench(request, starts=False, notices=NoNotices()).variants
+    lengths = {each.name: each.plan.engine_kwargs["max_model_len"] for each in variants if each.plan}
     assert lengths == {"baseline": 256, "profile": 256, "other": 512}
 
 
@@ -222,12 +213,12 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_what_nobody_names_is_measured_as_usual_whatever_is_promised(
-    profile: Path, capsys: pytest.CaptureFixture[str]
+    profile: Path,
 ) -> None:
     profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
-    content = json.loads(told([str(profile), "--dry-run", "--format", "json"], capsys))
+    found = plan_bench(BenchRequest(str(profile)), starts=False, notices=NoNotices()).points
     usual = [(name, load) for name in ("chat", "code") for load in (1, 4)]
-    assert [(each["workload"], each["concurrency"]) for each in content["points"]] == usual
+    assert [(each.workload, each.concurrency) for each in found] == usual
     points = points_of(BenchRequest(concurrency="8"), defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8))
 

@@ -69,11 +69,7 @@ def test_every_memory_interval_says_how_many_logs_support_it(
     assert set(logs[2:]) == {min(logs[:2])}  # as sure as the less sure of the two
     assert "activations " in memory["calibration"] and "KV cache " in memory["calibration"]
     _run(["check", file, "-v"])
-    text = capsys.readouterr().out
-    for name in ("activations", "other"):
-        (line,) = (line for line in text.splitlines() if line.startswith(f"  {name} "))
-        assert line.endswith((" logs", " log", "assumed"))
-        assert len(line) <= 80
+    assert memory["calibration"] in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
@@ -287,19 +283,9 @@ def test_what_did_not_run_is_said_and_the_tables_come_on_request(
     assert "Memory per GPU" not in stdout and stderr.startswith("No errors found in 1 profile")
     assert _run(["check", file, "--verbose"]) == 0
     details = capsys.readouterr().out.removeprefix(stdout)
-    assert re.search(r"^  KV cache +\S+  [\d,]+-[\d,]+ tokens$", details, re.M)
-    assert re.search(r"^  vLLM's budget +\S+  of \S+$", details, re.M)
+    assert re.search(r"^  KV cache +[\d.]+-[\d.]+$", details, re.M)
+    assert re.search(r"^  tokens +[\d,]+-[\d,]+$", details, re.M)
     assert max(map(len, details.splitlines())) <= 80
-
-
-def test_of_a_fixed_cache_it_is_said_who_fixed_it(
-    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fixed = "    engine: {kv_cache_memory_bytes: 64M}\n"
-    for text, who in (("", "specserve"), (fixed, "the profile")):
-        _run(["check", pair(PAIR.replace("L40S-48GB", "cpu") + text), "-v"])
-        stdout = capsys.readouterr().out
-        assert f"{who} fixes the size of the KV cache" in stdout and "budget" not in stdout
 
 
 def test_models_whose_files_are_not_here_are_named_together(
@@ -353,7 +339,8 @@ def test_alternatives_are_named_and_have_their_own_memory(
     assert _run(["check", file, "-v"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"^ --> .*:4:\d+$", shown, re.MULTILINE)
-    assert re.search(rf"alternative `copies`: fits; KV cache [\d,]+-{tokens:,} tokens", shown)
+    assert re.search(r"^  GiB +launch +copies$", shown, re.MULTILINE)
+    assert re.search(rf"^  tokens .* [\d,]+-{tokens:,}$", shown, re.MULTILINE)
 
 
 def test_each_profile_without_a_lock_is_named_and_the_others_are_judged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,7 @@ def test_both_forms_tell_the_same_and_the_exit_code_says_whether_something_is_ba
     names = [line["name"] for line in data["lines"]]
     assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "servers"} <= set(names)
     assert {"Hub", "Hub token"} & set(names)
-    rows = [row for row in text.stdout.decode().splitlines() if row.startswith(("ok ", "note ", "bad "))]
-    assert {row[6:18].strip() for row in rows} == set(names)
+    assert set(re.findall(r"^  (?:ok|note|bad) +([^:\n]+):", text.stdout.decode(), re.M)) == set(names)
     assert text.stderr == done.stderr == b""
 
 

@@ -20,8 +20,8 @@ def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.Cap
     assert _run(["rules", "open-bind", "sd104", "SD108"]) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
-    heads = [line for line in stdout.splitlines() if line.startswith("SD")]
-    assert [head.split()[0] for head in heads] == ["SD108", "SD104"]
+    heads = [line for line in stdout.splitlines() if line.startswith("## ")]
+    assert [head.split()[1] for head in heads] == ["SD108", "SD104"]
 
 
 def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
@@ -33,7 +33,7 @@ def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
 def test_a_group_is_listed_and_a_code_beside_it_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
     def codes(*arguments: str) -> list[str]:
         assert _run(["rules", *arguments]) == 0
-        return re.findall(r"^(SD\d{3})  ", capsys.readouterr().out, re.MULTILINE)
+        return re.findall(r"^(?:## )?(SD\d{3}) ", capsys.readouterr().out, re.MULTILINE)
 
     everything = codes()
     assert codes("SD0") == [code for code in everything if code.startswith("SD0")]

@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import LengthPart, Result, from_json, read_result
+from specserve.measure.bench.rundir import Progress
 from specserve.measure.expect import Kept
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Verdict
-from specserve.report.bench import rendered
+from specserve.report.bench import BenchView, rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -192,7 +193,7 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
     variants = tuple(dataclasses.replace(variant, kv_cache_tokens=12_345) for variant in example().variants)
     result = dataclasses.replace(example(), cells=cells, variants=variants)
     text = " ".join(plain(result, "text").split())
-    assert "at concurrency 16, requests waited 900.0 ms before they ran, 7 were preempted" in text
+    assert "at concurrency 16, requests waited 900 ms before they ran, 7 were preempted" in text
     assert "KV cache of 12,345 tokens" in text
     assert "| waited, ms | preempted |" in plain(result, "markdown")
 
@@ -319,3 +320,17 @@ def test_up_to_which_length_it_pays_is_said_only_if_longer_prompts_surely_do_not
     text = " ".join(plain(result, "text").split())
     assert said in text if said else "of prompt" not in text and "length of the prompt" not in text
     assert "Speedup by length of the prompt" in plain(result, "markdown")
+
+
+def test_a_progress_line_that_is_cut_keeps_the_remaining_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with BenchView() as view:
+        text = "baseline, summarise, concurrency 16, temperature 0.7: 123.4 tokens/s"
+        view(Progress(text, done=7, total=240, left_s=332.0))
+    line = capsys.readouterr().err.split("\r\x1b[K")[1]
+    assert (
+        line.startswith("7/240, about 5.5 min left; baseline, summarise, concurrency 16") and len(line) < 80
+    )

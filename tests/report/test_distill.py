@@ -32,7 +32,7 @@ def test_the_first_line_answers(golden: Callable[[str, str], None]) -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (replace(FOUND, is_better=False, proof=None), "and nothing was served"),
+        (replace(FOUND, is_better=False, proof=None), "and none was served"),
         (
             replace(FOUND, is_better=False),
             "the new draft is not better; the profile is unchanged: acceptance",

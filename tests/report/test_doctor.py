@@ -29,8 +29,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_screen_has_a_line_a_fact_and_the_fix_under_it(golden: Callable[[str, str], None]) -> None:
-    golden("report/doctor.txt", doctor_text(LINES, stream=io.StringIO()) + "\n")
+def test_a_screen_has_an_entry_a_fact_with_its_fix(golden: Callable[[str, str], None]) -> None:
+    golden("report/doctor.txt", doctor_text(LINES, stream=io.StringIO()))
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_the_first_line_is_the_verdict(states: list[State], first: str) -> None:
 def test_no_text_of_the_system_can_steer_a_terminal_or_forge_a_line(lines: list[Line]) -> None:
     text = doctor_text(lines, stream=io.StringIO())
     assert not {char for char in text if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n"}
-    assert sum(row.startswith(("ok ", "note ", "bad ")) for row in text.split("\n")) == len(lines)
+    assert sum(row.startswith(("  ok ", "  note ", "  bad ")) for row in text.split("\n")) == len(lines)

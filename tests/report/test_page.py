@@ -11,7 +11,7 @@ import pytest
 
 from specserve.measure.intervals import Estimate
 from specserve.report.charts import Chart
-from specserve.report.page import Details, Document, Items, Paragraph, Section, render
+from specserve.report.page import Document, Items, Section, render
 from specserve.report.text import Column, Table
 
 SPEEDUPS = {
@@ -34,7 +34,7 @@ DOCUMENT = Document(
     "benchmark",
     "demo",
     [
-        Paragraph("A sentence about `a|b` and <b>bold</b>, @someone and #1."),
+        "A sentence about `a|b` and <b>bold</b>, @someone and #1.",
         Section(
             "By load",
             [
@@ -43,7 +43,7 @@ DOCUMENT = Document(
                 Items([("PAYS", "at load 1"), ("a label that is longer than the others", "x" * 60)]),
             ],
         ),
-        Details("How", [Items([("server", "`vllm serve x --flag`")])]),
+        Section("How", [Items([("server", "`vllm serve x --flag`")])], is_folded=True),
     ],
     answers=[("PAYS", "K = 4: 2.1 times as fast as `baseline`"), ("", "a second sentence")],
 )

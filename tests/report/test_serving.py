@@ -6,11 +6,13 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.report import console
 from specserve.report.servers import JsonView, TextView, ready_block
 from specserve.report.text import duration
 from specserve.serve import events
@@ -77,10 +79,14 @@ class Terminal(io.StringIO):
 
 
 def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
     view = TextView(PLAN)
     for event in LIFE:
+        if isinstance(event, events.PhaseGoesOn):
+            clock.now = event.took_s
         view(event)
     captured = capsys.readouterr()
     assert captured.err == TALK

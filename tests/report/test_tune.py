@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 
 from specserve.measure.bench.result import Point
@@ -12,7 +11,7 @@ from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
 from specserve.measure.tune.result import TuneResult, remark
 from specserve.measure.verdict import Verdict
-from specserve.report.tune import result_json, tune_document
+from specserve.report.tune import tune_document
 
 
 def row(load: int, tokens: int, value: float, *, word: str | None = None) -> Row:
@@ -63,7 +62,7 @@ def test_the_first_line_answers_and_all_lines_are_short() -> None:
     assert "COSTS on code, concurrency 8, temperature 0: send such load to a server" in shown
     assert "1 0 1.00 13.5 tokens/s 4 2.50 2.10x (1.99-2.21) PAYS" in shown
     assert "5 2.50 2.00x (1.90-2.10) predicted 8 0 1.00 40.0 tokens/s" in shown
-    assert "cpu, vLLM 0.32.0+cpu, 2026-11-27 12:00 UTC, 5.2 min, 3 launches" in shown
+    assert "cpu, vLLM 0.32.0+cpu, 2026-11-27, 5.2 min, 3 launches" in shown
 
 
 def test_what_comes_from_outside_steers_nothing() -> None:
@@ -86,13 +85,6 @@ def test_no_speculation_and_no_answer_say_what_to_do() -> None:
     assert told(unsure).startswith(
         "INCONCLUSIVE: no K was measured at every load; the same command with a longer `--budget`"
     )
-
-
-def test_json_is_the_dump_of_the_result() -> None:
-    content = json.loads(result_json(RESULT))
-    assert (content["version"], content["name"]) == (1, "demo")
-    assert content["choice"]["setting"]["tokens"] == 4
-    assert content["rows"][0]["speedup"]["value"] == 2.1
 
 
 def test_the_comment_in_a_profile_says_when_where_and_why() -> None:

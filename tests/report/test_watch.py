@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from specserve.measure.watch.verdict import STEADY, UNSEEN, Advice, verdict_of
 from specserve.measure.watch.watch import WatchedServer, WatchReport
 from specserve.measure.watch.window import Reading, figures
 from specserve.metrics.prometheus import read
-from specserve.report.watch import answer, as_json, figures_text, line, rows, show_watch
+from specserve.report.watch import answer, figures_text, line, report_json, rows, show_watch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Traffic
@@ -68,19 +69,18 @@ def test_names_from_outside_cannot_steer_the_terminal() -> None:
 
 def test_json_is_the_report_and_null_for_what_is_not_known() -> None:
     watched = WatchedServer(URL)
-    found = as_json(report(), watched)
+    found = json.loads(report_json(report(), watched))
     assert found["window"]["counted"]["tpot_s"]["sum"] == pytest.approx(0.6)
     assert found["window"]["ttft_p99_ms"]["high"] is None  # too few requests
     assert found["promises"][0]["limit"]["place"] == "my.yaml:5:3"
-    gone = as_json(GONE, watched)
+    gone = json.loads(report_json(GONE, watched))
     assert (gone["trouble"], gone["window"], gone["advice"]) == ("gone", None, None)
 
 
-def test_a_pipe_hears_of_trouble_once_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_a_line_a_look_and_the_answer_when_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
     watched = WatchedServer(URL)
     show_watch(watched, (GONE, GONE, report()), is_json=False, only_last=False, verbose=False)
-    written = capsys.readouterr()
-    assert written.err.count("gone; waiting for the server") == 1
-    assert "the server answers again" in written.err
-    assert written.out.count("tokens/s") == 1
-    assert all(len(row) <= 80 for row in written.out.splitlines())
+    written = capsys.readouterr().out
+    assert [row[10:] for row in written.splitlines()][:3] == ["UNSEEN", "UNSEEN: gone", "UNSEEN"]
+    assert written.count("tokens/s") == written.count("STEADY: it is well") == 1
+    assert all(len(row) <= 80 for row in written.splitlines())

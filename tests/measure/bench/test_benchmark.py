@@ -18,8 +18,7 @@ from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.variants import BenchRequest
 from specserve.measure.servers import Outlet
 from specserve.measure.workloads.load import load
-from specserve.report.bench import rendered
-from specserve.report.estimates import BenchView
+from specserve.report.bench import BenchView, rendered
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import request
 

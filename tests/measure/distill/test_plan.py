@@ -90,7 +90,7 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
     assert _run(["distill", plan.request.profile, "--traffic", str(traffic), "-o", out, "--dry-run"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "84 prompts to train on, 12 to choose by, 24 held out" in shown
-    assert "none left out" in shown and "training at most 10 min" in shown
+    assert "0 left out" in shown and "training at most 10 min" in shown
     assert not Path(out).exists()
 
 
