@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 
 from specserve.errors import Interrupted, TrafficError
@@ -124,8 +124,7 @@ class Verifier:
         found = [self._judge_greedy()] if 0.0 in self.request.temperatures else []
         found += [judge.judge_sampled(one, t) for t, one in self.tallies.items()]
         jobs = [partial(smoke.smoke_test, name, self.session) for name in smoke.TESTS]
-        tests = list(self._results(jobs, concurrency=len(jobs)))
-        tests.sort(key=lambda each: list(smoke.TESTS).index(each.name))
+        tests = list(self._results(jobs, concurrency=1))
         gained = speculates = None
         if before is not None and (after := client.metrics()) is not None:
             speculates = after.speculates
@@ -181,29 +180,26 @@ class Verifier:
         return found
 
     def _jobs(self) -> Iterator[Callable[[], ScoredText | None]]:
-        """Yields answers to ask for, until the time is over or there are enough.
+        """Yields answers to ask for: greedy prompts, then sampled ones, while there is time.
 
-        Greedy prompts come first and alone, then beside sampled ones in one batch, because vLLM
-        treats both cases differently; each is sent once, as greedy text repeats. However slow the
-        server is, each temperature has 8 answers.
+        Greedy text repeats, so each prompt is sent once. However slow the server is, each
+        temperature has 8 answers.
         """
         request = self.request
         limit_s = request.limit_s * (1 - _SMOKE_SHARE)
-        greedy_limit_s = request.limit_s * _GREEDY_SHARE if self.tallies else limit_s
+        greedy_s = request.limit_s * _GREEDY_SHARE if self.tallies else limit_s
         prompts = request.prompts if 0.0 in request.temperatures else ()
-        yield from (partial(self._answer, 0.0, prompt) for prompt in prompts[:CONCURRENCY])
-        greedy, turns = iter(prompts[CONCURRENCY:]), cycle(request.prompts)
-        most = max(CONCURRENCY, ANSWERS_PER_S * request.limit_s)
-        for sent in count():
-            ends_s = time.monotonic() - self.began + self.longest_s
-            prompt = next(greedy, None) if ends_s < greedy_limit_s else None
-            goes_on = sent < CONCURRENCY or (ends_s < limit_s and sent < most)
-            if prompt is not None:
+        for sent, prompt in enumerate(prompts):
+            if sent < CONCURRENCY or self._ends_s() < greedy_s:
                 yield partial(self._answer, 0.0, prompt)
-            if goes_on:
+        turns = cycle(request.prompts)
+        for sent in range(max(CONCURRENCY, int(ANSWERS_PER_S * request.limit_s))):
+            if sent < CONCURRENCY or self._ends_s() < limit_s:
                 yield from (partial(self._answer, t, next(turns)) for t in self.tallies)
-            if prompt is None and not (goes_on and self.tallies):
-                return
+
+    def _ends_s(self) -> float:
+        """When another answer would be there, since the warm-up."""
+        return time.monotonic() - self.began + self.longest_s
 
     def _judge_greedy(self) -> Compared:
         """The suspects that are furthest behind are scored again, alone: what passes is noise."""
