@@ -50,14 +50,11 @@ def verify(
     """
     from specserve.measure.values import numbers
     from specserve.measure.verify.run import VerifyRequest, load_prompts, run_verification
-    from specserve.report.console import out, say
+    from specserve.report.console import out
     from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
-    found, beyond = load_prompts(prompts)
-    if beyond:
-        say(f"{prompts}: the first {len(found)} prompts are used, the other {beyond} are not")
     temperatures = numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7)
-    request = VerifyRequest(server, temperatures, found, seconds, against)
+    request = VerifyRequest(server, temperatures, load_prompts(prompts), seconds, against)
     result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
     out(verify_json(result) if format == "json" else verify_text(result, is_verbose=verbose))
     if result.has_failed:

@@ -94,7 +94,6 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
     assert (code, found["verdict"]["word"]) == (0, "LOSSLESS"), found
     greedy, sampled = found["temperatures"]
     assert greedy["excluded_percent"] < 1.5 and sampled["excluded_percent"] < 5
-    assert found["acceptance"]["drafts"] > 100
     assert {item["outcome"] for item in found["smoke"]} == {"ok"}
 
 

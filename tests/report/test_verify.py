@@ -21,7 +21,6 @@ from specserve.measure.verify.result import (
     WrongToken,
     verdict_of,
 )
-from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
 EXACT, BY_ANSWER = "99 %, exact binomial", "99 %, Student's t over answers"
@@ -50,8 +49,6 @@ RIGHT = Verification(
     ),
     has_failed=False,
     elapsed_s=31.2,
-    speculates=True,
-    acceptance=Acceptance(100, 400, 240, (80, 70, 50, 40)),
     against=None,
     temperatures=(GREEDY, SAMPLED),
     smoke=(

@@ -128,7 +128,7 @@ def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
     """Answers are written and scored once for each temperature; each run draws a minute's from them."""
     server.up_detached()
     requested, count, size = 0.7, 60 * RUNS, 120
-    prompts, _ = load_prompts()
+    prompts = load_prompts()
 
     def answers(temperature: float) -> list[Tally]:
         with Client(endpoint(server.url)) as client:

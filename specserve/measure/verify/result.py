@@ -8,7 +8,6 @@ from typing import Literal
 
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import INCONCLUSIVE, Verdict
-from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99
 """Of every interval, and of what a run excludes."""
@@ -82,9 +81,6 @@ class Verification:
     has_failed: bool
     """Whether anything is wrong: a lossy temperature or a smoke test."""
     elapsed_s: float
-    speculates: bool | None
-    """Whether the server does; None: it shows no metrics."""
-    acceptance: Acceptance | None
     against: str | None
     """The URL of the other server, which scored the answers."""
     temperatures: tuple[Compared, ...]

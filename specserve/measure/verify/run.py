@@ -17,7 +17,6 @@ from specserve.measure.verify.result import LEVELS, LOSSY, Compared, Verificatio
 from specserve.measure.verify.session import JobResult, ScoredText, VerifySession, results_of
 from specserve.measure.workloads.load import read
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.counters import since_by_engine
 from specserve.serve.client import Client
 from specserve.serve.detached.observe import find_server
 from specserve.serve.requests import RequestRefused, endpoint
@@ -52,13 +51,10 @@ class VerifyRequest:
     """The server that scores the answers; None: the one that wrote them."""
 
 
-def load_prompts(path: str | None = None) -> tuple[tuple[Prompt, ...], int]:
-    """Returns the first 64 prompts of a file, or those that ship, and how many lie beyond them.
-
-    Raises FactError for what cannot be read.
-    """
+def load_prompts(path: str | None = None) -> tuple[Prompt, ...]:
+    """Returns the first 64 prompts of a file, or those that ship. Raises FactError."""
     found, _ = read(Path(path) if path is not None else SHIPPED)
-    return tuple(found[:MAX_PROMPTS]), max(0, len(found) - MAX_PROMPTS)
+    return tuple(found[:MAX_PROMPTS])
 
 
 def run_verification(
@@ -125,11 +121,7 @@ class Verifier:
         found += [judge.judge_sampled(one, t) for t, one in self.tallies.items()]
         jobs = [partial(smoke.smoke_test, name, self.session) for name in smoke.TESTS]
         tests = list(self._results(jobs, concurrency=1))
-        gained = speculates = None
-        if before is not None and (after := client.metrics()) is not None:
-            speculates = after.speculates
-            gained = since_by_engine(before.acceptance, now=after.acceptance)
-        tests.append(smoke.drafts(speculates, gained, tokens=self.tokens))
+        tests.append(smoke.drafts(before, client.metrics(), tokens=self.tokens))
         worst = max((each.verdict for each in found), key=lambda v: list(LEVELS).index(v.word))
         sentences = [
             f"{each.verdict.sentence} at T = {each.temperature:g}"
@@ -142,8 +134,6 @@ class Verifier:
             verdict=replace(worst, sentence="; ".join(sentences)),
             has_failed=worst.level == "bad" or any(each.outcome == "not ok" for each in tests),
             elapsed_s=time.monotonic() - self.began,
-            speculates=speculates,
-            acceptance=gained if speculates else None,
             against=self.scorer.client.root if self.scorer is not self.session else None,
             temperatures=tuple(found),
             smoke=tuple(tests),

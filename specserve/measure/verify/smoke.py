@@ -8,7 +8,8 @@ from specserve.errors import TrafficError
 from specserve.measure.verify.result import Outcome, Smoke
 from specserve.measure.verify.session import VerifySession, read_text
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.counters import Acceptance
+from specserve.metrics.counters import since_by_engine
+from specserve.metrics.prometheus import Metrics
 from specserve.serve.requests import RequestRefused, shown
 
 _FEW_TOKENS = 1000
@@ -74,11 +75,13 @@ def smoke_test(name: str, session: VerifySession) -> Smoke:
         return Smoke(name, "not ok", error.message)
 
 
-def drafts(speculates: bool | None, gained: Acceptance | None, *, tokens: int) -> Smoke:
+def drafts(before: Metrics | None, after: Metrics | None, *, tokens: int) -> Smoke:
     """Whether the server did speculate meanwhile: a profile may have lost its draft on the way."""
-    if not speculates:
-        why = "shows no metrics" if speculates is None else "does not speculate"
-        return Smoke("drafts", "skipped", f"the server {why}")
+    if before is None or after is None:
+        return Smoke("drafts", "skipped", "the server shows no metrics")
+    if not after.speculates:
+        return Smoke("drafts", "skipped", "the server does not speculate")
+    gained = since_by_engine(before.acceptance, now=after.acceptance)
     if gained is not None and gained.drafts:
         rate = gained.acceptance_rate or 0.0
         return Smoke("drafts", "ok", f"{gained.drafts} drafts, acceptance {rate:.2f}")
