@@ -30,9 +30,9 @@ def watch(
     """Watch a running server: verdict, its interval, and what to do.
 
     watch sends no requests. It reads vLLM's metrics and measures the traffic of others over a
-    window. A promise of the profile, or the mean acceptance length of a dead draft, is judged as
-    soon as the whole 95 % confidence interval lies on one side of it; until then the state is
-    UNDECIDED. If the server goes away or restarts, watch waits for it.
+    window. A promise of the profile is judged as soon as the whole 95 % confidence interval lies on
+    one side of it; until then the state is UNDECIDED. If the server goes away or restarts, watch
+    waits for it.
 
     Exit codes with --once: 1 if the draft is dead, or if the whole interval of a figure lies
     outside of what the profile's `expect` promises; 2 if no server answered, and with --strict if

@@ -97,7 +97,7 @@ def test_a_dead_draft_is_exit_code_1_and_says_what_to_do(url: str, script: Scrip
     with traffic(script, DEAD):
         assert run(["watch", url, *QUICK]) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "COLLAPSED: the draft is dead: the mean acceptance length is 1.01 (95 %: 1.0" in out
+    assert "COLLAPSED: the draft is dead: the newest drafts give 1.01 (engine 0) tokens per step" in out
     assert ". What to do: restart the server; if the draft stays dead, run `specserve check` on it" in out
 
 

@@ -100,7 +100,7 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
         ("ngram", LaunchedVariant(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "STEADY", 0),
         ("suffix", LaunchedVariant("suffix"), "STEADY", 0),
         ("suffix", LaunchedVariant("gone from the file"), "STEADY", 0),
-        (None, LaunchedVariant(), "OFF", 0),  # --baseline
+        (None, LaunchedVariant("baseline"), "OFF", 0),
     ],
 )
 def test_a_detached_server_is_held_to_what_it_was_started_as(
@@ -125,7 +125,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
         assert run(["watch", *QUICK, "--strict"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"]["word"] == state
-    is_other = variant.alternative is not None or method is None
+    is_other = variant.alternative is not None
     assert ("no promises are judged: `expect` is not for" in err) == is_other
 
 

@@ -19,8 +19,6 @@ _DEAD_FOR_S = 15.0
 _UNDRAFTED_SHARE = 0.1
 _WORTH_SHARE = 0.05
 """Of a step's tokens, what a position must add: drafting one costs 2 to 10 % of a step."""
-_POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
-"""Advice on single positions, which have no interval, needs this much traffic."""
 _LONGER = "use a longer `--window`"
 
 UNSEEN, OFF, COLLAPSED, MISSED = "UNSEEN", "OFF", "COLLAPSED", "MISSED"
@@ -76,15 +74,17 @@ def judge_promises(profile: Profile, seen: WindowFigures) -> tuple[Judged, ...]:
 def dead_drafts(readings: Sequence[Reading]) -> str | None:
     """Return what the newest drafts of an engine show if they are refused.
 
-    Newest is the shortest time that holds 200 of its drafts and is 15 s long: what went well before
-    does not hide it. Each engine is judged alone: in the sum of eight, one dead one does not show.
+    Newest is the shortest time that holds 200 of its drafts and is 15 s long, or the whole window:
+    what went well before does not hide it. Each engine is judged alone: in the sum of eight, one
+    dead one does not show.
     """
     last, found = readings[-1], []
+    for_s = min(_DEAD_FOR_S, last.at_s - readings[0].at_s)
     for name, engine in last.metrics.engines.items():
         for reading in reversed(readings):
             before = reading.metrics.engines[name].counters.acceptance
             newest = since(before, now=engine.counters.acceptance) or Acceptance()
-            if newest.drafts >= MIN_DRAFTS and last.at_s - reading.at_s >= _DEAD_FOR_S:
+            if newest.drafts >= MIN_DRAFTS and last.at_s - reading.at_s >= for_s:
                 length = newest.mean_acceptance_length or 1.0
                 found += [f"{length:.2f} (engine {name.engine})"] * (length < DEAD_DRAFT_LENGTH)
                 break
@@ -108,8 +108,6 @@ def judge_window(
         text = f"{drafts:,} drafts in {seen.seconds:.0f} s give no interval yet: {_LONGER}"
         return verdict_of(UNDECIDED, text)
     figure = f"the mean acceptance length is {shown(length)}"
-    if length.high < DEAD_DRAFT_LENGTH:
-        return verdict_of(COLLAPSED, f"the draft is dead: {figure}")
     if length.low < DEAD_DRAFT_LENGTH:
         text = f"{figure}, and a draft below {DEAD_DRAFT_LENGTH} is dead: {_LONGER}"
         return verdict_of(UNDECIDED, text)
@@ -141,17 +139,13 @@ def advise(seen: WindowFigures, word: str) -> Advice | None:
             "send fewer requests at once (`max_num_seqs`), or lower `num_speculative_tokens`: the "
             f"KV cache is full, and {seen.counted.preemptions:,} preemptions lost work",
         )
-    worth, tokens = 0, 1.0
+    worth, tokens, last = 0, 1.0, len(drafted.per_position)
     for position, gain in enumerate(drafted.per_position, start=1):
         worth = position if gain / tokens >= _WORTH_SHARE else worth
         tokens += gain
-    last = len(drafted.per_position)
     # later positions also read low if K varies
     is_fixed = drafted.draft_tokens >= 0.98 * last * drafted.drafts
-    has_enough = (
-        drafted.drafts >= _POSITION_DRAFTS and seen.counted.finished_requests >= _POSITION_REQUESTS
-    )
-    if has_enough and is_fixed and 0 < worth < last:
+    if word == STEADY and is_fixed and 0 < worth < last:
         added = sum(drafted.per_position[worth:]) / tokens
         return Advice(
             "fewer_tokens",

@@ -64,20 +64,18 @@ class WatchedServer:
         """Why those of a detached server's profile are not judged, in one clause."""
         self.profile_error: SpecserveError | None = None
         record = self.record
-        if record is None:
+        if record is None or profile is not None:
             return
-        if self.profile is None and record.variant.alternative is not None:
+        if record.variant.alternative is not None:
             self.no_promises = f"`expect` is not for alternatives: `{record.variant.alternative}`"
-        elif self.profile is None and record.profile == "-":
+        elif record.profile == "-":
             self.no_promises = "the server's profile came from stdin: `--profile` names it"
-        elif self.profile is None:
+        else:
             try:
                 self.profile = load_profile(record.profile, settings=record.variant.settings)
             except SpecserveError as error:
                 self.profile_error = error
                 self.no_promises = f"the server's profile cannot be read: {error.message}"
-        if record.method is None and self.profile is not None and self.profile.speculation:
-            self.profile, self.no_promises = None, "`expect` is not for a baseline"
 
     def read(self) -> Reading:
         """Return one reading. Raises TrafficError without an answer, FactError if it is no use."""
