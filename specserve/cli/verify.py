@@ -51,11 +51,12 @@ def verify(
     from specserve.measure.values import numbers
     from specserve.measure.verify.run import VerifyRequest, load_prompts, run_verification
     from specserve.report.console import out
-    from specserve.report.verify import VerifyProgress, verify_json, verify_text
+    from specserve.report.text import json_document
+    from specserve.report.verify import VerifyProgress, verify_text
 
     temperatures = numbers(temperature, "--temperature", least=0, most=2) or (0.0, 0.7)
     request = VerifyRequest(server, temperatures, load_prompts(prompts), seconds, against)
     result = run_verification(request, progress=VerifyProgress(limit_s=seconds))
-    out(verify_json(result) if format == "json" else verify_text(result, is_verbose=verbose))
+    out(json_document(result) if format == "json" else verify_text(result, is_verbose=verbose))
     if result.has_failed:
         raise typer.Exit(1)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan import launchplan
-from specserve.plan.compare import LaunchComparison, Side
+from specserve.plan.compare import Difference, LaunchComparison, Side, Written
 from specserve.plan.launchplan import LaunchPlan, shell
-from specserve.report.console import escaped, in_one_line, out, say, styled
+from specserve.report.console import escaped, out, say, styled
 from specserve.report.findings import readable, render
-from specserve.report.text import count, json_document
+from specserve.report.page import Block, Document, Items, Section
+from specserve.report.text import DASH, Column, Table, count, json_document
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -147,23 +148,25 @@ def say_locked(done: Locked, profile: Profile) -> None:
 
 
 def difference_text(a: Side, b: Side, comparison: LaunchComparison) -> str:
-    """Returns a block a difference: the key, `-` with A's value and place, `+` with B's."""
-    lines, stream = [], sys.stdout
-    for sign, style, side in (("---", "red", a), ("+++", "green", b)):
+    """Returns both launches, then a table for each kind of difference."""
+    sides = []
+    for name, side in (("a", a), ("b", b)):
         plan = side.plan
         launch = f"vLLM {plan.vllm} ({plan.platform}), fingerprint {plan.fingerprint[:12]}"
-        lines.append(styled(f"{sign} {escaped(side.label)}  {launch}", style, stream=stream))
+        sides.append((name, f"{side.label}: {launch}"))
+    blocks: list[Block] = [Items(sides)]
+    columns = (Column("", "name"), Column("a", "text"), Column("b", "text"))
     for name, title in _TITLES.items():
-        items = getattr(comparison, name)
-        lines += ["", styled(title, "bold", stream=stream)] if items else []
-        for item in items:
-            lines.append(f"  {escaped(item.key)}")
-            for sign, style, written in (("-", "red", item.a), ("+", "green", item.b)):
-                if written is None:
-                    continue
-                value = written.value
-                text = in_one_line(value if isinstance(value, str) else json.dumps(value))
-                place = in_one_line(str(written.span or ""))
-                line = styled(f"    {sign} {text:<38}", style, stream=stream) + f"  {place}"
-                lines.append(line.rstrip())
-    return "\n".join(lines)
+        found: Sequence[Difference] = getattr(comparison, name)
+        rows = [(each.key, _written(each.a), _written(each.b)) for each in found]
+        if rows:
+            blocks.append(Section(title, [Table(columns, rows)]))
+    return Document("comparison", "", blocks).text(sys.stdout)
+
+
+def _written(found: Written | None) -> str:
+    """A value and where it stands."""
+    if found is None:
+        return DASH
+    value = found.value if isinstance(found.value, str) else json.dumps(found.value)
+    return f"{value} ({found.span})" if found.span else value

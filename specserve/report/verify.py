@@ -1,4 +1,4 @@
-"""A verification in words and in JSON, and its progress."""
+"""A verification in words, and its progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specserve.measure.verdict import INCONCLUSIVE
 from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Verification
 from specserve.report.console import LiveLine
 from specserve.report.page import Items, text_lines
-from specserve.report.text import answer_line, count, duration, json_document
+from specserve.report.text import answer_line, count, duration
 
 _SHOWN = 3
 
@@ -86,8 +86,3 @@ def _answer(found: Verification) -> Iterator[str]:
         loose = [each for each in found.temperatures if each.verdict.word == NO_FAULT_FOUND]
         prompts = " and `--prompts`" if loose[0].temperature == 0 else ""
         yield f"More `--seconds`{prompts} exclude smaller faults."
-
-
-def verify_json(found: Verification) -> str:
-    """Return the same for scripts."""
-    return json_document(found)

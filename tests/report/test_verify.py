@@ -21,7 +21,8 @@ from specserve.measure.verify.result import (
     WrongToken,
     verdict_of,
 )
-from specserve.report.verify import VerifyProgress, verify_json, verify_text
+from specserve.report.text import json_document
+from specserve.report.verify import VerifyProgress, verify_text
 
 EXACT, BY_ANSWER = "99 %, exact binomial", "99 %, Student's t over answers"
 GREEDY = Compared(
@@ -116,7 +117,7 @@ def test_the_report(golden: Callable[[str, str], None], name: str, found: Verifi
     assert text.startswith(f"{found.verdict.word}: ")
     golden(f"report/verify-{name}.txt", f"{text}\n\n$ with -v\n{whole}\n")
     if found is WRONG:
-        golden(f"report/verify-{name}.json", verify_json(found) + "\n")
+        golden(f"report/verify-{name}.json", json_document(found) + "\n")
 
 
 def test_a_right_server_is_not_described_by_a_number_that_frightens() -> None:
@@ -137,10 +138,10 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
         smoke=(Smoke("drafts", "not ok", evil),),
         unused_prompts={evil: evil},
     )
-    for text in (verify_text(found), verify_text(found, is_verbose=True), verify_json(found)):
+    for text in (verify_text(found), verify_text(found, is_verbose=True), json_document(found)):
         assert not {"\x1b", "\u202e"} & set(text)
         assert not any(line.startswith("LOSSLESS: yes") for line in text.splitlines())
-    json.loads(verify_json(found))
+    json.loads(json_document(found))
 
 
 def test_a_pipe_hears_of_progress_now_and_then(
