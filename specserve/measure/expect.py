@@ -51,30 +51,22 @@ class Judged:
     """Why it is not decided, in one clause."""
 
 
-def why_not(
-    promise: Expectation, workload: str | None, temperature: float | None, load: float | None
-) -> str | None:
-    """Return why a promise does not hold at a point, in one clause; None if it does.
-
-    A workload, temperature or load of None is not known, and matches no promise that names it.
-    """
-    most = promise.concurrency
-    if promise.workload not in (None, workload):
-        return f"the promise is for the workload `{promise.workload}`"
-    if promise.temperature not in (None, temperature):
-        return f"the promise is for temperature {promise.temperature:g}"
-    if most is not None and (load is None or load > most + 0.5):
-        running = "an unknown number of" if load is None else f"{load:.0f}"
-        return f"{running} requests run in parallel, and the promise is for {most}"
-    return None
-
-
 def limits(
     profile: Profile, workload: str | None, temperature: float | None, load: float | None
 ) -> Iterator[Limit]:
-    """Yield every limit of a profile, also those that do not hold at this point."""
+    """Yield every limit of a profile, also those that do not hold at this point.
+
+    A workload, temperature or load of None is not known, and matches no promise that names it.
+    """
     for index, promise in enumerate(profile.expect):
-        reason = why_not(promise, workload, temperature, load)
+        reason, most = None, promise.concurrency
+        if promise.workload not in (None, workload):
+            reason = f"the promise is for the workload `{promise.workload}`"
+        elif promise.temperature not in (None, temperature):
+            reason = f"the promise is for temperature {promise.temperature:g}"
+        elif most is not None and (load is None or load > most + 0.5):
+            running = "an unknown number of" if load is None else f"{load:.0f}"
+            reason = f"{running} requests run in parallel, and the promise is for {most}"
         for key in KEYS:
             if (promised := getattr(promise, key)) is not None:
                 place = str(profile.span(f"expect[{index}].{key}"))

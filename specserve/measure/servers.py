@@ -217,12 +217,10 @@ class Measurement:
             generator.wait_ready()
             if not self.workloads:  # once, so that every later session sends the same prompts
                 lengths = [most for each in servers.values() if (most := each.max_model_len())]
-                chat, most = (
-                    all(each.has_chat() for each in servers.values()),
-                    min(lengths, default=None),
-                )
-                self._load_workloads(chat=chat, max_model_len=most)
-                self.directory.update(room={"chat": chat, "max_model_len": most})
+                room: dict[str, Any] = {"max_model_len": min(lengths, default=None)}
+                room["chat"] = all(each.has_chat() for each in servers.values())
+                self._load_workloads(**room)
+                self.directory.update(room=room)
             for name, server_there in servers.items():
                 self.models[name] = server_there.model
                 self.on_progress(Progress(f"warming up {name}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from specserve.errors import UsageError
@@ -50,16 +49,6 @@ def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tu
     if any(value != int(value) for value in found):
         raise UsageError(f"`{option}` takes whole numbers", hint="such as 1,4,16")
     return tuple(int(value) for value in found)
-
-
-def refuse_given(given: Mapping[str, object], *, command: str) -> None:
-    """Raises UsageError if an option of a profile was given for a server that runs already."""
-    for option, value in given.items():
-        if value:
-            hint = f"`specserve {command} PROFILE` starts one"
-            raise UsageError(
-                f"`{option}` is for a profile; it cannot change a running server", hint=hint
-            )
 
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from specserve.measure.intervals import CONFIDENCE, LogEstimate
 
@@ -58,40 +58,30 @@ def verdict_words(found: Verdict) -> str:
     return words.get(found.word, found.word.lower())
 
 
-class Needed(NamedTuple):
-    """What would decide an INCONCLUSIVE comparison if the value stayed as it is."""
+def needed(estimate: LogEstimate) -> tuple[str, int]:
+    """Return what would decide an INCONCLUSIVE comparison if its value stayed, and how much more.
 
-    what: Literal["blocks", "launches", "prompts", "nothing"]
-    more: int = 0
-
-
-def needed(estimate: LogEstimate) -> Needed:
-    """Return what would decide it, by what its variance comes from.
-
-    `nothing`: it is too close to a limit, or varies too much.
+    By what its variance comes from: more `blocks`, `launches` or `prompts`; `nothing` if it is too
+    close to a limit, or varies too much.
     """
     if not math.isfinite(estimate.error):
-        return Needed("blocks", 1)
+        return "blocks", 1
     # shares of the variance: the rest may be 1 / factor; blocks lower the last, launches two
     factor = _factor(estimate)
-    prompts, launches = estimate.prompt_share, estimate.launch_share
-    blocks, rest = max(0.0, 1.0 - prompts - launches), 1.0 / factor
-    if factor > _MAX_TIMES:
-        return Needed("nothing")
+    prompts, launches, rest = estimate.prompt_share, estimate.launch_share, 1.0 / factor
+    blocks = max(0.0, 1.0 - prompts - launches)
     if prompts > 0.5 or prompts >= rest:
-        return Needed("prompts", _more(estimate.prompts, factor))
-    if launches > blocks or prompts + launches >= rest:
-        more = _more(estimate.launches, (launches + blocks) / (rest - prompts))
-        too_many = estimate.launches + more > MAX_LAUNCHES
-        return Needed("nothing") if too_many else Needed("launches", more)
-    times = blocks / (rest - prompts - launches)
-    return (
-        Needed("nothing") if times > _MAX_TIMES else Needed("blocks", _more(estimate.blocks, times))
-    )
-
-
-def _more(count: int, times: float) -> int:
-    return max(1, math.ceil(count * times) - count)
+        what, count, times = "prompts", estimate.prompts, factor
+    elif launches > blocks or prompts + launches >= rest:
+        what, count, times = "launches", estimate.launches, (launches + blocks) / (rest - prompts)
+    else:
+        what, count, times = "blocks", estimate.blocks, blocks / (rest - prompts - launches)
+    if max(factor, times) > _MAX_TIMES:
+        return "nothing", 0
+    more = max(1, math.ceil(count * times) - count)
+    if what == "launches" and count + more > MAX_LAUNCHES:
+        return "nothing", 0
+    return what, more
 
 
 def _factor(estimate: LogEstimate) -> float:

@@ -138,7 +138,7 @@ def _document(result: Result) -> Document:
     if machine == "cpu":
         machine = f"{result.host.get('cores', '?')} CPU cores"
     launches = f"{result.launches} {'launch' if result.launches == 1 else 'launches'}"
-    where = f"{machine}, vLLM {result.versions.get('vllm', '?')}, {launches} of each variant"
+    where = f"{machine}, vLLM {result.host.get('vllm', '?')}, {launches} of each variant"
     lines.append(("measured", f"{where}, {result.created[:10]}, {duration(result.duration_s)}"))
     blocks: list[Block] = [Items(lines)]
     if not result.is_complete:
@@ -154,7 +154,7 @@ def _document(result: Result) -> Document:
         for each in cell.promises:
             found.append((each.kept.value, f"{cell.point}: {promise_words(each)}"))
     found += [("note", note) for note in result.notes]
-    method = list({**result.host, **result.versions}.items())
+    method = list(result.host.items())
     method += [(name, f"prompts of sha256 {mark[:16]}") for name, mark in result.workloads.items()]
     method += [(each.name, f"`{shlex.join(each.argv)}`") for each in result.variants if each.argv]
     blocks += [Items(found), Section("How this was measured", [Items(method)], is_folded=True)]

@@ -43,7 +43,7 @@ def tune_document(found: TuneResult) -> Document:
     notes = [("missing", text) for text in found.missing]
     notes += [("note", text) for text in found.notes]
     about = (
-        f"{found.host.get('accelerator', 'cpu')}, vLLM {found.versions.get('vllm', '?')}, "
+        f"{found.host.get('accelerator', 'cpu')}, vLLM {found.host.get('vllm', '?')}, "
         f"{found.created[:10]}, {duration(found.duration_s)}, {found.launches} launches"
     )
     sections = [_place(found, *place) for place in places]

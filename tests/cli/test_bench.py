@@ -177,7 +177,7 @@ def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.C
     arguments = ["http://127.0.0.1:1", "--with", "b=http://127.0.0.1:2", "--dry-run"]
     assert "http://127.0.0.1:2" in told(arguments, capsys)
     error = told([*arguments, "--set", "target.dtype=float32"], capsys, code=2)
-    assert "`--set` is for a profile" in in_line(error)
+    assert "`--set` and `--alternative` are for a profile" in in_line(error)
     assert "two variants are named `" in in_line(
         told(["http://127.0.0.1:1", "--with", "127.0.0.1:1", "--dry-run"], capsys, code=2)
     )

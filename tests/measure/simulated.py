@@ -113,7 +113,7 @@ def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
             estimate = ratio(sides[0], against=sides[1], launched=scenario.launched)
             assert estimate is not None
             half, judged = estimate.half(), verdict(estimate).word
-            if judged != INCONCLUSIVE or needed(estimate).what != "blocks":
+            if judged != INCONCLUSIVE or needed(estimate)[0] != "blocks":
                 break
         assert estimate is not None
         halves += half

@@ -92,7 +92,7 @@ def test_one_block_says_nothing_about_the_next() -> None:
     assert estimate.value == pytest.approx(2.0)
     assert estimate.bounds() == (0.0, math.inf)
     assert verdict(estimate).word == INCONCLUSIVE
-    assert needed(estimate).what == "blocks"
+    assert needed(estimate)[0] == "blocks"
 
 
 def test_a_variant_without_tokens_has_no_ratio() -> None:

@@ -64,7 +64,7 @@ def test_as_much_more_as_is_said_would_decide_it(value: float, error: float) -> 
 
 def test_what_is_missing_is_what_the_variance_comes_from() -> None:
     assert needed(estimate(1.2, 0.1)) == ("blocks", 16)
-    assert needed(estimate(1.2, 0.1, share=0.8)).what == "prompts"
+    assert needed(estimate(1.2, 0.1, share=0.8))[0] == "prompts"
     launches = dataclasses.replace(estimate(1.0, 0.02), launches=2, launch_share=0.7)
     assert needed(launches) == ("launches", 2)
 
@@ -73,8 +73,8 @@ def test_launches_are_advised_where_more_blocks_would_never_do() -> None:
     close = dataclasses.replace(estimate(1.0, 0.022), launches=2, launch_share=0.45)
     assert needed(close) == ("launches", 3)
     hopeless = dataclasses.replace(estimate(1.031, 0.02), launches=1, launch_share=0.9)
-    assert needed(hopeless).what == "nothing"
-    assert needed(estimate(1.0301, 0.02)).what == "nothing"
+    assert needed(hopeless)[0] == "nothing"
+    assert needed(estimate(1.0301, 0.02))[0] == "nothing"
 
 
 def test_the_wider_interval_is_told_only_if_it_alone_decides() -> None:

@@ -211,7 +211,7 @@ def test_a_run_that_is_not_complete_says_so(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_result_without_any_cell_can_be_shown(form: str) -> None:
-    empty = Result("x", "yesterday", 0.0, {}, {}, 1, (), {}, (), ())
+    empty = Result("x", "yesterday", 0.0, {}, 1, (), {}, (), ())
     assert plain(empty, form).endswith("\n")
 
 

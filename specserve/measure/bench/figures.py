@@ -96,21 +96,6 @@ def speedup(
     return ratio(samples, against=token_samples(theirs, prompts), launched=launched)
 
 
-def step_samples(passes: Sequence[Pass]) -> list[RateSample]:
-    """Return tokens and steps, by request if every request reports them, else by pass."""
-    found = []
-    for each in passes:
-        parts = [(request.acceptance, request.prompt) for request in each.answered]
-        if not all(part and part.drafts for part, _ in parts):
-            parts = [(each.acceptance, "all")]
-        found += [
-            sample(each, part.drafts + part.accepted_tokens, part.drafts, prompt)
-            for part, prompt in parts
-            if part and part.drafts
-        ]
-    return found
-
-
 def sample(done: Pass, amount: float, cost: float, prompt: str = "all") -> RateSample:
     """Return what a pass, or the answer to one of its prompts, adds to a rate."""
     return RateSample(prompt, str(done.block), amount, cost, launch=str(done.launch))

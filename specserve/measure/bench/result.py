@@ -123,9 +123,8 @@ class Result:
     created: str
     """ISO 8601, UTC."""
     duration_s: float
-    versions: Mapping[str, str]
-    """specserve and vllm; none where servers were not started."""
     host: Mapping[str, str]
+    """What servers run on: cores; of those that were started also accelerator and versions."""
     launches: int
     variants: tuple[VariantInfo, ...]
     workloads: Mapping[str, str]

@@ -15,7 +15,7 @@ from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.generator import REST_S
 from specserve.measure.bench.plan import BUDGET, BenchPlan, Session, plan_bench
 from specserve.measure.bench.result import Point, Result, from_json
-from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, host, resume, versions
+from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, host, resume
 from specserve.measure.bench.summary import summarise
 from specserve.measure.bench.variants import BenchRequest
 from specserve.measure.servers import Measurement, Outlet
@@ -134,8 +134,7 @@ class Bench(Measurement):
             name=plan.name,
             created=content["created"],
             duration_s=content["spent_s"],
-            versions=versions() if plan.platform is not None else {},  # none is known at a URL
-            host=host(platform_of_variants=plan.platform),
+            host=host(plan.platform),
             launches=plan.launches,
             variants=tuple(
                 dataclasses.replace(
@@ -203,8 +202,8 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
     for variant in plan.variants:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
         directory.pin(f"`{variant.name}`", what)
-    directory.pin("the machine", ", ".join(host(platform_of_variants=plan.platform).values()))
-    directory.pin("the vLLM that is installed", versions().get("vllm", ""))
+    for what, value in host(plan.platform).items():
+        directory.pin(what, value)
     with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)
         names = ", ".join(variant.name for variant in plan.variants)

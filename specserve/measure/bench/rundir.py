@@ -97,8 +97,6 @@ def read_passes(path: Path) -> list[Pass]:
                     continue
                 raise
             passes[done.key] = done
-    except FileNotFoundError:
-        return []
     except (OSError, ValueError) as error:
         raise FactError(f"cannot read `{path / PASSES}`: {error}") from error
     return list(passes.values())
@@ -123,23 +121,16 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
 
 def resume(path: Path) -> RunDirectory:
     """Return a run that is there. Raises UsageError if it is none."""
-    run = RunDirectory(path, read_run(path))
+    try:
+        content = {} | json.loads(read_own(path / RUN, most_bytes=_MAX_BYTES))
+    except (OSError, ValueError, TypeError):
+        none = f"`{path}` is not a run of `specserve bench` or `tune`"
+        raise UsageError(f"{none}: its {RUN} cannot be read") from None
+    run = RunDirectory(path, content)
     whole = read_own(path / PASSES, most_bytes=_MAX_BYTES)
     if whole and not whole.endswith(b"\n"):
         run.append(None)
     return run
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """Return run.json of a run. Raises UsageError if it is none."""
-    try:
-        content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MAX_BYTES))
-        if isinstance(content, dict):
-            return content
-    except (OSError, ValueError):
-        pass
-    none = f"`{path}` is not a run of `specserve bench` or `tune`"
-    raise UsageError(f"{none}: its {RUN} cannot be read")
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:
@@ -147,25 +138,20 @@ def _unwritable(path: Path, error: OSError) -> FactError:
     return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=hint)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of specserve and of the vLLM that is installed here."""
+def host(platform: str | None) -> dict[str, str]:
+    """Return what the servers run on; the cores alone if all of them are at URLs (None)."""
     from specserve import __version__
-    from specserve.vllm.versions import installed
-
-    here = installed()
-    return {"specserve": __version__} | ({"vllm": here.version} if here is not None else {})
-
-
-def host(*, platform_of_variants: str | None) -> dict[str, str]:
-    """Return the accelerators that the variants use, and the cores beside them."""
     from specserve.hardware.accelerators import gpus, kind, selected
+    from specserve.vllm.versions import installed
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     found = {"cores": str(cores)}
-    if platform_of_variants == "cpu":
-        return found | {"accelerator": "cpu"}
-    here = selected(gpus(), devices=None, environ=os.environ) if platform_of_variants else []
-    return found | ({"accelerator": f"{len(here)}x{kind(here[0]).name}"} if here else {})
+    if platform is None:
+        return found
+    cards = selected(gpus(), devices=None, environ=os.environ) if platform != "cpu" else []
+    found["accelerator"] = f"{len(cards)}x{kind(cards[0]).name}" if cards else platform
+    vllm = installed()
+    return found | {"specserve": __version__, "vllm": vllm.version if vllm is not None else "?"}
 
 
 @dataclass(frozen=True, slots=True)

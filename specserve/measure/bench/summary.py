@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from specserve.measure.bench.blocks import Pass, passes_of
-from specserve.measure.bench.figures import figures, invalid_reason, sample, speedup, step_samples
+from specserve.measure.bench.figures import figures, invalid_reason, sample, speedup
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Comparison, LengthPart, Point, Result
 from specserve.measure.bench.variants import BASELINE, PROFILE
@@ -22,6 +23,9 @@ from specserve.measure.verdict import (
     verdict_words,
 )
 from specserve.metrics.counters import Acceptance
+
+if TYPE_CHECKING:
+    from specserve.profile.schema import Profile
 
 _LENGTHS, _LENGTH_PARTS = 4.0, 3
 """Prompts whose lengths differ by such a factor are also judged in so many parts."""
@@ -42,17 +46,18 @@ def summarise(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Resu
         for variant in plan.variants[1:]
         if cells[variant.name, at].figures is not None
     )
-    for at in plan.points if plan.profile is not None else ():
-        name = PROFILE if any(each.name == PROFILE for each in plan.variants) else BASELINE
-        promises = tuple(_promises(plan, passes, cells[name, at], comparisons))
-        cells[name, at] = replace(cells[name, at], promises=promises)
+    if plan.profile is not None:
+        name = PROFILE if plan.profile.speculation is not None else BASELINE
+        for at in plan.points:
+            promises = tuple(_promises(plan.profile, passes, cells[name, at], comparisons))
+            cells[name, at] = replace(cells[name, at], promises=promises)
     room = {variant.name: variant.kv_cache_tokens for variant in about.variants}
     return replace(
         about,
         cells=tuple(cells.values()),
         comparisons=comparisons,
         stops_paying=stops_paying(comparisons, cells, room),
-        notes=(*about.notes, *_notes(plan)),
+        notes=(*about.notes, *_notes(plan, cells.values())),
     )
 
 
@@ -75,9 +80,8 @@ def _compared(
         return Comparison(variant, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
     own, other, judged = mine.figures, theirs.figures, verdict(found)
     if judged.level == "open":
-        judged = replace(
-            judged, sentence=f"{judged.sentence}; {_advice(found, quick=plan.request.quick)}"
-        )
+        advice = _advice(found, quick=plan.request.quick)
+        judged = replace(judged, sentence=f"{judged.sentence}; {advice}")
     even = None
     if not (other.acceptance and other.acceptance.drafts):  # else its own drafts count, too
         tokens = own.output_tokens
@@ -148,28 +152,25 @@ def stops_paying(
     kv_cache_tokens: Mapping[str, int | None],
 ) -> dict[str, str]:
     """Return in a clause where each variant no longer pays, if several loads were measured."""
-    groups: dict[str, dict[int, Comparison]] = defaultdict(dict)
-    for item in comparisons:
-        at = item.point
-        groups[f"{item.variant}, {at.workload}, {at.temperature:g}"][at.concurrency] = item
+    groups: dict[str, list[Comparison]] = defaultdict(list)
+    for item in sorted(comparisons, key=lambda item: item.point.concurrency):
+        groups[f"{item.variant}, {item.point.workload}, {item.point.temperature:g}"].append(item)
     clauses = {}
     for key, found in groups.items():
-        loads = sorted(found)
-        pays = [load for load in loads if found[load].verdict.word == PAYS]
-        if len(loads) < 2:
+        loads = [item.point.concurrency for item in found]
+        pays = [place for place, item in enumerate(found, 1) if item.verdict.word == PAYS]
+        if len(found) < 2:
             continue
-        if pays and pays[-1] == loads[-1]:
+        if pays and pays[-1] == len(found):
             clauses[key] = f"still pays at concurrency {loads[-1]}, the highest load measured"
             continue
-        first = loads[loads.index(pays[-1]) + 1] if pays else loads[0]
-        end = found[first]
-        mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
-        why = _lack_of_room(mine, theirs, kv_cache_tokens)
+        end = found[pays[-1] if pays else 0]
+        clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}"
         if pays:
-            words = verdict_words(end.verdict)
-            clauses[key] = f"pays up to concurrency {pays[-1]}, {words} at {first}{why}"
-        else:
-            clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}{why}"
+            words = f"{verdict_words(end.verdict)} at {end.point.concurrency}"
+            clauses[key] = f"pays up to concurrency {loads[pays[-1] - 1]}, {words}"
+        mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
+        clauses[key] += _lack_of_room(mine, theirs, kv_cache_tokens)
     return clauses
 
 
@@ -183,25 +184,25 @@ def _lack_of_room(mine: Cell, theirs: Cell, kv_cache_tokens: Mapping[str, int | 
     waits = waited > max(WAITING * own.e2e_ms.p50, 2 * other_waited)
     if not waits and own.preemptions <= other.preemptions:
         return ""
-    return (
-        f" because its KV cache is smaller ({room:,} tokens, `{theirs.variant}` {other_room:,}): "
-        f"requests waited {waited:.0f} ms (`{theirs.variant}` {other_waited:.0f} ms), "
-        f"{own.preemptions} were preempted (`{theirs.variant}` {other.preemptions})"
-    )
+    rooms = f"{room:,} tokens, `{theirs.variant}` {other_room:,}"
+    return f" because its KV cache is smaller ({rooms}), and requests waited {waited:.0f} ms for it"
 
 
 def _promises(
-    plan: BenchPlan, passes: Sequence[Pass], own: Cell, comparisons: Sequence[Comparison]
+    profile: Profile, passes: Sequence[Pass], own: Cell, comparisons: Sequence[Comparison]
 ) -> Iterator[Judged]:
     """Yield each limit of `expect` that holds at a point, held against what was measured there."""
-    assert plan.profile is not None
     at, there = own.point, passes_of(passes, own.variant, own.point)
-    rivals = [each for each in comparisons if (each.variant, each.point) == (own.variant, at)]
-    for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency):
+    speedups = [
+        each.speedup
+        for each in comparisons
+        if (each.variant, each.against, each.point) == (own.variant, BASELINE, at)
+    ]
+    for limit in limits(profile, at.workload, at.temperature, at.concurrency):
         if limit.why_not is not None:
             continue
         if limit.key == "min_speedup":
-            measured = rivals[0].speedup if rivals and plan.variants[0].is_baseline else None
+            measured = speedups[0] if speedups else None
         else:
             measured = _measured(limit.key, there) if own.invalid is None else None
         yield judge(limit, measured)
@@ -214,15 +215,15 @@ def _measured(key: str, passes: Sequence[Pass]) -> Estimate | None:
         return p99([1000 * request.ttft_s for request in answers])
     if key == "max_tpot_p99_ms":
         return p99([1000 * tpot_s for each in answers if (tpot_s := each.tpot_s) is not None])
-    samples = step_samples(passes)
+    parts = [(each, each.acceptance) for each in passes if each.acceptance]
     if key == "min_acceptance_rate":
-        parts = [(each, each.acceptance) for each in passes if each.acceptance]
-        samples = [sample(each, own.accepted_tokens, own.draft_tokens) for each, own in parts]
-    found = rate(samples)
+        found = rate([sample(each, own.accepted_tokens, own.draft_tokens) for each, own in parts])
+    else:  # tokens of a step
+        found = rate([sample(p, own.drafts + own.accepted_tokens, own.drafts) for p, own in parts])
     return found.estimate if found else None
 
 
-def _notes(plan: BenchPlan) -> Iterator[str]:
+def _notes(plan: BenchPlan, cells: Iterable[Cell]) -> Iterator[str]:
     """Yield what a reader must know of answers that recur, and of promises that none measured."""
     for variant in plan.variants:
         if variant.plan and (variant.plan.speculation or {}).get("method") == "suffix":
@@ -230,14 +231,8 @@ def _notes(plan: BenchPlan) -> Iterator[str]:
                 f"`{variant.name}` remembers answers (suffix decoding), and prompts recur in a "
                 "launch: this is the acceptance of traffic that repeats itself"
             )
-    if plan.profile is None:
-        return
-    every = [
-        limit
-        for at in plan.points
-        for limit in limits(plan.profile, at.workload, at.temperature, at.concurrency)
-    ]
-    judged = {limit.place for limit in every if limit.why_not is None}
-    for place in dict.fromkeys(limit.place for limit in every):
-        if place not in judged:
+    if plan.profile is not None:
+        judged = {each.limit.place for cell in cells for each in cell.promises}
+        places = {limit.place for limit in limits(plan.profile, None, None, None)}
+        for place in sorted(places - judged):
             yield f"the promise at {place} is for no point that was measured"

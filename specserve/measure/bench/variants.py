@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.result import VariantInfo
-from specserve.measure.values import refuse_given
 from specserve.plan.host import kv_cache_bytes
 from specserve.plan.launchplan import LaunchPlan
 
@@ -68,7 +67,10 @@ class Variant:
 def plan_variants(
     request: BenchRequest, *, starts: bool, notices: Notices
 ) -> tuple[Profile | None, tuple[Variant, ...]]:
-    """Return the main profile, None if it is a server, and all variants, the baseline first."""
+    """Return the main profile, None if it is a server, and all variants, the baseline first.
+
+    Raises UsageError if there are not two.
+    """
     from specserve.profile.load import load_profile
     from specserve.serve.detached.launch import room_beside
 
@@ -76,12 +78,15 @@ def plan_variants(
     assert request.profile is not None
     profile, settings, found = None, request.settings, list[Variant]()
     if is_server(request.profile):
-        given = {"--set": settings, "--alternative": request.alternatives}
-        refuse_given(given, command="bench")
+        if settings or request.alternatives:
+            why = "`--set` and `--alternative` are for a profile; they cannot change a server"
+            raise UsageError(why, hint="`specserve bench PROFILE` starts one")
         found.append(_running(request.profile, None))
     else:
         profile = load_profile(request.profile, settings=settings)
-        names, speculates = _alternatives(profile, request.alternatives), profile.speculation
+        wanted, speculates = request.alternatives, profile.speculation
+        names = dict.fromkeys(profile.alternatives if wanted is None else wanted)
+        names.pop(BASELINE, None)
         # if the profile passes its check, so does the baseline: each finding is shown once
         check = speculates is None and not names
         found.append(
@@ -96,7 +101,14 @@ def plan_variants(
     for text in request.others:
         label, place = named(text)
         found.append(_running(place, label) if is_server(place) else planned(place, label, ()))
-    return profile, checked(found)
+    if len(found) < 2:
+        hint = "add a server with `--with PROFILE|URL`, or add `alternatives` to the profile"
+        raise UsageError("there is nothing to compare: this is one server", hint=hint)
+    name, count = Counter(variant.name for variant in found).most_common(1)[0]
+    if count > 1:
+        hint = "use `--with NAME=PROFILE` to give one of them another name"
+        raise UsageError(f"two variants are named `{name}`", hint=hint)
+    return profile, tuple(found)
 
 
 def plan_variant(
@@ -153,18 +165,6 @@ def _memory_bytes(plan: LaunchPlan) -> float:
     return weights + cache + (2 << 30)  # its processes: 1.3 GiB were measured
 
 
-def checked(variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Return them, the one to compare with first. Raises UsageError if there are not two."""
-    if len(variants) < 2:
-        hint = "add a server with `--with PROFILE|URL`, or add `alternatives` to the profile"
-        raise UsageError("there is nothing to compare: this is one server", hint=hint)
-    name, count = Counter(variant.name for variant in variants).most_common(1)[0]
-    if count > 1:
-        hint = "use `--with NAME=PROFILE` to give one of them another name"
-        raise UsageError(f"two variants are named `{name}`", hint=hint)
-    return tuple(sorted(variants, key=lambda variant: not variant.is_baseline))
-
-
 def named(text: str) -> tuple[str | None, str]:
     """Return label and place of `[LABEL=]PROFILE|URL|NAME`; a file with a `=` needs no label."""
     match = None if Path(text).is_file() else _NAMED.fullmatch(text)
@@ -188,12 +188,3 @@ def _running(text: str, label: str | None) -> Variant:
     root, key = endpoint(url).root, own_key or "VLLM_API_KEY"
     key_env = key if os.environ.get(key) else None
     return Variant(label or root.partition("://")[2], url=root, api_key_env=key_env)
-
-
-def _alternatives(profile: Profile, wanted: Sequence[str] | None) -> Sequence[str]:
-    names = dict.fromkeys(profile.alternatives if wanted is None else wanted)
-    for name in names:
-        if name not in profile.alternatives and name != BASELINE:
-            known = ", ".join(f"`{key}`" for key in profile.alternatives) or "none"
-            raise UsageError(f"`{profile.file}` has no alternative `{name}`: it has {known}")
-    return [name for name in names if name != BASELINE]

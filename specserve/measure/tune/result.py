@@ -16,7 +16,6 @@ class TuneResult:
     name: str
     created: str
     duration_s: float
-    versions: Mapping[str, str]
     host: Mapping[str, str]
     launches: int
     choice: Choice
@@ -49,7 +48,7 @@ def write_choice(path: str, result: TuneResult) -> str:
 def remark(result: TuneResult) -> str:
     """When, where and why; begins as every such remark does, so that the next one replaces it."""
     choice, machine = result.choice, result.host.get("accelerator", "cpu")
-    vllm = result.versions.get("vllm", "?")
+    vllm = result.host.get("vllm", "?")
     why = choice.verdict.sentence
     if choice.speedup is not None and choice.speculation:
         mean = choice.speedup

@@ -16,15 +16,7 @@ from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficEr
 from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
 from specserve.measure.bench.figures import figures, speedup
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import (
-    RUN,
-    Progress,
-    RunDirectory,
-    create,
-    host,
-    resume,
-    versions,
-)
+from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, host, resume
 from specserve.measure.bench.variants import BASELINE, Variant
 from specserve.measure.servers import Measurement, Outlet, Running
 from specserve.measure.tune import choose
@@ -226,7 +218,6 @@ class Tune(Measurement):
             name=plan.name,
             created=content["created"],
             duration_s=round(float(content["spent_s"]), 1),
-            versions=versions(),
             host=content["host"],
             launches=self.launches,
             choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),
@@ -247,7 +238,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         "kind": "tune",
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": host(platform_of_variants=plan.platform),
+        "host": host(plan.platform),
         "together": plan.together,
         "per_slot": plan.per_slot,
         "spent_s": 0.0,

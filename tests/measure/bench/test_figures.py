@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.figures import figures, invalid_reason, step_samples, token_samples
+from specserve.measure.bench.figures import figures, invalid_reason, token_samples
 from specserve.measure.bench.summary import break_even
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
@@ -42,16 +42,6 @@ def test_the_shares_of_a_pass_add_up_to_its_time(latencies: list[float], seconds
     dealt = token_samples([made("a", 0, *requests, duration_s=seconds)])
     assert sum(item.cost for item in dealt) == pytest.approx(seconds)
     assert sum(item.amount for item in dealt) == 11 * len(latencies)
-
-
-def test_acceptance_is_taken_by_request_where_every_request_tells_it() -> None:
-    own = Acceptance(10, 40, 20)
-    told = [dataclasses.replace(request(f"p{index}"), acceptance=own) for index in range(2)]
-    whole = Acceptance(99, 400, 200)
-    by_request = step_samples([made("a", 0, *told, acceptance=whole)])
-    assert [(item.prompt, item.amount, item.cost) for item in by_request] == [("p0", 30, 10), ("p1", 30, 10)]
-    by_pass = step_samples([made("a", 0, told[0], request("p1"), acceptance=whole)])
-    assert [(item.amount, item.cost) for item in by_pass] == [(299, 99)]
 
 
 def test_break_even_is_where_the_longer_step_is_paid_for() -> None:

@@ -60,7 +60,6 @@ def result(
         "2026-01-31T00:00:00+00:00",
         1.0,
         {},
-        {},
         1,
         tuple(variant.info for variant in variants),
         {},

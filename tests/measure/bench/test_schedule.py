@@ -2,17 +2,14 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.blocks import blocks, prompts_by_block, variant_order
 from specserve.measure.bench.plan import sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Variant, checked
+from specserve.measure.bench.variants import Variant
 from specserve.measure.workloads.workload import Prompt, Workload
-
-from specserve.errors import UsageError  # isort: skip
 
 
 def prompts(count: int) -> tuple[Prompt, ...]:
@@ -90,12 +87,3 @@ def test_variants_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
     found = sessions(VARIANTS[:2], launches=2, together=False)
     assert [each.variants for each in found] == [("base",), ("a",), ("a",), ("base",)]
     assert [each.launch for each in found] == [0, 0, 1, 1]
-
-
-def test_the_baseline_comes_first_and_one_variant_is_nothing_to_compare() -> None:
-    base = Variant("baseline", url="http://127.0.0.1:9001", is_baseline=True)
-    assert [variant.name for variant in checked([VARIANTS[1], base])] == ["baseline", "a"]
-    with pytest.raises(UsageError, match="nothing to compare"):
-        checked([base])
-    with pytest.raises(UsageError, match="two variants are named `a`"):
-        checked([VARIANTS[1], VARIANTS[1]])
