@@ -65,15 +65,6 @@ def test_a_profile_that_does_not_speculate_has_nothing_to_tune(
     assert "there is nothing to tune" in told and "specserve drafts" in told
 
 
-def test_a_load_above_what_vllm_runs_at_once_is_refused(
-    capsys: pytest.CaptureFixture[str], profile: Path
-) -> None:
-    profile.write_text(PROFILE.replace("max_num_seqs: 16, ", ""), encoding="utf-8")
-    assert _run(["tune", str(profile), "--dry-run", "-c", "512"]) == 2
-    told = capsys.readouterr().err
-    assert "max_num_seqs is 256 (assumed)" in told and "engine.max_num_seqs" in told
-
-
 def test_a_dry_run_names_servers_points_and_time_and_leaves_nothing_behind(
     specserve: Run, profile: Path
 ) -> None:

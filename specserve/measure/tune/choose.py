@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from specserve.measure.bench.blocks import Pass, passes_of
-from specserve.measure.bench.figures import speedup
+from specserve.measure.bench.blocks import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import BASELINE
-from specserve.measure.intervals import Estimate, LogEstimate
+from specserve.measure.intervals import LAUNCH_SPREAD, Estimate, LogEstimate
 from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
 from specserve.measure.tune.plan import Setting, loads_of
-from specserve.measure.verdict import COSTS, COSTS_BELOW, INCONCLUSIVE, PAYS, Verdict, verdict
+from specserve.measure.verdict import COSTS_BELOW, INCONCLUSIVE, PAYS, Verdict, verdict
 
 LINE_ERROR = 0.05
 """How far a step's cost may lie off the line through two K; published: 4.4 % at most."""
@@ -53,6 +54,43 @@ class Choice:
     """The geometric mean over all points."""
 
 
+def log_speedups(passes: Sequence[Pass], name: str, point: Point) -> dict[int, float]:
+    """By round, the logarithm of a variant's tokens/s over those without speculation."""
+    rates = {
+        (each.launch, each.block, each.variant): each.output_tokens / each.duration_s
+        for each in passes
+        if each.point == point and each.output_tokens
+    }
+    return {
+        block: math.log(rate / without)
+        for (launch, block, variant), rate in rates.items()
+        if variant == name and (without := rates.get((launch, block, BASELINE)))
+    }
+
+
+def mean_speedup(passes: Sequence[Pass], name: str, points: Sequence[Point]) -> LogEstimate | None:
+    """The geometric mean of a variant's speedups over all points; None if one was not measured.
+
+    All that was measured in one round is a cluster: a disturbance of the machine lies on all of it.
+    """
+    mean, by_round = 0.0, defaultdict[int, float](float)
+    for point in points:
+        logs = log_speedups(passes, name, point)
+        if not logs:
+            return None
+        middle = fmean(logs.values())
+        mean += middle / len(points)
+        for number, log in logs.items():
+            by_round[number] += (log - middle) / (len(logs) * len(points))
+    count, launched = len(by_round), 2 * LAUNCH_SPREAD**2
+    if count < 2:
+        return LogEstimate(mean, math.inf, 1.0, count, 1, 0)
+    rounds = math.fsum(part**2 for part in by_round.values()) * count / (count - 1)
+    known = 1e6  # degrees of freedom: what a launch adds is not estimated
+    freedom = min(known, (count - 1) * (1 + launched / rounds) ** 2) if rounds else known
+    return LogEstimate(mean, math.sqrt(rounds + launched), freedom, count, 1, 0)
+
+
 def launched_tokens(passes: Sequence[Pass]) -> list[int]:
     """Every K that has passes."""
     names = {each.variant for each in passes}
@@ -63,52 +101,39 @@ def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
     """Every K up to the largest that was measured, at every point that was."""
     found = list[Row]()
     for point in points:
-        known = dict[int, Row]()
+        known, requests = dict[int, Row](), list[Steps]()
         for tokens in launched_tokens(passes):
-            row = _measured(point, tokens, passes)
-            if row is not None:
-                known[tokens] = row
+            logs = log_speedups(passes, f"k{tokens}", point)
+            estimate = mean_speedup(passes, f"k{tokens}", [point])
+            if estimate is None:
+                continue
+            requests = _requests(point, tokens, passes)
+            length = acceptance_length(requests, tokens=tokens) if requests else math.nan
+            cost = length / math.exp(median(logs.values()))  # in the median round
+            known[tokens] = Row(point, tokens, length, cost, estimate.estimate, verdict(estimate))
         found += known.values()
-        if known and (requests := _requests(point, max(known), passes)):
-            for tokens in range(1, max(known)):
-                if tokens not in known:
-                    length = acceptance_length(requests, tokens=tokens)
-                    found.append(_predicted(point, tokens, known, length))
+        if requests:  # of the largest K
+            found += [
+                _predicted(known, tokens, acceptance_length(requests, tokens=tokens))
+                for tokens in range(1, max(known))
+                if tokens not in known
+            ]
     return sorted(found, key=lambda row: (row.point.concurrency or 1, row.num_speculative_tokens))
 
 
 def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
     """All answers with this K to the same text: the load changes no acceptance."""
+    place = (f"k{tokens}", point.workload, point.temperature)
     return steps_by_request(
         [
             each
             for each in passes
-            if each.variant == f"k{tokens}"
-            and each.point.workload == point.workload
-            and each.point.temperature == point.temperature
+            if (each.variant, each.point.workload, each.point.temperature) == place
         ]
     )
 
 
-def _measured(point: Point, tokens: int, passes: Sequence[Pass]) -> Row | None:
-    """A K that was launched. Its steps cost what they do in the median round."""
-    estimate = speedup(passes, variant=f"k{tokens}", against=BASELINE, at=point)
-    if estimate is None:
-        return None
-    rates, without = (
-        {
-            (each.launch, each.block): each.output_tokens / each.duration_s
-            for each in passes_of(passes, name, point)
-        }
-        for name in (f"k{tokens}", BASELINE)
-    )
-    usual = median(rates[key] / without[key] for key in rates.keys() & without.keys())
-    requests = _requests(point, tokens, passes)
-    length = acceptance_length(requests, tokens=tokens) if requests else math.nan
-    return Row(point, tokens, length, length / usual, estimate.estimate, verdict(estimate))
-
-
-def _predicted(point: Point, tokens: int, known: Mapping[int, Row], length: float) -> Row:
+def _predicted(known: Mapping[int, Row], tokens: int, length: float) -> Row:
     """A K that was not launched: its step's cost lies on the line through two that were.
 
     With one K alone, the line goes through the server without speculation (K = 0, cost 1), which
@@ -117,17 +142,20 @@ def _predicted(point: Point, tokens: int, known: Mapping[int, Row], length: floa
     costs = {k: row.step_cost for k, row in known.items()}
     if len(costs) < 2:
         costs[0] = 1.0
-    below, above = ([k for k in sorted(costs) if (k < tokens) == side] for side in (True, False))
-    one, two = (below[-1], above[0]) if below else above[:2]
+    order = sorted(costs)
+    at = max(1, bisect(order, tokens))
+    one, two = order[at - 1], order[at]
     cost = costs[one] + (costs[two] - costs[one]) * (tokens - one) / (two - one)
     near = known[min(known, key=lambda k: abs(k - tokens))]
     factor = length / max(cost, 0.01) / (near.mean_acceptance_length / near.step_cost)
-    value, low, high = near.speedup.value, near.speedup.low, near.speedup.high
-    half = math.log(high / low) / 2 if low > 0 and high < math.inf else 300.0
-    spread = math.exp(math.hypot(LINE_ERROR, half))
-    bounds = (value * factor / spread, value * factor * spread)
-    interval = Estimate(value * factor, *bounds, near.speedup.n, "a line through two K")
-    return Row(point, tokens, length, cost, interval)
+    interval = Estimate(
+        near.speedup.value * factor,
+        near.speedup.low * factor / (1 + LINE_ERROR),
+        near.speedup.high * factor * (1 + LINE_ERROR),
+        near.speedup.n,
+        "a line through two K",
+    )
+    return Row(near.point, tokens, length, cost, interval)
 
 
 def mean_speedups(known: Sequence[Row]) -> dict[int, float]:
@@ -177,38 +205,6 @@ def next_schedule(known: Sequence[Row], single: int) -> Setting | None:
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def combined(parts: Sequence[tuple[LogEstimate, float]]) -> LogEstimate:
-    """A weighted sum of independent logarithms: a mean over points, or one ratio over another."""
-    squares = [((weight * each.error) ** 2, each.freedom) for each, weight in parts]
-    variance, freedom = math.fsum(square for square, _ in squares), min(each[1] for each in squares)
-    if 0 < variance < math.inf:
-        freedom = variance**2 / math.fsum(square**2 / own for square, own in squares)
-    counts = [(each.blocks, each.launches, each.prompts) for each, _ in parts]
-    log = math.fsum(weight * each.log for each, weight in parts)
-    return LogEstimate(log, math.sqrt(variance), freedom, *map(min, zip(*counts, strict=True)))
-
-
-def pooled(
-    passes: Sequence[Pass], name: str, points: Sequence[Point], *, over: str = BASELINE
-) -> LogEstimate | None:
-    """The mean speedup of a variant over all points; None if one of them was not measured.
-
-    Two variants that did not take turns are compared by what each is over the baseline.
-    """
-    parts: list[tuple[LogEstimate, float]] = []
-    for point in points:
-        direct = speedup(passes, variant=name, against=over, at=point)
-        if direct is not None:
-            parts.append((direct, 1 / len(points)))
-            continue
-        for each, sign in ((name, 1), (over, -1)):
-            side = speedup(passes, variant=each, against=BASELINE, at=point)
-            if side is None or over == BASELINE:
-                return None
-            parts.append((side, sign / len(points)))
-    return combined(parts)
-
-
 def beats(passes: Sequence[Pass], schedule: Setting, single: int, points: Sequence[Point]) -> bool:
     """Whether a schedule was measured faster than one K, and pays at its threshold, too.
 
@@ -216,13 +212,12 @@ def beats(passes: Sequence[Pass], schedule: Setting, single: int, points: Sequen
     than one K: K may change from step to step. `points`: all that it was measured at.
     """
     edge = [point for point in points if point.concurrency == schedule.edge]
-    everywhere = pooled(passes, schedule.name, points, over=f"k{single}")
-    there = pooled(passes, schedule.name, edge, over=f"k{single}")
-    without = pooled(passes, schedule.name, edge)
-    if everywhere is None or there is None or without is None:
+    mine, mine_there = (mean_speedup(passes, schedule.name, some) for some in (points, edge))
+    other, other_there = (mean_speedup(passes, f"k{single}", some) for some in (points, edge))
+    if mine is None or mine_there is None or other is None or other_there is None:
         return False
-    is_equal = there.value > COSTS_BELOW and verdict(there).word != COSTS
-    return everywhere.bounds()[0] > 1 and is_equal and without.bounds()[0] > 1
+    is_equal = mine_there.value > COSTS_BELOW * other_there.value
+    return mine.bounds()[0] > other.value and is_equal and mine_there.bounds()[0] > 1
 
 
 def choice_of(
@@ -232,27 +227,23 @@ def choice_of(
     schedule: Setting | None = None,
 ) -> Choice:
     """The best of what was measured. `keys`: of the block; `schedule`: one that beat a single K."""
-    gains, paying = dict[int, float](), dict[int, float]()
-    for tokens in launched_tokens(passes):
-        mean = pooled(passes, f"k{tokens}", points)
-        if mean is not None:
-            gains[tokens] = mean.value
-            if verdict(mean).word == PAYS:
-                paying[tokens] = mean.value
-    if not gains:
+    means = {k: mean_speedup(passes, f"k{k}", points) for k in launched_tokens(passes)}
+    known = {k: mean for k, mean in means.items() if mean is not None}
+    if not known:
         return Choice(Verdict(INCONCLUSIVE, "open", "no K was measured at every load"))
-    setting = schedule or Setting(best(paying or gains))
-    estimate = pooled(passes, setting.name, points)
+    paying = {k: mean for k, mean in known.items() if verdict(mean).word == PAYS} or known
+    setting = schedule or Setting(best({k: mean.value for k, mean in paying.items()}))
+    estimate = mean_speedup(passes, setting.name, points)
     assert estimate is not None  # a schedule that beat a K was measured everywhere
-    word, mean_speedup = verdict(estimate).word, estimate.estimate
+    word, speedup = verdict(estimate).word, estimate.estimate
     if word == PAYS:
         told = Verdict(PAYS, "good", f"{setting.words} is the best of what was measured")
-        return Choice(told, setting, {**keys, **setting.keys}, mean_speedup)
+        return Choice(told, setting, {**keys, **setting.keys}, speedup)
     if (other := next_tokens(rows(points, passes))) is not None:
         sentence = f"K = {other} is predicted to be better, and was not measured"
         return Choice(Verdict(INCONCLUSIVE, "open", sentence))
     if word == INCONCLUSIVE:
         sentence = f"too little was measured to tell whether {setting.words} pays"
-        return Choice(Verdict(word, "open", sentence), setting, speedup=mean_speedup)
+        return Choice(Verdict(word, "open", sentence), setting, speedup=speedup)
     told = Verdict(word, "bad", f"the best K that was measured, {setting.tokens}, does not pay")
-    return Choice(told, speedup=mean_speedup)
+    return Choice(told, speedup=speedup)

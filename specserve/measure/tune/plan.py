@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
@@ -25,18 +25,12 @@ from specserve.measure.bench.variants import (
 )
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
-from specserve.vllm.speculation import BLOCK_DRAFTS, drafts_are_shortened, schedule_is_dropped
-
-if TYPE_CHECKING:
-    from specserve.plan.launchplan import LaunchPlan
-    from specserve.profile.schema import Profile
+from specserve.vllm.speculation import BLOCK_DRAFTS
 
 BUDGET = "30m"
 ROUNDS = 8
 """Rounds over all points; each of them has one block of requests for every point."""
 USUAL_MOST_TOKENS = 8
-MOST_REQUESTS = 256
-"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
 _WORKLOADS, _LOADS = ("chat", "code"), {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _MAX_TOKENS = {"cpu": 48, "cuda": 256}
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
@@ -118,7 +112,6 @@ class TunePlan:
     limit: int | None = None
     """Prompts of a workload, at most."""
     budget_s: float = 1800.0
-    schedule_obstacle: str | None = None
 
     def variant(self, setting: Setting, *, notices: Notices) -> Variant:
         """Plan the server with this setting. Raises ProfileError."""
@@ -179,9 +172,11 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
     }
     given = str(profile.speculation.keys.get(_K) or 1)
     own, most_requests = int(given) if given.isdigit() else 1, profile.engine.get("max_num_seqs")
-    most_requests = most_requests if isinstance(most_requests, int) else MOST_REQUESTS
-    if any((point.concurrency or 1) > most_requests for point in points):
-        raise too_many_requests(profile, most_requests)
+    if isinstance(most_requests, int) and max(loads_of(points)) > most_requests:
+        raise UsageError(
+            f"max_num_seqs is {most_requests}: at a higher concurrency, requests would wait",
+            hint="lower `--concurrency`, or set `engine.max_num_seqs`",
+        )
     most = request.most_tokens or max(own, USUAL_MOST_TOKENS)
     if keys["method"] in {*BLOCK_DRAFTS, "mtp"} or keys.get("parallel_drafting"):
         most = min(request.most_tokens or own, own)  # such a head drafts a block of that size
@@ -203,7 +198,6 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         sources=files,
         max_tokens=_MAX_TOKENS[launch.platform],
         budget_s=seconds(request.budget or BUDGET, option="--budget", least_s=10.0),
-        schedule_obstacle=_schedule_obstacle(profile, launch, keys),
     )
 
 
@@ -223,31 +217,6 @@ def _planned(
         starts=starts,
         notices=notices,
     )
-
-
-def too_many_requests(profile: Profile, most: int) -> UsageError:
-    """The error of a concurrency that the server does not run at the same time."""
-    assumed = "" if "max_num_seqs" in profile.engine else " (assumed)"
-    return UsageError(
-        f"max_num_seqs is {most}{assumed}: at a higher concurrency, requests would wait",
-        hint="lower `--concurrency`, or set `engine.max_num_seqs`",
-    )
-
-
-def _schedule_obstacle(profile: Profile, launch: LaunchPlan, keys: Mapping[str, Any]) -> str | None:
-    """Why the drafter follows no schedule by batch size, in one clause; None if it does."""
-    from specserve.memory.situation import runner_of
-
-    runner, engines = "v1", profile.engine.get("data_parallel_size")
-    if launch.platform != "cpu":
-        runner = runner_of(profile, launch.vllm, keys)
-    if isinstance(engines, int) and engines > 1:
-        return "vLLM has no schedule with data parallelism"
-    method = str(keys["method"])
-    is_dropped = schedule_is_dropped(launch.vllm, method=method)
-    if is_dropped if runner == "v1" else not drafts_are_shortened(launch.vllm, method=method):
-        return f"`{method}` follows no schedule on vLLM's {runner.upper()} runner"
-    return None
 
 
 def loads_of(points: Sequence[Point]) -> list[int]:

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
 from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
-from specserve.measure.bench.figures import figures, speedup
+from specserve.measure.bench.figures import figures
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, host, resume
 from specserve.measure.bench.variants import BASELINE, Variant
@@ -87,9 +87,6 @@ class Tune(Measurement):
         wanted = choose.next_schedule(known, single.tokens)
         if wanted is None:
             return
-        if plan.schedule_obstacle is not None:
-            self.note(f"a schedule by batch size could be better, but {plan.schedule_obstacle}")
-            return
         edge = dict.fromkeys(replace(point, concurrency=wanted.edge) for point in plan.points)
         extra = [point for point in edge if point not in plan.points]
         if extra:
@@ -148,19 +145,19 @@ class Tune(Measurement):
         """Rounds at a point: twice as many where these do not tell the speedup well."""
         if len(group) < 2:
             return ROUNDS
-        found = speedup(self.passes, variant=group[-1].name, against=BASELINE, at=point)
+        found = choose.mean_speedup(self.passes, group[-1].name, [point])
         is_noisy = found is not None and found.blocks >= ROUNDS and found.half() > MAX_NOISE
         return 2 * ROUNDS if is_noisy else ROUNDS
 
     def _round_s(self, group: Sequence[Variant], points: Sequence[Point]) -> float:
-        """What a block at each point will take: as those before it, else as the slowest there."""
+        """What a block at each point will take: as those before it, on whatever server."""
         round_s = 0.0
         for point in points:
-            others = [s for (_, at), took_s in self._took_s.items() if at == point for s in took_s]
-            guess_s = max(others, default=self.plan.block_s(point, self.per_slot))
-            own = [self._took_s.get((each.name, point)) for each in group]
-            round_s += sum(fmean(took_s) if took_s else guess_s for took_s in own)
-        return round_s
+            took_s = [
+                s for (_, at), times_s in self._took_s.items() if at == point for s in times_s
+            ]
+            round_s += fmean(took_s) if took_s else self.plan.block_s(point, self.per_slot)
+        return len(group) * round_s
 
     def _session(
         self, group: Sequence[Variant], launch: int, points: Sequence[Point], *, later: int

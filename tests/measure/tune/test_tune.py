@@ -159,15 +159,6 @@ def test_no_schedule_is_launched_if_the_intervals_of_two_k_overlap(command: Comm
     assert {point.concurrency for _, point in world.sent} == {1, 16}
 
 
-def test_a_method_that_follows_no_schedule_is_not_given_one(command: Command) -> None:
-    text = command.profile.read_text().replace("draft_model, model: small", "suffix")
-    command.profile.write_text(f"vllm: '>=0.33,<0.34'\n{text}")
-    world = World(UNDER_LOAD, chance=0.85, every=prompts(48))
-    found = command.on(world)("-c", "1,16", "--budget", "3h")
-    assert any("`suffix` follows no schedule" in note for note in found["notes"])
-    assert not any("-to-" in name for name in world.started)
-
-
 @pytest.mark.parametrize("budget_s", [20, 60, 90, 130, 200, 300])
 @pytest.mark.parametrize("start_s", [10.0, 30.0, 45.0])
 @pytest.mark.parametrize("together", [False, True])
