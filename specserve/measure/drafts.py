@@ -76,18 +76,9 @@ def find_drafts(
     """
 
     @cache
-    def seen(model: str, revision: str | None) -> ModelFacts | FactError:
-        tell(f"reading {model}")
-        try:
-            return read_model(model, revision=revision, folder=Path.cwd(), offline=not online)
-        except FactError as error:
-            return error
-
     def read(model: str, revision: str | None) -> ModelFacts:
-        facts = seen(model, revision)
-        if isinstance(facts, FactError):
-            raise facts
-        return facts
+        tell(f"reading {model}")
+        return read_model(model, revision=revision, folder=Path.cwd(), offline=not online)
 
     base, notes = _profile(target_or_profile, machine), []
     target = base.target.model

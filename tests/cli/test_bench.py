@@ -152,7 +152,7 @@ def test_a_workload_that_is_none_is_refused_before_anything_starts(
     profile: Path, dry: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = in_line(told([str(profile), "-w", "cod", *dry], capsys, code=2))
-    assert "is neither a workload nor a file" in said and "did you mean `code`?" in said
+    assert "is neither a workload nor a file" in said and "workloads are chat, code" in said
     assert "ready" not in said
 
 

@@ -31,7 +31,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["-t", "3"], "must be 0 to 2", ""),
         (["--alternative", "magic"], "magic", ""),
         (["--budget", "soon"], "is not a time", "such as"),
-        (["-w", "cod"], "is neither a workload nor a file", "did you mean `code`?"),
+        (["-w", "cod"], "is neither a workload nor a file", "workloads are chat, code"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_way_out(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import FactError, UsageError, did_you_mean, quoted
+from specserve.errors import FactError, UsageError, quoted
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.models.files import read_regular
 from specserve.serve.lines import Entry, entries
@@ -52,7 +53,11 @@ def load(
         some = (_shipped(file, chat, max_tokens, max_model_len) for file in SHIPPED[name])
         found = [prompt for prompts in some for prompt in prompts]
     else:
-        path = _file(name_or_path)
+        path = Path(name_or_path)
+        if not os.path.exists(name_or_path):  # noqa: PTH110  # a name may be too long for a path
+            known = f"workloads are {', '.join(SHIPPED)}, or a file of JSON lines"
+            text = f"{quoted(name_or_path)} is neither a workload nor a file"
+            raise UsageError(text, hint=known)
         name, source = name_of(path), str(path)
         every, remarks = read(path)
         found = [
@@ -133,19 +138,6 @@ def _texts(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         start = at * len(archive) // len(rows)
         row.setdefault("blocks", archive[start:] + archive[:start] or [""])
     return form, rows
-
-
-def _file(name_or_path: str) -> Path:
-    path = Path(name_or_path)
-    try:
-        if path.exists():
-            return path
-    except (OSError, ValueError):
-        pass
-    guess = did_you_mean(name_or_path, tuple(SHIPPED))
-    known = f"workloads are {', '.join(SHIPPED)}, or a file of JSON lines"
-    hint = f"did you mean `{guess}`?" if guess else known
-    raise UsageError(f"{quoted(name_or_path)} is neither a workload nor a file", hint=hint)
 
 
 def name_of(path: Path) -> str:
