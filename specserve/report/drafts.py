@@ -92,13 +92,12 @@ def distilled_document(found: Distilled) -> Document:
     proof, answer = found.proof, "the new draft is not better; the profile is unchanged"
     if found.is_better:
         answer = "the new draft is better, and is the profile's alternative `distilled`"
-    training = f"{count(found.steps, 'step')} on {found.answers:,} answers"
-    lines = [("training", f"{training} in {duration(found.trained_s)}")]
+    lines = list[tuple[str, str]]()
     if proof is None:
         answer += ": no state did better on the validation prompts, and none was served"
     else:
         rates = f"{figure(proof.old_acceptance, 3)} to {figure(proof.new_acceptance, 3)}"
-        answer += f": acceptance {rates}, {with_spread(proof.gain, 'x')} at K = {found.k}"
+        answer += f": acceptance {rates}, {with_spread(proof.gain, 'x')}"
         lines.append(("speed", f"{with_spread(proof.speedup, 'x')} the present draft's"))
     lines += [*(("note", note) for note in found.notes), ("new draft", found.folder)]
     return Document("draft", found.name, [Items(lines)], [("", answer)])

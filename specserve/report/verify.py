@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -46,11 +45,7 @@ def verify_text(
     measured = f"{tokens} in {duration(found.elapsed_s)}{scorer}{smoke_tests}"
     lines = [("measured", f"`{found.model}` at {found.url}: {measured}")]
     wrong = [token for each in found.temperatures for token in each.wrong]
-    for item in wrong[: None if is_verbose else _SHOWN]:
-        came, best = (json.dumps(text, ensure_ascii=False) for text in (item.emitted, item.best))
-        after = json.dumps(item.before, ensure_ascii=False)
-        place = f"{item.prompt}, token {item.index}: after {after} came {came}"
-        lines.append(("wrong", f"{place}, the target prefers {best} (by {item.gap:.2f} nats)"))
+    lines += [("wrong", text) for text in wrong[: None if is_verbose else _SHOWN]]
     if len(wrong) > _SHOWN and not is_verbose:
         lines.append(("", f"and {len(wrong) - _SHOWN} more (`-v` shows them)"))
     for smoke in found.smoke:

@@ -16,10 +16,6 @@ FOUND = Distilled(
     name="demo",
     is_better=True,
     folder="/runs/demo/draft",
-    k=4,
-    answers=1012,
-    steps=779,
-    trained_s=300.0,
     proof=Proof(0.671, 0.712, Estimate(1.06, 1.04, 1.09, 48), Estimate(1.07, 0.99, 1.16)),
     notes=("3 of 903 lines of the log were left out: line 7: `prompt` must be text that is not empty",),
 )

@@ -18,7 +18,6 @@ from specserve.measure.verify.result import (
     Compared,
     Smoke,
     Verification,
-    WrongToken,
     verdict_of,
 )
 from specserve.report.text import json_document
@@ -98,7 +97,9 @@ WRONG = replace(
             fault_percent=Estimate(0.279, 0.06, 0.82, 1792, EXACT),
             excluded_percent=None,
             wrong=tuple(
-                WrongToken("code-sql", index, "SELECT *\n", " FROM", " WHERE", 6.03) for index in range(5)
+                f'code-sql, token {index}: after "SELECT *\\n" came " FROM", the target prefers " WHERE"'
+                " (by 6.03 nats)"
+                for index in range(5)
             ),
         ),
         replace(SAMPLED, verdict=verdict_of(LOSSY, HOT), excluded_percent=None),
@@ -134,7 +135,7 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
         model=evil,
         url=evil,
         against=evil,
-        temperatures=(replace(GREEDY, wrong=(WrongToken(evil, 1, evil, evil, evil, 1.0),)),),
+        temperatures=(replace(GREEDY, wrong=(evil,)),),
         smoke=(Smoke("drafts", "not ok", evil),),
         unused_prompts={evil: evil},
     )

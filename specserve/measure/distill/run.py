@@ -55,10 +55,6 @@ class Distilled:
     is_better: bool
     folder: str
     """The new draft."""
-    k: int
-    answers: int
-    steps: int
-    trained_s: float
     proof: Proof | None = None
     """None: no state of the training was better on the validation prompts, and none was served."""
     notes: tuple[str, ...] = ()
@@ -108,15 +104,10 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
         with stop_on_signals() as stop:
             done = train(request, log_path=folder / "train.log", stop=stop, on_event=views.training)
         plan.write(done_file.name, json.dumps(done))
-    trained = json.loads(done_file.read_text())
     found = Distilled(
         name=plan.profile.name,
         is_better=False,
         folder=plan.new_block["model"],
-        k=plan.k,
-        answers=answered,
-        steps=trained["step"],
-        trained_s=trained["seconds"],
         notes=plan.traffic.remarks,
     )
     if not Path(found.folder).is_dir():

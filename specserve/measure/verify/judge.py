@@ -8,6 +8,7 @@ the sum of the variances estimates the error of the temperature, to first order.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +21,6 @@ from specserve.measure.verify.result import (
     LOSSY,
     NO_FAULT_FOUND,
     Compared,
-    WrongToken,
     verdict_of,
 )
 from specserve.measure.verify.session import Position, ScoredText
@@ -74,8 +74,10 @@ def judge_greedy(
     shown = []
     for answer, index in wrong:
         here, before = answer.positions[index], answer.positions[:index][-_CONTEXT_TOKENS:]
-        context = "".join(item.text for item in before)
-        shown.append(WrongToken(answer.prompt, index, context, here.text, here.best_text, here.gap))
+        texts = ("".join(item.text for item in before), here.text, here.best_text)
+        after, came, best = (json.dumps(text, ensure_ascii=False) for text in texts)
+        place = f"{answer.prompt}, token {index}: after {after} came {came}"
+        shown.append(f"{place}, the target prefers {best} (by {here.gap:.2f} nats)")
     return Compared(
         temperature=0.0,
         verdict=verdict_of(word, sentence),

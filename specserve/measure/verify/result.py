@@ -32,19 +32,6 @@ def verdict_of(word: str, sentence: str = "") -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class WrongToken:
-    """A token that the target would not have chosen. `before`: the end of the text up to it."""
-
-    prompt: str
-    index: int
-    before: str
-    emitted: str
-    best: str
-    gap: float
-    """How much likelier the best token is, in nats."""
-
-
-@dataclass(frozen=True, slots=True)
 class Compared:
     """One temperature: the server's tokens against a plain prefill."""
 
@@ -57,8 +44,8 @@ class Compared:
     """At 0, wrong tokens; above, how much hotter (+) or colder (-) they are drawn than asked."""
     excluded_percent: float | None
     """A larger fault is excluded; None if one was found, or if none is excluded."""
-    wrong: tuple[WrongToken, ...] = ()
-    """At 0: those that were also wrong when they were scored a second time, alone."""
+    wrong: tuple[str, ...] = ()
+    """At 0, in words: tokens that were also wrong when they were scored again, alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def test_a_wrong_greedy_token_is_lossy_and_stands_in_its_context() -> None:
     found = judge_greedy([one], suspects([one]))
     assert found.verdict.word == LOSSY
     (wrong,) = found.wrong
-    assert (wrong.index, wrong.before, wrong.emitted, wrong.best) == (2, "ab", "b", "a")
+    assert wrong == 'p, token 2: after "ab" came "b", the target prefers "a" (by 2.40 nats)'
     assert found.verdict.sentence == "1 of 403 tokens are wrong" and found.excluded_percent is None
     assert found.fault_percent.low < 100 / 403 < found.fault_percent.high
 
