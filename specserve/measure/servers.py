@@ -22,6 +22,7 @@ from specserve.measure.bench.generator import LoadGenerator
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import OnProgress, Progress, RunDirectory, read_passes
 from specserve.measure.bench.variants import Variant
+from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Workload
 from specserve.metrics.counters import Acceptance, since, since_by_engine
@@ -122,7 +123,7 @@ class Running:
             acceptance=acceptance,
             queue_s=queue_s,
             preemptions=preemptions,
-            is_started=self.variant.plan is not None,
+            launch_spread=LAUNCH_SPREAD[plan.platform] if (plan := self.variant.plan) else 0.0,
         )
 
     def _gained(

@@ -81,7 +81,7 @@ def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(profi
 @pytest.mark.parametrize(
     ("quick", "together", "asked", "launches"),
     [
-        (False, True, None, 1),
+        (False, True, None, 2),
         (False, False, None, 2),
         (True, False, None, 1),
         (True, False, 4, 4),

@@ -20,6 +20,7 @@ from specserve.measure.bench import rundir
 from specserve.measure.bench.blocks import Block, Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import Variant, plan_variant
+from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -116,7 +117,10 @@ class World:
                     each.steps = each.steps if self.reports_steps else []
                     done.append(_request(each, end_s))
             running = [each for each in running if each.place < each.output_tokens]
-        return Pass(launch, block.number, block.point, variant, self.now_s - began_s, 0.1, tuple(done))
+        took_s, spread = self.now_s - began_s, LAUNCH_SPREAD["cuda"]
+        return Pass(
+            launch, block.number, block.point, variant, took_s, 0.1, tuple(done), launch_spread=spread
+        )
 
     def swept(self, load: int, most: int = 8) -> dict[int, float]:
         """The true speedup of every K at a load, each on a server of its own, on a calm machine."""

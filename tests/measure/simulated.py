@@ -30,7 +30,7 @@ class Scenario:
     between_blocks: float = 0.02
     """Of a block's time on one variant."""
     between_requests: float = 0.03
-    between_launches: float = LAUNCH_SPREAD
+    between_launches: float = LAUNCH_SPREAD["cuda"]
     launched: int = 2
     """Of the two variants, those that were started for it."""
     lengths: float = 0.6
@@ -110,7 +110,9 @@ def simulated(scenario: Scenario, trials: int, seed: int = 1) -> Score:
         for turn in range(scenario.turns):
             for launch in range(scenario.launches):
                 _measure(scenario, rng, prompts, launched[launch], sides, f"l{launch}", turn)
-            estimate = ratio(sides[0], against=sides[1], launched=scenario.launched)
+            estimate = ratio(
+                sides[0], against=sides[1], between=scenario.launched * LAUNCH_SPREAD["cuda"] ** 2
+            )
             assert estimate is not None
             half, judged = estimate.half(), verdict(estimate).word
             if judged != INCONCLUSIVE or needed(estimate)[0] != "blocks":

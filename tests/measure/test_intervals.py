@@ -17,6 +17,7 @@ from specserve.measure.intervals import (
 from specserve.measure.verdict import INCONCLUSIVE, PAYS, needed, verdict
 from tests.measure.simulated import ONE_SERVER_AT_A_TIME, SCENARIOS, Scenario, simulated
 
+SPREAD = LAUNCH_SPREAD["cuda"]
 amounts = st.floats(1.0, 1000.0)
 costs = st.floats(0.01, 100.0)
 variants = st.lists(
@@ -36,7 +37,7 @@ def both(
 
 
 def found(variant: list[RateSample], against: list[RateSample], *, launched: int = 0) -> LogEstimate:
-    estimate = ratio(variant, against=against, launched=launched)
+    estimate = ratio(variant, against=against, between=launched * SPREAD**2)
     assert estimate is not None
     return estimate
 
@@ -153,9 +154,9 @@ def test_two_launches_leave_the_blocks_degrees_of_freedom() -> None:
 def test_an_interval_is_never_narrower_than_launches_differ() -> None:
     estimate = two_launches(0.0)
     # two variants, each started twice
-    assert estimate.error == pytest.approx(LAUNCH_SPREAD)
+    assert estimate.error == pytest.approx(SPREAD)
     assert estimate.launch_share == pytest.approx(1.0)
-    assert estimate.half() == pytest.approx(1.96 * LAUNCH_SPREAD, rel=1e-3)
+    assert estimate.half() == pytest.approx(1.96 * SPREAD, rel=1e-3)
 
 
 def test_intervals_cover_the_truth_and_equal_variants_are_not_told_apart() -> None:

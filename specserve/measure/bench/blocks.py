@@ -65,8 +65,8 @@ class Pass:
     """What its requests waited before they ran, all together; None if the server does not say."""
     preemptions: int = 0
     """How often a request had to give its place in the KV cache back."""
-    is_started: bool = True
-    """Whether the server was started for it."""
+    launch_spread: float = 0.0
+    """How much another start of the server differs; 0 for one that was not started for it."""
 
     @property
     def answered(self) -> list[Request]:

@@ -91,9 +91,9 @@ def speedup(
     `prompts`: only these. None if one of them has nothing.
     """
     mine, theirs = paired(passes, variant, against, at)
-    launched = sum(each[0].is_started for each in (mine, theirs) if each)
+    between = sum(each[0].launch_spread ** 2 for each in (mine, theirs) if each)
     samples = token_samples(mine, prompts)
-    return ratio(samples, against=token_samples(theirs, prompts), launched=launched)
+    return ratio(samples, against=token_samples(theirs, prompts), between=between)
 
 
 def sample(done: Pass, amount: float, cost: float, prompt: str = "all") -> RateSample:

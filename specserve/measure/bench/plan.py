@@ -42,16 +42,16 @@ class Session:
 def sessions(variants: Sequence[Variant], *, launches: int, together: bool) -> tuple[Session, ...]:
     """Return the launches in order: together, or each alone in the order A B B A.
 
-    The order is reversed from launch to launch, so that a steady drift of the machine cancels.
+    The order is reversed from launch to launch: a steady drift of the machine cancels, and so does
+    what the server gains that is started last.
     """
     names = tuple(variant.name for variant in variants)
-    if together:
-        return tuple(Session(launch, names) for launch in range(launches))
-    return tuple(
-        Session(launch, (name,))
-        for launch in range(launches)
-        for name in (reversed(names) if launch % 2 else names)
-    )
+    found = list[Session]()
+    for launch in range(launches):
+        order = names[::-1] if launch % 2 else names
+        every = [order] if together else [(name,) for name in order]
+        found += [Session(launch, each) for each in every]
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ def plan_bench(
     points = points_of(request, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
     if request.launches and not any(each.plan is not None for each in variants):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
-    # one server at a time: A B B A, so that a steady drift of the machine cancels
-    launches = request.launches or (1 if together or request.quick else 2)
+    is_started = any(each.plan is not None for each in variants)
+    launches = request.launches or (2 if is_started and not request.quick else 1)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None

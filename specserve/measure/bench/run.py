@@ -50,7 +50,8 @@ class Bench(Measurement):
 
     def _measure(self, session: Session, left_s: float) -> None:
         """Start its servers, measure what is not there yet on all of them, stop them."""
-        variants = [each for each in self.plan.variants if each.name in session.variants]
+        by_name = {each.name: each for each in self.plan.variants}
+        variants = [by_name[name] for name in session.variants]
         with self.session(variants, label=str(session.launch)) as (servers, generator):
             self.ends_s = time.monotonic() + left_s
             while todo := self._next_round(session):

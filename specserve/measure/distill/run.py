@@ -188,7 +188,7 @@ def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled
                 row = sample(each, seen.accepted_tokens, seen.draft_tokens, one.prompt)
                 counted.setdefault(each.variant, []).append(row)
     old, new = counted.get(PROFILE, []), counted.get(ALTERNATIVE, [])
-    gain, old_rate, new_rate = ratio(new, against=old, launched=0), rate(old), rate(new)
+    gain, old_rate, new_rate = ratio(new, against=old), rate(old), rate(new)
     if gain is None or old_rate is None or new_rate is None:
         raise FactError("the held-out answers are too short to tell anything")
     faster = speedup(passes, variant=ALTERNATIVE, against=PROFILE, at=result.cells[0].point)

@@ -15,7 +15,7 @@ from typing import Any
 from specserve.measure.bench.blocks import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.variants import BASELINE
-from specserve.measure.intervals import LAUNCH_SPREAD, Estimate, LogEstimate
+from specserve.measure.intervals import Estimate, LogEstimate
 from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
 from specserve.measure.tune.plan import Setting, loads_of
 from specserve.measure.verdict import COSTS_BELOW, INCONCLUSIVE, PAYS, Verdict, verdict
@@ -82,7 +82,7 @@ def mean_speedup(passes: Sequence[Pass], name: str, points: Sequence[Point]) -> 
         mean += middle / len(points)
         for number, log in logs.items():
             by_round[number] += (log - middle) / (len(logs) * len(points))
-    count, launched = len(by_round), 2 * LAUNCH_SPREAD**2
+    count, launched = len(by_round), 2 * max(each.launch_spread for each in passes) ** 2
     if count < 2:
         return LogEstimate(mean, math.inf, 1.0, count, 1, 0)
     rounds = math.fsum(part**2 for part in by_round.values()) * count / (count - 1)

@@ -56,9 +56,7 @@ class World:
             self.sent.append(block)
             requests = tuple(request(f"{each.id}#{at}") for at, each in enumerate(block.prompts))
             took_s = self.seconds(variant.name, block)
-            return Pass(
-                launch, block.number, block.point, variant.name, took_s, 0.1, requests, is_started=False
-            )
+            return Pass(launch, block.number, block.point, variant.name, took_s, 0.1, requests)
 
         self.connections.append(
             Connected(
