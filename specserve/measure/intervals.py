@@ -15,8 +15,8 @@ CONFIDENCE = 0.95
 LAUNCH_SPREAD = {"cuda": 0.01, "cpu": 0.08}
 """Standard deviation of log tokens/s from one launch of a server to the next, beyond its blocks'.
 
-Assumed for GPUs. Measured on two cores of a virtual machine: of three equal servers beside each
-other, each later one is about 9 % faster, in nine runs (tests/soak/test_series.py).
+Assumed for GPUs. Measured on two cores of a virtual machine: of equal servers side by side, the
+third one is 0 to 17 % faster than the first (seven runs: docs/bench.md).
 """
 _KNOWN = 1e6
 """Degrees of freedom of a variance that is known."""
