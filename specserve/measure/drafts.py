@@ -14,7 +14,7 @@ from specserve.checks.gather import CheckOptions, Read, gather
 from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Severity
-from specserve.errors import FactError, HubUnreachable, UsageError
+from specserve.errors import FactError, UsageError
 from specserve.models.config import prediction_layers
 from specserve.models.drafts import Draft, Source, as_of, drafts_for
 from specserve.models.facts import ModelFacts, published
@@ -139,12 +139,7 @@ def _on_the_hub(target: str, read: Read) -> Iterator[Draft]:
     """The heads that the Hub lists under the target. Raises FactError if it does not answer."""
     from specserve.models.hub import derived_drafts
 
-    try:
-        listed = derived_drafts(target)
-    except HubUnreachable as error:
-        hint = "check the network and HF_ENDPOINT, or leave `--online` out"
-        raise HubUnreachable(error.message, hint=hint) from error
-    for one in listed:
+    for one in derived_drafts(target):
         try:
             method = method_of(read(one.model, None).config)
         except FactError:  # gated, or broken: nobody can tell what it is
@@ -217,10 +212,7 @@ def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> 
 def write_alternatives(
     path: str, added: Mapping[str, Mapping[str, object]], *, remark: str
 ) -> None:
-    """Write blocks into a profile file as alternatives, over those of the same name.
-
-    Raises FactError.
-    """
+    """Write blocks as alternatives, over those of the same name. Raises FactError."""
 
     def said(profile: Profile) -> dict[str, dict[str, object]]:
         return {name: dict(block.keys) for name, block in profile.alternatives.items()}

@@ -79,7 +79,7 @@ def test_a_name_without_a_count_is_as_many_as_the_profile_takes(
     ("arguments", "cause", "way_out"),
     [
         ([*H100], "`--estimate` needs `--acceptance`", "--acceptance 0.7"),
-        ([*H100, "--acceptance", "3.6"], "is impossible: 0 to 1", "`3.6@4`"),
+        ([*H100, "--acceptance", "3.6"], "is no acceptance: 0 to 1", "`3.6@4`"),
         (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "`--estimate` out to measure"),
         (
             ["--estimate", "H1000", *HALF],

@@ -88,4 +88,4 @@ def test_no_speculation_and_no_answer_say_what_to_do() -> None:
 
 def test_the_comment_in_a_profile_says_when_where_and_why() -> None:
     head = "specserve tune: 2026-11-27, cpu, vLLM 0.32.0+cpu: "
-    assert remark(RESULT) == f"{head}measured 1.84x (1.70-1.99) over concurrency 1, 8"
+    assert remark(RESULT) == f"{head}measured 1.84x (1.70-1.99)"

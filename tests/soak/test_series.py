@@ -133,7 +133,6 @@ def test_verdicts_of_a_right_and_of_a_wrong_temperature(server: Server) -> None:
     def answers(temperature: float) -> list[Tally]:
         with Client(endpoint(server.url)) as client:
             session = VerifySession(client)
-            session.learn_mode(prompts[0])
 
             def job(number: int) -> Callable[[], Tally]:
                 def scored() -> Tally:

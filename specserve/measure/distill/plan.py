@@ -109,10 +109,7 @@ def line_of(prompt: Prompt, identity: str, max_tokens: int) -> dict[str, Any]:
 
 
 def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool) -> DistillPlan:
-    """The plan; `starts`: it is carried out.
-
-    Raises ProfileError, CheckFailed, UsageError, FactError.
-    """
+    """The plan; `starts`: it is carried out. Raises SpecserveError."""
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions
     from specserve.profile.load import load_profile

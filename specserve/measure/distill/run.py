@@ -70,10 +70,7 @@ class DistillViews:
 
 
 def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
-    """Answer, train and prove; write a better draft into the profile as an alternative.
-
-    Raises SpecserveError; what was done stays.
-    """
+    """Answer, train, prove; a better draft becomes an alternative. Raises SpecserveError."""
     folder, questions, say = plan.folder, plan.questions, views.outlet.notices.say
     answers, done_file = folder / "answers.jsonl", folder / "trained.json"
     if not answers.exists():
@@ -160,10 +157,7 @@ def train(
 
 
 def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled:
-    """Serve no draft, the present one and the new one in turns on the held-out prompts.
-
-    Raises FactError if nothing was drafted.
-    """
+    """Serve no draft, the present and the new one on what was held out. Raises SpecserveError."""
     is_cpu, place = plan.launch.platform == "cpu", plan.folder / "bench"
     lines = [line_of(each, each.id, each.max_tokens) for each in plan.traffic.test]
     file = plan.write("held-out.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

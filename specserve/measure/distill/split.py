@@ -14,14 +14,10 @@ from specserve.measure.workloads.workload import Prompt
 
 MIN_PROMPTS = 100
 """Different prompts below which a held-out part says nothing."""
-_WORDS = 8
-"""Length of an n-gram, in words and signs."""
-_TEMPLATE = 50
-"""An n-gram in more prompts than this belongs to a template, and makes no two prompts alike."""
-_OWN_NGRAMS = 12
-"""A prompt with fewer beside its template, about five words, is told from others by all."""
-_ALIKE = 0.5
-"""Share of a prompt's n-grams that earlier parts have, from which it is left out."""
+_WORDS, _ALIKE = 8, 0.5
+"""Words of an n-gram; the share of a prompt's n-grams in earlier parts that leaves it out."""
+_TEMPLATE, _OWN_NGRAMS = 50, 12
+"""An n-gram in more prompts is a template's, unless a prompt has fewer of its own beside those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +27,13 @@ class Split:
     train: tuple[Prompt, ...]
     validation: tuple[Prompt, ...]
     test: tuple[Prompt, ...]
-    """Held out: neither trained on nor chosen by."""
     left_out: int
     """Equal to another prompt, or too like one of another part."""
     remarks: tuple[str, ...] = ()
 
 
 def read_split(path: Path) -> Split:
-    """The prompts of a log or a file of prompts, split; the same each time.
-
-    Raises FactError for a bad file, for too few prompts, and if they are too alike to be divided.
-    """
+    """The prompts of a file, split; the same each time. Raises FactError, also for too few."""
     found, remarks = read(path)
     prompts: dict[str, Prompt] = {}
     for prompt in found:  # those that differ in blanks alone are equal

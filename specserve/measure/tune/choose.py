@@ -107,7 +107,14 @@ def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
             estimate = mean_speedup(passes, f"k{tokens}", [point])
             if estimate is None:
                 continue
-            requests = _requests(point, tokens, passes)
+            place = (f"k{tokens}", point.workload, point.temperature)  # at whatever load
+            requests = steps_by_request(
+                [
+                    each
+                    for each in passes
+                    if (each.variant, each.point.workload, each.point.temperature) == place
+                ]
+            )
             length = acceptance_length(requests, tokens=tokens) if requests else math.nan
             cost = length / math.exp(median(logs.values()))  # in the median round
             known[tokens] = Row(point, tokens, length, cost, estimate.estimate, verdict(estimate))
@@ -119,18 +126,6 @@ def rows(points: Sequence[Point], passes: Sequence[Pass]) -> list[Row]:
                 if tokens not in known
             ]
     return sorted(found, key=lambda row: (row.point.concurrency or 1, row.num_speculative_tokens))
-
-
-def _requests(point: Point, tokens: int, passes: Sequence[Pass]) -> list[Steps]:
-    """All answers with this K to the same text: the load changes no acceptance."""
-    place = (f"k{tokens}", point.workload, point.temperature)
-    return steps_by_request(
-        [
-            each
-            for each in passes
-            if (each.variant, each.point.workload, each.point.temperature) == place
-        ]
-    )
 
 
 def _predicted(known: Mapping[int, Row], tokens: int, length: float) -> Row:

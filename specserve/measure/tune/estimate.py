@@ -143,15 +143,14 @@ def acceptance_length(probability: float, *, tokens: int) -> float:
 
 def read_acceptance(text: str | None) -> float:
     """The probability of `0.7`, or of a length at a K, `3.6@4`. Raises UsageError."""
-    form = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)(?:@(\d{1,2}))?", text or "", re.ASCII)
-    if form is None:
-        what = f"`--acceptance {text}` is neither" if text else "`--estimate` needs `--acceptance`:"
-        raise UsageError(f"{what} a probability nor a length at a K", hint=_HINT)
-    value, tokens = float(form[1]), int(form[2] or 0)
-    low, high = (1.0, float(tokens + 1)) if form[2] else (0.0, 1.0)
-    if not low <= value <= high or low == high:
-        raise UsageError(f"`--acceptance {text}` is impossible: {low:g} to {high:g}", hint=_HINT)
-    if not form[2]:
+    if text is None:
+        raise UsageError("`--estimate` needs `--acceptance`", hint=_HINT)
+    form = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)(?:@([1-9]\d?))?", text, re.ASCII)
+    value, tokens = (float(form[1]), int(form[2] or 0)) if form else (math.nan, 0)
+    low, high = (1.0, tokens + 1.0) if tokens else (0.0, 1.0)
+    if not low <= value <= high:
+        raise UsageError(f"`--acceptance {text}` is no acceptance: {low:g} to {high:g}", hint=_HINT)
+    if not tokens:
         return value
     found, step = 0.0, 0.5
     for _ in range(60):

@@ -148,10 +148,7 @@ class TunePlan:
 
 
 def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePlan:
-    """Plan a command. `starts`: models, memory and machine are checked, too.
-
-    Raises ProfileError, CheckFailed, UsageError, FactError.
-    """
+    """Plan a command. `starts`: the machine is checked, too. Raises SpecserveError."""
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions
 

@@ -49,11 +49,7 @@ def remark(result: TuneResult) -> str:
     """When, where and why; begins as every such remark does, so that the next one replaces it."""
     choice, machine = result.choice, result.host.get("accelerator", "cpu")
     vllm = result.host.get("vllm", "?")
-    why = choice.verdict.sentence
-    if choice.speedup is not None and choice.speculation:
-        mean = choice.speedup
-        loads = ", ".join(map(str, sorted({row.point.concurrency or 1 for row in result.rows})))
-        why = (
-            f"measured {mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f}) over concurrency {loads}"
-        )
+    why, mean = choice.verdict.sentence, choice.speedup
+    if mean is not None and choice.speculation:
+        why = f"measured {mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f})"
     return f"specserve tune: {result.created[:10]}, {machine}, vLLM {vllm}: {why}"

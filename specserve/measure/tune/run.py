@@ -162,10 +162,7 @@ class Tune(Measurement):
     def _session(
         self, group: Sequence[Variant], launch: int, points: Sequence[Point], *, later: int
     ) -> None:
-        """Start the servers, and send rounds to them until all are there or their time is up.
-
-        Nothing is started if the budget has no room for a round.
-        """
+        """Start the servers if there is time for a round, and send rounds while there is."""
         todo = self._todo(launch, group, points)
         start_s = max(self._starts_s, default=ASSUMED_SPEEDS[self.plan.platform].start_s)
         starts = sum(each.name not in self._baseline for each in group)
@@ -226,10 +223,7 @@ class Tune(Measurement):
 
 
 def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
-    """Return the result and its folder: of a new run, or of the one of the same command.
-
-    Raises SpecserveError; what was measured stays.
-    """
+    """Return the result and its folder, new or resumed. Raises SpecserveError; passes stay."""
     began_s, is_there = time.monotonic(), (plan.place / RUN).is_file()
     content = {
         "kind": "tune",

@@ -101,14 +101,10 @@ class Verifier:
     began: float = 0.0
 
     def run(self) -> Verification:
-        """Returns the verification.
-
-        Raises TrafficError if the server cannot be verified, and what `on_tick` raises.
-        """
+        """Returns the verification. Raises TrafficError, and what `on_tick` raises."""
         # the first requests may make the server compile: they are no part of the time
-        probe = partial(self._scored, 0.0, _PROBE, _PROBE.max_tokens)
-        for job in (partial(self.session.learn_mode, _PROBE), probe):
-            list(self._results([job]))
+        for temperature in (1.0, 0.0):
+            list(self._results([partial(self._scored, temperature, _PROBE, _PROBE.max_tokens)]))
         client, self.began = self.session.client, time.monotonic()
         before = client.metrics()
         self.tallies = {t: [] for t in self.request.temperatures if t}

@@ -96,30 +96,21 @@ class VerifySession:
         self.client, self.model = client, client.first_model()
         self.is_chat = True
 
-    def learn_mode(self, prompt: Prompt) -> None:
-        """Send two tiny requests, greedy and sampled, and learn whether there is a chat template.
-
-        Without one the text is continued, as `specserve ask` does. Raises RequestRefused,
-        TrafficError.
-        """
-        try:
-            self.generate(prompt, 0.0, max_tokens=1)
-        except NoChatTemplate:
-            self.is_chat = False
-        self.generate(prompt, 1.0, max_tokens=4)
-
     def generate(self, prompt: Prompt, temperature: float, *, max_tokens: int) -> ScoredText:
         """Write after a prompt. Raises RequestRefused if the server does not take it."""
         return read_text(self.ask(prompt, temperature, max_tokens=max_tokens), prompt.id)
 
     def ask(self, prompt: Prompt, temperature: float = 0.0, **more: Any) -> dict[str, Any]:
-        """The raw answer to a prompt, with token ids."""
+        """The raw answer, with token ids. Without a chat template, text is continued."""
         body = {**_SETTINGS, "temperature": temperature, **more}
-        if self.is_chat:
+        if self.is_chat or prompt.messages:
             messages = prompt.messages or ({"role": "user", "content": prompt.content},)
-            return self._post("chat/completions", messages=[*messages], **body)
-        if prompt.messages:
-            raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
+            try:
+                return self._post("chat/completions", messages=[*messages], **body)
+            except NoChatTemplate:
+                if prompt.messages:
+                    raise
+                self.is_chat = False
         return self._post("completions", prompt=prompt.text, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:

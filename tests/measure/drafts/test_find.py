@@ -96,6 +96,5 @@ def test_the_hub_lists_heads_and_says_what_they_are(tmp_path: Path, hub: HubServ
 def test_a_hub_that_does_not_answer_is_an_error(tmp_path: Path, hub: HubServer) -> None:
     hub.add("org/target", write_model(tmp_path / "target"))
     hub.close()
-    with pytest.raises(HubUnreachable) as caught:
+    with pytest.raises(HubUnreachable):
         find_drafts("org/target", online=True)
-    assert "leave `--online` out" in str(caught.value.hint)
