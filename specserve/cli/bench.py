@@ -23,7 +23,7 @@ _ALTERNATIVE = (
     " (default: all are measured)."
 )
 _WITH = "Also compare this profile or running server; repeatable."
-_LAUNCHES = "Start each server this many times (default: 1; 2 if only one fits at a time)."
+_LAUNCHES = "Start each server this many times (default: 2; with --quick 1)."
 _BUDGET = "Stop measuring after this long, not counting launches (default: 30m)."
 _OUTPUT = "Write the run to this directory (default: one in the state folder)."
 Launches = Annotated[int | None, number(_LAUNCHES, "--launches", 1, 20)]

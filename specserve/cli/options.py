@@ -94,7 +94,7 @@ Verbose = Annotated[
 ]
 _WORKLOADS = (
     "Prompts to send: chat, code, summarise, json, creative, long, or a file with your prompts or"
-    " request log as JSON lines; repeatable (default: those of `expect`, else chat and code)."
+    " request log as JSON lines; repeatable (default: chat and code)."
 )
 Workloads = Annotated[list[str] | None, option("NAME|FILE", _WORKLOADS, "--workload", "-w")]
 _CONCURRENCY = "Measure with these numbers of concurrent requests, such as 1,4,16."
