@@ -94,7 +94,7 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
     assert (code, found["verdict"]["word"]) == (0, "LOSSLESS"), found
     greedy, sampled = found["temperatures"]
     assert greedy["excluded_percent"] < 1.5 and sampled["excluded_percent"] < 5
-    assert {item["outcome"] for item in found["smoke"]} == {"ok"}
+    assert {item["outcome"] for item in found["smoke"]} == {"ok"}, found["smoke"]
 
 
 def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up) -> None:

@@ -14,7 +14,12 @@ from specserve.serve.requests import RequestRefused, shown
 
 _FEW_TOKENS = 1000
 """A drafter like ngram may propose nothing within so many."""
-_STORY = Prompt("smoke", 40, "def count_words(text):\n    # say how often each word comes\n")
+_STORY = Prompt(
+    "smoke",
+    40,
+    "def count_words(text):\n    # say how often each word of a text comes\n"
+    "    words = text.split()\n",
+)
 _CITIES = '{"city": "Lima"}\n{"city": "Oslo"}\n{"city": "Lima"}\n'
 """Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
 _CITY = Prompt("smoke", 96, text=f"Write one more line of the same kind.\n{_CITIES}")
