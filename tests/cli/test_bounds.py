@@ -110,7 +110,7 @@ LONG = "a" * 300
         (["ask", "hi", "--server", LONG], "is too long for the name of a file"),
         (["watch", LONG, "--once"], "is too long for the name of a file"),
         (["verify", LONG], "is too long for the name of a file"),
-        (["bench", LONG, "--dry-run"], "is too long for the name of a file"),
+        (["bench", LONG, "--dry-run"], "file name too long"),
         (["lint", LONG], "is too long for the name of a file"),
         (["drafts", LONG], "is too long for the name of a file"),
         (["plan", "configs/demo.yaml", "--vllm", f"0.{DIGITS}rc1"], "is not among the versions"),
