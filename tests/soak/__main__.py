@@ -55,6 +55,7 @@ def main(wanted: list[str]) -> int:
         print(*(f"there is no part `{name}`" for name in sorted(unknown)), sep="\n", end="")
         return 2 if unknown else 0
     failed = []
+    (ROOT / "build" / "soak").mkdir(parents=True, exist_ok=True)
     for name in PARTS if "all" in wanted else wanted:
         part = PARTS[name]
         print(f"== {datetime.datetime.now():%Y-%m-%d %H:%M}, make soak PART={name}: {part.about}", flush=True)
