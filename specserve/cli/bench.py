@@ -66,10 +66,9 @@ def bench(
     specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
     specserve bench --show RUN --format markdown
     """
-    from specserve.measure.bench.plan import plan_bench
+    from specserve.measure.bench.plan import BenchRequest, plan_bench
     from specserve.measure.bench.result import read_result
     from specserve.measure.bench.run import run_benchmark
-    from specserve.measure.bench.variants import BenchRequest
     from specserve.measure.servers import Outlet
     from specserve.report.bench import BenchView, bench_plan, rendered, result_files
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Assume, DryRun, Format, argument, flag, option
+from specserve.cli.options import Assume, Format, argument, flag, option
 from specserve.report.console import out, say
 
 _TARGET = "Hub id or folder of a model, or a profile file."
@@ -64,7 +64,6 @@ def distill(
     traffic: Annotated[str, option("LOG.jsonl", _TRAFFIC, "--traffic")],
     train_for: Annotated[str, typer.Option("--train-for", metavar="TIME", help=_TRAIN_FOR)] = "10m",
     output: Annotated[str | None, option("DIR", _OUTPUT, "--output", "-o")] = None,
-    dry_run: DryRun = False,
 ) -> None:
     """Train the profile's draft on your own traffic.
 
@@ -83,20 +82,19 @@ def distill(
     """
     from specserve.measure.distill.plan import DistillRequest, plan_distillation
     from specserve.measure.distill.run import run_distillation
+    from specserve.measure.servers import Outlet
     from specserve.measure.values import seconds
-    from specserve.report.drafts import distill_plan_document, distill_views, distilled_document
+    from specserve.report.answer import generation_line
+    from specserve.report.bench import BenchView, result_files
+    from specserve.report.drafts import distilled_document, training_line
     from specserve.report.findings import StderrNotices
     from specserve.report.text import json_document, json_values
 
     train_for_s = seconds(train_for, option="--train-for", least_s=5.0)
     request = DistillRequest(profile, traffic, train_for_s, output)
-    plan = plan_distillation(request, notices=StderrNotices(), starts=not dry_run)
-    if dry_run:
-        out(distill_plan_document(plan).text(sys.stdout).rstrip("\n"))
-        return
-    what = "resuming" if plan.folder.exists() else "answers, the new draft, the proof"
-    say(f"{what}: {plan.folder}")
-    found = run_distillation(plan, views=distill_views(StderrNotices()))
+    plan = plan_distillation(request, notices=StderrNotices())
+    outlet, show = Outlet(StderrNotices(), BenchView, result_files), training_line()
+    found = run_distillation(plan, outlet=outlet, generating=generation_line, training=show)
     plan.write("result.json", json_document(json_values(found)))
     out(distilled_document(found).text(sys.stdout).rstrip("\n"))
     if not found.is_better:

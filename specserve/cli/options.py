@@ -93,7 +93,7 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show all that the answer rests on.")
 ]
 _WORKLOADS = (
-    "Prompts to send: chat, code, summarise, json, creative, long, or a file with your prompts or"
+    "Prompts to send: chat, code, summarise, json, creative, or a file with your prompts or"
     " request log as JSON lines; repeatable (default: chat and code)."
 )
 Workloads = Annotated[list[str] | None, option("NAME|FILE", _WORKLOADS, "--workload", "-w")]

@@ -54,14 +54,19 @@ def tune(
     from specserve.errors import UsageError
     from specserve.measure.servers import Outlet
     from specserve.measure.tune.plan import TuneRequest, plan_tune
-    from specserve.measure.tune.result import write_choice
-    from specserve.measure.tune.run import run_tune
+    from specserve.measure.tune.run import run_tune, write_choice
     from specserve.report import tune as report
     from specserve.report.bench import BenchView
     from specserve.report.text import json_document
 
     request = TuneRequest(
-        profile, tuple(workload or ()), concurrency, temperature, alternative, k_max, budget
+        profile=profile,
+        workloads=tuple(workload or ()),
+        concurrency=concurrency,
+        temperature=temperature,
+        budget=budget,
+        alternative=alternative,
+        most_tokens=k_max,
     )
     as_json = format == "json"
     if estimate is not None:

@@ -19,12 +19,11 @@ from specserve.errors import Interrupted, TrafficError
 from specserve.hardware.host import free_port
 from specserve.measure.bench.blocks import Block, Pass
 from specserve.measure.bench.generator import LoadGenerator
+from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import OnProgress, Progress, RunDirectory, read_passes
-from specserve.measure.bench.variants import Variant
 from specserve.measure.intervals import LAUNCH_SPREAD
-from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Workload
+from specserve.measure.workloads.load import Workload, load, load_warm_up
 from specserve.metrics.counters import Acceptance, since, since_by_engine
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.plan.launch import with_port

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from specserve.diagnostics import Notices
-from specserve.measure.distill.plan import DistillPlan
-from specserve.measure.distill.run import Distilled, DistillViews
+from specserve.measure.distill.run import Distilled
 from specserve.measure.drafts import WITHOUT_DRAFT, FoundDrafts, JudgedDraft
-from specserve.measure.servers import Outlet
 from specserve.models.drafts import Draft
-from specserve.report.answer import generation_line
-from specserve.report.bench import BenchView, result_files
 from specserve.report.console import LiveLine, say
 from specserve.report.page import Block, Document, Items, Section
-from specserve.report.text import DASH, GIB, Column, Table, count, duration, figure, with_spread
+from specserve.report.text import DASH, GIB, Column, Table, count, figure, with_spread
 
 _TELLS = (
     "tokens/step is what the authors report, on workloads that differ; `specserve bench` measures "
@@ -73,20 +68,6 @@ def _about(draft: Draft) -> Items:
     return Items([("", line) for line in (*lines, *(source.url for source in draft.sources))])
 
 
-def distill_plan_document(plan: DistillPlan) -> Document:
-    """Return what would be done, for `--dry-run`."""
-    traffic, tokens = plan.traffic, sum(line["max_tokens"] for line in plan.questions)
-    split = f"{len(traffic.train)} prompts to train on, {len(traffic.validation)} to choose by"
-    lines = [
-        ("traffic", f"{split}, {len(traffic.test)} held out; {traffic.left_out} left out"),
-        ("answers", f"{len(plan.questions)} by the target alone, at most {tokens:,} tokens"),
-        ("training", f"at most {duration(plan.request.train_for_s)}, then the proof"),
-        ("kept in", str(plan.folder)),
-    ]
-    answer = f"would train {plan.block.model} for K = {plan.k}"
-    return Document("distillation", plan.profile.name, [Items(lines)], [("", answer)])
-
-
 def distilled_document(found: Distilled) -> Document:
     """Return the result; its first line answers."""
     proof, answer = found.proof, "the new draft is not better; the profile is unchanged"
@@ -103,8 +84,8 @@ def distilled_document(found: Distilled) -> Document:
     return Document("draft", found.name, [Items(lines)], [("", answer)])
 
 
-def distill_views(notices: Notices) -> DistillViews:
-    """Return where a distillation shows how far it is, on stderr."""
+def training_line() -> Callable[[Mapping[str, Any]], None]:
+    """Return what shows how far a training is, on stderr."""
     line = LiveLine(every_s=15.0)
 
     def training(event: Mapping[str, Any]) -> None:
@@ -115,4 +96,4 @@ def distill_views(notices: Notices) -> DistillViews:
         elif event["event"] == "evaluated":
             say(f"{done}: acceptance {event['acceptance']:.3f}")
 
-    return DistillViews(Outlet(notices, BenchView, result_files), generation_line, training)
+    return training

@@ -8,7 +8,7 @@ import sys
 from specserve.measure.intervals import Estimate
 from specserve.measure.tune.estimate import WITHOUT_MODEL, TuneEstimate
 from specserve.measure.tune.plan import ROUNDS, TunePlan
-from specserve.measure.tune.result import TuneResult
+from specserve.measure.tune.run import TuneResult
 from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS
 from specserve.report.charts import Chart
 from specserve.report.page import Block, Document, Items, Section

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.measure.verify.result import LOSSY, NO_FAULT_FOUND, Verification
+from specserve.measure.verify.judge import LOSSY, NO_FAULT_FOUND, Verification
 from specserve.report.console import LiveLine
 from specserve.report.page import Items, text_lines
 from specserve.report.text import answer_line, count, duration

@@ -10,10 +10,9 @@ import yaml
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import plan_bench, points_of, sources
+from specserve.measure.bench.plan import BenchRequest, named, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
-from specserve.measure.bench.variants import BenchRequest, named
 from tests.cli.test_watch_server import detached
 
 ROOT = Path(__file__).resolve().parents[2]

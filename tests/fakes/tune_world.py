@@ -18,12 +18,12 @@ from specserve.errors import Interrupted, LaunchError
 from specserve.measure import servers as subject
 from specserve.measure.bench import rundir
 from specserve.measure.bench.blocks import Block, Pass, Request
+from specserve.measure.bench.plan import Variant, plan_variant
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Variant, plan_variant
 from specserve.measure.intervals import LAUNCH_SPREAD
 from specserve.measure.tune import plan as planning
 from specserve.measure.tune import run as running_tune
-from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.measure.workloads.load import Prompt, Workload
 from tests.measure.bench.making import Connected
 
 _BEHIND = 16

@@ -9,7 +9,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.intervals import Estimate
 from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.plan import Setting
-from specserve.measure.tune.result import TuneResult, remark
+from specserve.measure.tune.run import TuneResult, remark
 from specserve.measure.verdict import Verdict
 from specserve.report.tune import tune_document
 

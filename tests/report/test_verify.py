@@ -11,7 +11,7 @@ import pytest
 
 from specserve.measure.intervals import Estimate
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.measure.verify.result import (
+from specserve.measure.verify.judge import (
     LOSSLESS,
     LOSSY,
     NO_FAULT_FOUND,

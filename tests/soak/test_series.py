@@ -26,8 +26,7 @@ import pytest
 import yaml
 
 from specserve.measure.intervals import LAUNCH_SPREAD
-from specserve.measure.verify.judge import Tally, judge_sampled, tally
-from specserve.measure.verify.result import LOSSY
+from specserve.measure.verify.judge import LOSSY, Tally, judge_sampled, tally
 from specserve.measure.verify.run import load_prompts
 from specserve.measure.verify.session import VerifySession, results_of
 from specserve.serve.client import Client

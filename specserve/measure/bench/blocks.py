@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.result import Point
-from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.measure.workloads.load import Prompt, Workload
 from specserve.metrics.counters import Acceptance
 
 PER_SLOT = 3
@@ -28,10 +28,9 @@ class Request:
     ttft_s: float
     latency_s: float
     error: str | None = None
-    acceptance: Acceptance | None = None
-    """That of this request alone, if the server reports it (`per_request_spec_decode_metrics`)."""
     steps: tuple[tuple[int, int], ...] = ()
-    """Accepted and drafted tokens of each step, in order, if it reports them (`detailed`)."""
+    """Accepted and drafted tokens of each step, in order, if the server reports them
+    (`per_request_spec_decode_metrics: detailed`)."""
 
     @property
     def prompt(self) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.bench.blocks import Request
-from specserve.metrics.counters import of_request
 from specserve.serve.causes import died
 from specserve.serve.process import JsonChild
 
@@ -120,10 +119,9 @@ def _environment(key_variables: Sequence[str]) -> dict[str, str]:
 
 def _read_request(message: Mapping[str, Any]) -> Request:
     """Return a request as the load generator reports it."""
-    summary = message["speculation"]
     names = ("id", "ok", "error", "prompt_tokens", "output_tokens", "ttft_s", "latency_s")
     fields = {name: message[name] for name in names}
-    return Request(**fields, acceptance=of_request(summary), steps=_read_steps(summary))
+    return Request(**fields, steps=_read_steps(message["speculation"]))
 
 
 def _read_steps(summary: object) -> tuple[tuple[int, int], ...]:

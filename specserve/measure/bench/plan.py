@@ -3,25 +3,196 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import (
-    BenchRequest,
-    Variant,
-    plan_variants,
-    side_by_side,
-)
+from specserve.measure.bench.result import Point, VariantInfo
 from specserve.measure.values import numbers, seconds, whole_numbers
 from specserve.measure.workloads.load import load, name_of
+from specserve.plan.host import kv_cache_bytes
+from specserve.plan.launchplan import LaunchPlan
 
 if TYPE_CHECKING:
     from specserve.profile.schema import Profile
+
+
+BASELINE = "baseline"
+PROFILE = "profile"
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,40})=(.+)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """The options of the command line, as `run.json` keeps them."""
+
+    profile: str | None = None
+    quick: bool = False
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    temperature: str | None = None
+    alternatives: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    launches: int | None = None
+    budget: str | None = None
+    max_tokens: int | None = None
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One variant. Either `plan`, to be launched, or `url`."""
+
+    name: str
+    plan: LaunchPlan | None = None
+    url: str | None = None
+    is_baseline: bool = False
+    api_key_env: str | None = None
+    """NAME of the variable that holds the key."""
+
+    @property
+    def info(self) -> VariantInfo:
+        """What a result says about it."""
+        plan = self.plan
+        if plan is None:
+            return VariantInfo(self.name, self.is_baseline, url=self.url)
+        model = str(plan.engine_kwargs.get("model", ""))
+        return VariantInfo(self.name, self.is_baseline, model, plan.speculation, plan.argv)
+
+
+def plan_variants(
+    request: BenchRequest, *, starts: bool, notices: Notices
+) -> tuple[Profile | None, tuple[Variant, ...]]:
+    """Return the main profile, None if it is a server, and all variants, the baseline first.
+
+    Raises UsageError if there are not two.
+    """
+    from specserve.profile.load import load_profile
+    from specserve.serve.detached.launch import room_beside
+
+    planned = partial(plan_variant, starts=starts, notices=notices)
+    assert request.profile is not None
+    profile, settings, found = None, request.settings, list[Variant]()
+    if is_server(request.profile):
+        if settings or request.alternatives:
+            why = "`--set` and `--alternative` are for a profile; they cannot change a server"
+            raise UsageError(why, hint="`specserve bench PROFILE` starts one")
+        found.append(_running(request.profile, None))
+    else:
+        profile = load_profile(request.profile, settings=settings)
+        wanted, speculates = request.alternatives, profile.speculation
+        names = dict.fromkeys(profile.alternatives if wanted is None else wanted)
+        names.pop(BASELINE, None)
+        # if the profile passes its check, so does the baseline: each finding is shown once
+        check = speculates is None and not names
+        found.append(
+            planned(request.profile, BASELINE, settings, alternative=BASELINE, check=check)
+        )
+        if speculates is not None:
+            found.append(planned(request.profile, PROFILE, settings))
+        for name in names:
+            found.append(planned(request.profile, name, settings, alternative=name))
+        if starts and found[0].plan is not None:
+            room_beside(profile, found[0].plan, name=None, notices=notices)
+    for text in request.others:
+        label, place = named(text)
+        found.append(_running(place, label) if is_server(place) else planned(place, label, ()))
+    if len(found) < 2:
+        hint = "add a server with `--with PROFILE|URL`, or add `alternatives` to the profile"
+        raise UsageError("there is nothing to compare: this is one server", hint=hint)
+    name, count = Counter(variant.name for variant in found).most_common(1)[0]
+    if count > 1:
+        hint = "use `--with NAME=PROFILE` to give one of them another name"
+        raise UsageError(f"two variants are named `{name}`", hint=hint)
+    return profile, tuple(found)
+
+
+def plan_variant(
+    path: str,
+    name: str | None,
+    settings: Iterable[str],
+    *,
+    starts: bool,
+    notices: Notices,
+    alternative: str | None = None,
+    check: bool = True,
+) -> Variant:
+    """Return a server that is to be launched. Raises ProfileError, CheckFailed.
+
+    `starts`: by the vLLM that is here. `check`: models, memory and machine are judged, too.
+    """
+    from specserve.checks.prepare import cleared
+    from specserve.plan.launch import LaunchOptions
+
+    options = LaunchOptions(
+        # nobody else is to reach a server that is being measured
+        settings=(*settings, "server.host=127.0.0.1"),
+        port=0,
+        alternative=alternative,
+        check=check,
+        starts=starts,
+    )
+    profile, plan = cleared(path, options, notices=notices)
+    return Variant(
+        name=name or profile.name,
+        plan=plan,
+        is_baseline=alternative == BASELINE,
+        api_key_env=plan.api_key_env,
+    )
+
+
+def side_by_side(variants: Sequence[Variant]) -> bool:
+    """Return whether all servers run at once: on a GPU never, which each takes whole."""
+    from specserve.hardware.host import host_memory
+
+    started = [variant.plan for variant in variants if variant.plan is not None]
+    return len(started) < 2 or sum(map(_memory_bytes, started)) <= 0.9 * host_memory().free_bytes
+
+
+def _memory_bytes(plan: LaunchPlan) -> float:
+    """Return what a server takes on the CPU; infinity if it is not known, and on a GPU."""
+    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
+    cache = kv_cache_bytes(plan.engine_kwargs, env)
+    blocks: tuple[Mapping[str, Any], ...] = (plan.engine_kwargs, plan.speculation or {})
+    models = [Path(each["model"]) for each in blocks if each.get("model")]
+    if plan.platform != "cpu" or cache is None or not all(map(Path.is_dir, models)):
+        return math.inf
+    weights = sum(file.stat().st_size for model in models for file in model.glob("*.safetensors"))
+    return weights + cache + (2 << 30)  # its processes: 1.3 GiB were measured
+
+
+def named(text: str) -> tuple[str | None, str]:
+    """Return label and place of `[LABEL=]PROFILE|URL|NAME`; a file with a `=` needs no label."""
+    match = None if Path(text).is_file() else _NAMED.fullmatch(text)
+    return (match[1], match[2]) if match else (None, text)
+
+
+def is_server(text: str) -> bool:
+    """Return whether it is the address of a server, or the name of a detached one."""
+    from specserve.serve.detached.registry import names
+
+    address = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):\d{1,5}(/v1)?/?"
+    return "://" in text or bool(re.fullmatch(address, text)) or text in names()
+
+
+def _running(text: str, label: str | None) -> Variant:
+    """Return a server that runs; its key is that of the detached server, or vLLM's own."""
+    from specserve.serve.detached.observe import find_server
+    from specserve.serve.requests import endpoint
+
+    url, own_key = find_server(text)
+    root, key = endpoint(url).root, own_key or "VLLM_API_KEY"
+    key_env = key if os.environ.get(key) else None
+    return Variant(label or root.partition("://")[2], url=root, api_key_env=key_env)
+
 
 BUDGET = "30m"
 _WORKLOADS = ("chat", "code")

@@ -11,13 +11,11 @@ from pathlib import Path
 
 from specserve.errors import SpecserveError, UsageError
 from specserve.measure.bench.blocks import Block, Pass, blocks, variant_order
-from specserve.measure.bench.figures import speedup
 from specserve.measure.bench.generator import REST_S
-from specserve.measure.bench.plan import BUDGET, BenchPlan, Session, plan_bench
+from specserve.measure.bench.plan import BUDGET, BenchPlan, BenchRequest, Session, plan_bench
 from specserve.measure.bench.result import Point, Result, from_json
 from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, host, resume
-from specserve.measure.bench.summary import summarise
-from specserve.measure.bench.variants import BenchRequest
+from specserve.measure.bench.summary import speedup, summarise
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.verdict import needed, verdict
 from specserve.serve.files import state_folder

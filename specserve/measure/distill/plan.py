@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +15,75 @@ from typing import Any
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
 from specserve.files import write_whole
-from specserve.measure.distill.split import Split, read_split
-from specserve.measure.workloads.workload import Prompt
+from specserve.measure.workloads.load import Prompt, read
 from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile, Speculation
 from specserve.serve.files import private, state_folder
+
+MIN_PROMPTS = 100
+"""Different prompts below which a held-out part says nothing."""
+_WORDS, _ALIKE = 8, 0.5
+"""Words of an n-gram; the share of a prompt's n-grams in earlier parts that leaves it out."""
+_TEMPLATE, _OWN_NGRAMS = 50, 12
+"""An n-gram in more prompts is a template's, unless a prompt has fewer of its own beside those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Prompts by what they are for."""
+
+    train: tuple[Prompt, ...]
+    validation: tuple[Prompt, ...]
+    test: tuple[Prompt, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def read_split(path: Path) -> Split:
+    """The prompts of a file, split; the same each time. Raises FactError, also for too few."""
+    found, remarks = read(path)
+    prompts: dict[str, Prompt] = {}
+    for prompt in found:  # those that differ in blanks alone are equal
+        prompts.setdefault(" ".join(prompt.content.split()), prompt)
+    if len(prompts) < MIN_PROMPTS:
+        raise FactError(
+            f"`{path}` has {len(prompts)} different prompts; {MIN_PROMPTS} are needed",
+            hint="a day of requests usually has more",
+        )
+    ngrams = {key: ngrams_of(prompt) for key, prompt in prompts.items()}
+    count = Counter(gram for each in ngrams.values() for gram in each)
+    for key, each in ngrams.items():
+        rare = frozenset(gram for gram in each if count[gram] <= _TEMPLATE)
+        ngrams[key] = rare if len(rare) >= _OWN_NGRAMS else each
+    # near-duplicates mostly have the same smallest hash: they become neighbours, in one part
+    order = sorted(prompts, key=lambda key: (min(ngrams[key]), key))
+    fifth, tenth = len(order) // 5, len(order) // 10
+    parts = [order[fifth + tenth :], order[fifth:][:tenth], order[:fifth]]
+    seen, chosen = set[int](), list[tuple[Prompt, ...]]()
+    for keys in parts:
+        kept = [key for key in keys if len(ngrams[key] & seen) < _ALIKE * len(ngrams[key])]
+        seen.update(*(ngrams[key] for key in kept))
+        chosen.append(tuple(prompts[key] for key in kept))
+        if len(kept) < len(keys) // 2:
+            raise FactError(
+                f"the prompts of `{path}` are too alike: most of {len(keys)} prompts to hold out "
+                "are near-duplicates of others",
+                hint="use traffic of more users or of more days",
+            )
+    train, validation, test = chosen
+    return Split(train, validation, test, tuple(remarks))
+
+
+def ngrams_of(prompt: Prompt) -> frozenset[int]:
+    """Hashes of the n-grams of what users wrote: of messages, those of the system are left out."""
+    said = [each for each in prompt.messages or () if each["role"] not in ("system", "developer")]
+    text = "\n".join([prompt.text or "", *(each["content"] for each in said)])
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    width = min(_WORDS, len(words)) or 1
+    texts = (" ".join(words[at : at + width]) for at in range(max(1, len(words) - width + 1)))
+    hashes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return frozenset(map(int.from_bytes, hashes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +172,9 @@ def line_of(prompt: Prompt, identity: str, max_tokens: int) -> dict[str, Any]:
     return {"id": identity, **prompt.body, "max_tokens": min(prompt.max_tokens, max_tokens)}
 
 
-def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool) -> DistillPlan:
+def plan_distillation(
+    request: DistillRequest, *, notices: Notices, starts: bool = True
+) -> DistillPlan:
     """The plan; `starts`: it is carried out. Raises SpecserveError."""
     from specserve.checks.prepare import cleared
     from specserve.plan.launch import LaunchOptions
@@ -117,8 +183,6 @@ def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool
     if request.profile == "-":
         raise UsageError("`distill` cannot read a profile from stdin: it could not be resumed")
     traffic = read_split(Path(request.traffic))
-    options = LaunchOptions(alternative="baseline", starts=starts, check=starts)
-    profile, launch = cleared(request.profile, options, notices=notices)
     block = load_profile(request.profile).speculation
     is_head = block is not None and block.method == "eagle3"
     if block is None or not block.model or not (is_head or block.method == "draft_model"):
@@ -134,6 +198,8 @@ def plan_distillation(request: DistillRequest, *, notices: Notices, starts: bool
             f"an EAGLE-3 head is trained by the library speculators, and {sys.executable} lacks it",
             hint="docs/distill.md says how it is installed",
         )
+    options = LaunchOptions(alternative="baseline", starts=starts, check=starts)
+    profile, launch = cleared(request.profile, options, notices=notices)
     draft = _folder(block.model, block.keys.get("revision"), what="draft")
     revision = profile.target.revision
     target = _folder(profile.target.model, revision, what="target") if is_head else None

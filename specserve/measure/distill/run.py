@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, Interrupted
-from specserve.measure.bench.figures import sample, speedup
+from specserve.measure.bench.plan import PROFILE, BenchRequest
 from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
-from specserve.measure.bench.variants import PROFILE, BenchRequest
+from specserve.measure.bench.summary import sample, speedup
 from specserve.measure.distill.plan import DistillPlan, line_of
 from specserve.measure.drafts import write_alternatives
-from specserve.measure.intervals import Estimate, RateSample, rate, ratio
+from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
 from specserve.serve.batch import GenerateStatus, open_output
@@ -60,25 +60,28 @@ class Distilled:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DistillViews:
-    """Where a distillation shows how far it is."""
+def run_distillation(
+    plan: DistillPlan,
+    *,
+    outlet: Outlet,
+    generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]],
+    training: Callable[[Mapping[str, Any]], None],
+) -> Distilled:
+    """Answer, train, prove; a better draft becomes an alternative. Raises SpecserveError.
 
-    outlet: Outlet
-    generating: Callable[[], AbstractContextManager[Callable[[GenerateStatus], None]]]
-    training: Callable[[Mapping[str, Any]], None]
-
-
-def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
-    """Answer, train, prove; a better draft becomes an alternative. Raises SpecserveError."""
-    folder, questions, say = plan.folder, plan.questions, views.outlet.notices.say
+    `generating` and `training` show how far these two are.
+    """
+    folder, questions, say = plan.folder, plan.questions, outlet.notices.say
     answers, done_file = folder / "answers.jsonl", folder / "trained.json"
+    parts = (("train on", plan.traffic.train), ("choose by", plan.traffic.validation))
+    told = ", ".join(f"{len(some)} prompts to {purpose}" for purpose, some in parts)
+    say(f"{told}, {len(plan.traffic.test)} held out: {folder}")
     if not answers.exists():
-        say(f"the target answers {len(questions)} prompts")
+        say("the target answers them")
         lines = "".join(json.dumps(line) + "\n" for line in questions)
         data = plan.write("questions.jsonl", lines).read_bytes()
         output = open_output(plan.launch, data=data, path=answers)
-        with closing(output), views.generating() as show:
+        with closing(output), generating() as show:
             generate(plan.launch, data=data, output=output, show=show, say=say)
     with answers.open(encoding="utf-8") as file:
         answered = sum("token_ids" in row for row in map(json.loads, file))
@@ -99,7 +102,7 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
             "learning_rate": None,
         }
         with stop_on_signals() as stop:
-            done = train(request, log_path=folder / "train.log", stop=stop, on_event=views.training)
+            done = train(request, log_path=folder / "train.log", stop=stop, on_event=training)
         plan.write(done_file.name, json.dumps(done))
     found = Distilled(
         name=plan.profile.name,
@@ -110,7 +113,7 @@ def run_distillation(plan: DistillPlan, *, views: DistillViews) -> Distilled:
     if not Path(found.folder).is_dir():
         return found
     say("now both drafts are served")
-    found = _proven(found, plan, outlet=views.outlet)
+    found = _proven(found, plan, outlet=outlet)
     if found.is_better and found.proof is not None:
         rates = f"{found.proof.old_acceptance:.2f} to {found.proof.new_acceptance:.2f}"
         remark = f"specserve distill: {date.today()}, acceptance {rates}"
@@ -169,19 +172,21 @@ def _proven(found: Distilled, plan: DistillPlan, *, outlet: Outlet) -> Distilled
         alternatives=(ALTERNATIVE,),
         budget="6m" if is_cpu else "15m",
         max_tokens=plan.max_tokens,
-        settings=(served, "engine.per_request_spec_decode_metrics=detailed"),
+        settings=(served,),
     )
     if (place / RUN).is_file():
         result, path = run_benchmark(BenchRequest(), output=None, resumed=str(place), outlet=outlet)
     else:
         result, path = run_benchmark(request, output=str(place), resumed=None, outlet=outlet)
-    passes, counted = read_passes(path), dict[str, list[RateSample]]()
-    for each in passes:
-        for one in each.answered:
-            if (seen := one.acceptance) is not None:
-                row = sample(each, seen.accepted_tokens, seen.draft_tokens, one.prompt)
-                counted.setdefault(each.variant, []).append(row)
-    old, new = counted.get(PROFILE, []), counted.get(ALTERNATIVE, [])
+    passes = read_passes(path)
+    old, new = (
+        [
+            sample(each, seen.accepted_tokens, seen.draft_tokens)
+            for each in passes
+            if each.variant == name and (seen := each.acceptance) is not None
+        ]
+        for name in (PROFILE, ALTERNATIVE)
+    )
     gain, old_rate, new_rate = ratio(new, against=old), rate(old), rate(new)
     if gain is None or old_rate is None or new_rate is None:
         raise FactError("the held-out answers are too short to tell anything")

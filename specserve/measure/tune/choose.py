@@ -13,8 +13,8 @@ from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from specserve.measure.bench.blocks import Pass
+from specserve.measure.bench.plan import BASELINE
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import BASELINE
 from specserve.measure.intervals import Estimate, LogEstimate
 from specserve.measure.tune.observe import Steps, acceptance_length, steps_by_request
 from specserve.measure.tune.plan import Setting, loads_of

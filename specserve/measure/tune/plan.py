@@ -14,15 +14,17 @@ from typing import Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.blocks import PER_SLOT
-from specserve.measure.bench.plan import points_of, prompts_of, sources
-from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import (
+from specserve.measure.bench.plan import (
     BASELINE,
     BenchRequest,
     Variant,
     plan_variant,
+    points_of,
+    prompts_of,
     side_by_side,
+    sources,
 )
+from specserve.measure.bench.result import Point
 from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -38,16 +40,12 @@ _K, _SCHEDULE = "num_speculative_tokens", "num_speculative_tokens_per_batch_size
 
 
 @dataclass(frozen=True, slots=True)
-class TuneRequest:
-    """What the command line says."""
+class TuneRequest(BenchRequest):
+    """What the command line says: of a benchmark's options some, and two more."""
 
-    profile: str
-    workloads: tuple[str, ...] = ()
-    concurrency: str | None = None
-    temperature: str | None = None
+    profile: str = ""
     alternative: str | None = None
     most_tokens: int | None = None
-    budget: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +157,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
             f"`{profile.file}` does not speculate: there is nothing to tune",
             hint="add a `speculation` section; `specserve drafts` lists drafts for the target",
         )
-    names = ("profile", "workloads", "concurrency", "temperature")
-    wanted = BenchRequest(**{name: getattr(request, name) for name in names})
-    points = points_of(wanted, defaults=(_WORKLOADS, _LOADS[launch.platform]))
+    points = points_of(request, defaults=(_WORKLOADS, _LOADS[launch.platform]))
     files = sources(request.workloads)
     prompts_of((point.workload for point in points), files)  # refused before any launch
     keys = {

@@ -5,25 +5,26 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
 from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
-from specserve.measure.bench.figures import figures
+from specserve.measure.bench.plan import BASELINE, Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, host, resume
-from specserve.measure.bench.variants import BASELINE, Variant
+from specserve.measure.bench.summary import figures
 from specserve.measure.servers import Measurement, Outlet, Running
 from specserve.measure.tune import choose
+from specserve.measure.tune.choose import Choice, Row
 from specserve.measure.tune.observe import steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
-from specserve.measure.tune.result import TuneResult
 from specserve.measure.values import ASSUMED_SPEEDS
+from specserve.measure.verdict import INCONCLUSIVE
 from specserve.serve.signals import stop_on_signals
 
 MAX_NOISE = 0.10
@@ -253,3 +254,49 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         for name, text in outlet.files(result).items():
             directory.write(name, text)
     return result, place
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """A whole tune; its fields are the keys of result.json."""
+
+    name: str
+    created: str
+    duration_s: float
+    host: Mapping[str, str]
+    launches: int
+    choice: Choice
+    rows: tuple[Row, ...]
+    tokens_per_s_without: Mapping[str, float]
+    """Of the server without speculation, by `workload/temperature/concurrency`."""
+    missing: tuple[str, ...] = ()
+    """What the budget left out, and launches that failed."""
+    notes: tuple[str, ...] = ()
+
+
+def write_choice(path: str, result: TuneResult) -> str:
+    """Change `speculation` in the file, and say what was done. Raises UsageError and FactError."""
+    from specserve.profile.writer import rewrite_section
+
+    if result.choice.verdict.word == INCONCLUSIVE:
+        return f"{path} was not changed: {result.choice.verdict.sentence}"
+    is_changed = rewrite_section(
+        path,
+        "speculation",
+        result.choice.speculation,
+        said=lambda profile: profile.speculation and profile.speculation.keys,
+        remark=remark(result),
+    )
+    if not is_changed:
+        return f"{path} already has this `speculation`"
+    return f"{path}: `speculation` was changed; `git diff` shows it"
+
+
+def remark(result: TuneResult) -> str:
+    """When, where and why; begins as every such remark does, so that the next one replaces it."""
+    choice, machine = result.choice, result.host.get("accelerator", "cpu")
+    vllm = result.host.get("vllm", "?")
+    why, mean = choice.verdict.sentence, choice.speedup
+    if mean is not None and choice.speculation:
+        why = f"measured {mean.value:.2f}x ({mean.low:.2f}-{mean.high:.2f})"
+    return f"specserve tune: {result.created[:10]}, {machine}, vLLM {vllm}: {why}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specserve.errors import TrafficError
-from specserve.measure.workloads.workload import Prompt
+from specserve.measure.workloads.load import Prompt
 from specserve.serve.client import Client
 from specserve.serve.requests import NoChatTemplate
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
-from specserve.measure.intervals import Estimate, quantile_ranks, t_quantile
+from specserve.measure.intervals import Estimate, RateSample, quantile_ranks, rate
 from specserve.metrics.counters import Acceptance, Counters, Histogram, since
 from specserve.metrics.prometheus import Metrics
 
@@ -117,28 +117,27 @@ def figures(readings: Sequence[Reading]) -> WindowFigures:
 
 
 def acceptance_intervals(parts: Sequence[Acceptance]) -> tuple[Estimate | None, Estimate | None]:
-    """Return the mean acceptance length and the acceptance rate: batch means and Student's t.
+    """Return the mean acceptance length and the acceptance rate: a part of the window is a block.
 
-    None for fewer than 3 parts with drafts, or 200 drafts: fewer can be alike by chance.
+    None for fewer than 3 parts with drafts, or 200 drafts: fewer can be alike by chance. The rate
+    is None, too, if nothing was accepted.
     """
     used = [part for part in parts if part.drafts]
-    count, whole = len(used), sum(used, Acceptance())
-    if count < _MIN_PARTS or whole.drafts < MIN_DRAFTS:
+    if len(used) < _MIN_PARTS or sum(part.drafts for part in used) < MIN_DRAFTS:
         return None, None
 
-    def interval(over: str, most: float) -> Estimate:
-        total = getattr(whole, over)
-        value = whole.accepted_tokens / total
-        spread = sum((part.accepted_tokens - value * getattr(part, over)) ** 2 for part in used)
-        error = math.sqrt(spread * count / (count - 1)) / total
-        half = t_quantile(0.975, freedom=count - 1) * error
-        low, high = max(value - half, 0.0), max(min(value + half, most), value)
-        return Estimate(value, low, high, count, "95 %, Student's t over parts of the window")
+    def interval(pairs: Iterable[tuple[int, int]], most: float) -> Estimate | None:
+        samples = [RateSample("all", str(at), *pair) for at, pair in enumerate(pairs)]
+        if (found := rate(samples)) is None:
+            return None
+        estimate = found.estimate
+        return replace(estimate, low=min(estimate.low, most), high=min(estimate.high, most))
 
-    longest = len(whole.accepted_per_position)
-    length, rate = interval("drafts", longest), interval("draft_tokens", 1.0)
-    low, high = 1 + length.low, 1 + length.high
-    return replace(length, value=1 + length.value, low=low, high=high), rate
+    longest = max(len(part.accepted_per_position) for part in used)
+    length = interval(
+        ((each.drafts + each.accepted_tokens, each.drafts) for each in used), 1 + longest
+    )
+    return length, interval(((each.accepted_tokens, each.draft_tokens) for each in used), 1.0)
 
 
 def p99_ms(observed: Histogram) -> Estimate | None:

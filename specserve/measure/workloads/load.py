@@ -2,19 +2,83 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError, quoted
-from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.models.files import read_regular
 from specserve.serve.lines import Entry, entries
+
+Message = Mapping[str, str]
+_SPECIAL_TOKENS, _TEMPLATE_TOKENS = 8, 64
+"""What may stand around the text of a completion, and around messages and a system text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: either `text` (a completion) or `messages` (a chat)."""
+
+    id: str
+    max_tokens: int
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    temperature: float | None = None
+    """Of the request in a log; what is sent again has the temperature of the measurement."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The field of a request that holds it: `prompt` or `messages`."""
+        if self.messages is None:
+            return {"prompt": self.text}
+        return {"messages": [dict(part) for part in self.messages]}
+
+    @property
+    def content(self) -> str:
+        """All its text, to be counted."""
+        if self.text is not None:
+            return self.text
+        return "\n".join(part["content"] for part in self.messages or ())
+
+    def fits(self, max_model_len: int | None) -> bool:
+        """Whether a context holds it with its answer.
+
+        Two bytes are taken for a token: more tokens than most texts have.
+        """
+        around = _SPECIAL_TOKENS if self.messages is None else _TEMPLATE_TOKENS
+        tokens = (len(self.content.encode()) + 1) // 2 + around + self.max_tokens
+        return max_model_len is None or tokens <= max_model_len
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts of one kind; all are completions or all are chats."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    source: str
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its prompts are messages, for vLLM's chat endpoint."""
+        return bool(self.prompts) and self.prompts[0].messages is not None
+
+    @property
+    def sha256(self) -> str:
+        """Over what is sent, in its order; ids and names do not count."""
+        sent = [
+            {"text": item.text, "messages": list(item.messages or ()), "max": item.max_tokens}
+            for item in self.prompts
+        ]
+        return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
+
 
 SHIPPED = {
     "chat": ["chat"],
@@ -22,7 +86,6 @@ SHIPPED = {
     "summarise": ["documents", "modules"],
     "json": ["json"],
     "creative": ["creative"],
-    "long": ["long"],
 }
 """The files of each; their first lines have the form of a prompt, as chat and as completion."""
 MAX_PROMPTS = 200
@@ -93,51 +156,26 @@ def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Wor
 def _shipped(
     name: str, is_chat: bool, max_tokens: int | None, max_model_len: int | None
 ) -> Iterator[Prompt]:
-    """The prompts of one file; what does not fit loses blocks of text from its end.
+    """The prompts of one file.
 
     Without `max_tokens`, an answer gets a quarter of the context at most.
     """
-    form, rows = _texts(name)
+    path = files("specserve.measure.workloads") / "texts" / f"{name}.jsonl"
+    form, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     cap = max_tokens or (max(16, max_model_len // 4) if max_model_len else form["max_tokens"])
     limit = min(cap, form["max_tokens"])
     for row in rows:
-        prompt = _written(row, len(row["blocks"]), form=form, is_chat=is_chat, limit=limit)
-        for kept in range(len(row["blocks"]) - 1, 0, -1):
-            if prompt.fits(max_model_len):
-                break
-            prompt = _written(row, kept, form=form, is_chat=is_chat, limit=limit)
-        yield prompt
-
-
-def _written(
-    row: dict[str, Any], kept: int, *, form: dict[str, Any], is_chat: bool, limit: int
-) -> Prompt:
-    text = "\n\n".join(row["blocks"][:kept])
-    lines = text.splitlines(keepends=True)
-    begun = "".join(lines[: max(1, len(lines) // 3)])
-    fields = {**row, "text": text, "begun": begun}
-    content = form["chat" if is_chat else "completion"].format(**fields)
-    if not is_chat:
-        return Prompt(row["id"], limit, text=content)
-    turns, roles = row.get("turns", [content]), ("user", "assistant")
-    messages = tuple({"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns))
-    return Prompt(row["id"], limit, messages=messages)
-
-
-def _texts(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The form and the rows, each with its `blocks`: of one archive, each row begins elsewhere."""
-    path = files("specserve.measure.workloads") / "texts" / f"{name}.jsonl"
-    form, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    archive = [
-        block
-        for other in form.get("archive", [])
-        for row in _texts(other)[1]
-        for block in row["blocks"]
-    ]
-    for at, row in enumerate(rows):
-        start = at * len(archive) // len(rows)
-        row.setdefault("blocks", archive[start:] + archive[:start] or [""])
-    return form, rows
+        text = "\n\n".join(row.get("blocks", []))
+        lines = text.splitlines(keepends=True)
+        begun = "".join(lines[: max(1, len(lines) // 3)])
+        fields = {**row, "text": text, "begun": begun}
+        content = form["chat" if is_chat else "completion"].format(**fields)
+        if is_chat:
+            turns, roles = row.get("turns", [content]), ("user", "assistant")
+            said = ({"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns))
+            yield Prompt(row["id"], limit, messages=tuple(said))
+        else:
+            yield Prompt(row["id"], limit, text=content)
 
 
 def name_of(path: Path) -> str:

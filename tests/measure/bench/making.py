@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 from specserve.measure.bench.blocks import Pass, Request
+from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Variant
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
 

@@ -11,11 +11,10 @@ import pytest
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.measure.bench.blocks import Pass, blocks
-from specserve.measure.bench.plan import BenchPlan, plan_bench
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
 from specserve.measure.bench.result import read_result
 from specserve.measure.bench.run import Bench, new_directory
 from specserve.measure.bench.rundir import RunDirectory, resume
-from specserve.measure.bench.variants import BenchRequest
 from specserve.measure.servers import Outlet
 from specserve.measure.workloads.load import load
 from specserve.report.bench import BenchView, rendered

@@ -24,8 +24,7 @@ def send(event, **fields):
 ANSWER = """{
     "pass": wanted["pass"], "id": "p1", "ok": True, "error": None, "prompt_tokens": 3, "output_tokens": 5,
     "ttft_s": 0.1, "latency_s": 0.5,
-    "speculation": {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3,
-                    "acceptance_histogram": [0, 1, 1, 0, 0]},
+    "speculation": {"per_step_accepted": [1, 2], "per_step_drafted": [4, 4]},
 }"""
 URL = "http://127.0.0.1:1"
 TRAFFIC = {"requests": [{"id": "p1", "prompt": "x", "max_tokens": 5, "extra_body": {}}]}
@@ -51,9 +50,8 @@ def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
             sent = generator.send(URL, TRAFFIC)
         assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
         (request,) = sent.requests
-        assert (request.output_tokens, request.tpot_s) == (5, 0.1)
-        assert request.acceptance is not None and request.acceptance.accepted_tokens == 3
-
+        assert (request.output_tokens, request.tpot_s, request.steps) == (5, 0.1, ((1, 4), (2, 4)))
+    
 
 def test_before_another_server_has_its_turn_the_last_one_falls_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

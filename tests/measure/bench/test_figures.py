@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.figures import figures, invalid_reason, token_samples
-from specserve.measure.bench.summary import break_even
+from specserve.measure.bench.summary import break_even, figures, invalid_reason, token_samples
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 

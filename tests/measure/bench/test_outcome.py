@@ -8,10 +8,9 @@ from textwrap import dedent
 import pytest
 
 from specserve.measure.bench.blocks import Pass
-from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant
 from specserve.measure.bench.result import Point, Result
 from specserve.measure.bench.summary import stops_paying, summarise
-from specserve.measure.bench.variants import BenchRequest, Variant
 from specserve.measure.expect import Judged
 from specserve.measure.intervals import p99
 from specserve.measure.verdict import PAYS

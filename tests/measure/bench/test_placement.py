@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.hardware.host import host_memory
-from specserve.measure.bench.variants import Variant, side_by_side
+from specserve.measure.bench.plan import Variant, side_by_side
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
 from specserve.vllm.versions import table

@@ -19,12 +19,11 @@ import pytest
 from specserve.errors import Interrupted, SpecserveError
 from specserve.measure import servers as subject
 from specserve.measure.bench.blocks import Block, Pass
-from specserve.measure.bench.figures import speedup
-from specserve.measure.bench.plan import BenchPlan, sessions
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant, sessions
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Progress, RunDirectory, create, resume
-from specserve.measure.bench.variants import BenchRequest, Variant
+from specserve.measure.bench.summary import speedup
 from specserve.measure.verdict import PAYS, verdict
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request

@@ -11,10 +11,10 @@ import pytest
 from specserve.measure import servers as server
 from specserve.measure.bench.blocks import Block
 from specserve.measure.bench.generator import LoadGenerator, Sent
+from specserve.measure.bench.plan import Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.variants import Variant
 from specserve.measure.servers import Running
-from specserve.measure.workloads.workload import Prompt
+from specserve.measure.workloads.load import Prompt
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.serve.client import Client

@@ -83,17 +83,6 @@ def test_another_profile_traffic_or_time_has_another_folder_and_only_its_owner_r
     assert file.stat().st_mode & 0o077 == plan.folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_dry_run_says_what_would_be_done_and_leaves_nothing(
-    plan: DistillPlan, traffic: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(plan.request.output)
-    assert _run(["distill", plan.request.profile, "--traffic", str(traffic), "-o", out, "--dry-run"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "84 prompts to train on, 12 to choose by, 24 held out" in shown
-    assert "0 left out" in shown and "training at most 10 min" in shown
-    assert not Path(out).exists()
-
-
 @pytest.mark.parametrize(
     ("speculation", "said"),
     [
@@ -114,5 +103,5 @@ def test_what_cannot_be_trained_is_refused_before_anything_starts(
     speculation: str,
     said: str,
 ) -> None:
-    assert _run(["distill", profile(speculation), "--traffic", str(traffic), "--dry-run"]) == 2
+    assert _run(["distill", profile(speculation), "--traffic", str(traffic)]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.measure.distill.split import MIN_PROMPTS, Split, ngrams_of, read_split
-from specserve.measure.workloads.workload import Prompt
+from specserve.measure.distill.plan import MIN_PROMPTS, Split, ngrams_of, read_split
+from specserve.measure.workloads.load import Prompt
 
 
 def text(number: int) -> str:
@@ -39,13 +39,13 @@ def test_nothing_held_out_is_nearly_the_same_as_what_is_trained_on(
             part_of.setdefault(str(prompt.text).split()[0], set()).add(part)
     assert all(len(parts) == 1 for parts in part_of.values())
     sent = sum(map(len, (found.train, found.validation, found.test)))
-    assert sent + found.left_out == len(texts) and found.left_out < 0.15 * len(texts)
+    assert 0.85 * len(texts) < sent <= len(texts)
 
 
 def test_equal_prompts_count_once_and_the_split_is_the_same_each_time(tmp_path: Path) -> None:
     texts = [text(at % 150) for at in range(200)]
     found = split(tmp_path, texts, model="m")
-    assert found == split(tmp_path, texts, model="m") and found.left_out == 50
+    assert found == split(tmp_path, texts, model="m")
     assert (len(found.train), len(found.validation), len(found.test)) == (105, 15, 30)
 
 
@@ -54,7 +54,7 @@ def test_neither_a_template_nor_the_system_text_of_a_chat_makes_two_prompts_alik
         "you are a support agent of the company answer this question in a few friendly words and be brief "
     )
     found = split(tmp_path, [frame + " ".join(f"q{n}x{at}" for at in range(12)) for n in range(120)])
-    assert found.left_out == 0 and len(found.test) == 24
+    assert len(found.test) == 24
     turns = ({"role": "system", "content": text(1)}, {"role": "user", "content": "how are you"})
     assert ngrams_of(Prompt("a", 1, messages=turns)) == ngrams_of(Prompt("b", 1, text="How are you"))
 

@@ -7,8 +7,15 @@ from collections import Counter
 import pytest
 
 from specserve.measure.verdict import INCONCLUSIVE
-from specserve.measure.verify.judge import Tally, judge_greedy, judge_sampled, suspects
-from specserve.measure.verify.result import LOSSLESS, LOSSY, Compared
+from specserve.measure.verify.judge import (
+    LOSSLESS,
+    LOSSY,
+    Compared,
+    Tally,
+    judge_greedy,
+    judge_sampled,
+    suspects,
+)
 from specserve.measure.verify.session import Position, ScoredText
 from tests.measure.verify.recorded import pool, run
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from specserve.measure.verify.result import Smoke
+from specserve.measure.verify.judge import Smoke
+from specserve.measure.verify.run import smoke_test
 from specserve.measure.verify.session import VerifySession
-from specserve.measure.verify.smoke import smoke_test
 
 WHOLE = "one two three four five six seven eight"
 """A greedy text, a character a token. The stop string is `hre`: the first of its kind behind the first quarter."""

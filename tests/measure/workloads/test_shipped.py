@@ -1,4 +1,4 @@
-"""The workloads that ship: 25 prompts each, the same everywhere, as chats and as completions, cut to fit."""
+"""The workloads that ship: 25 prompts each, the same everywhere, as chats and as completions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from importlib.resources import files
 import pytest
 
 from specserve.errors import UsageError
-from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.measure.workloads.load import Prompt, Workload, load, load_warm_up
 
 PINNED = {
     ("chat", True): "872140",
@@ -22,8 +21,6 @@ PINNED = {
     ("json", False): "520abc",
     ("creative", True): "aa9f4f",
     ("creative", False): "591076",
-    ("long", True): "079c7c",
-    ("long", False): "2ed936",
 }
 """A changed prompt makes figures of two versions incomparable: it is done on purpose or not at all."""
 
@@ -40,18 +37,10 @@ def test_each_has_25_different_prompts_which_stay_what_they_are(name: str, chat:
     assert len(warm.prompts) == 8 and warm.is_chat == chat
     assert not {item.content for item in warm.prompts} & {item.content for item in workload.prompts}
     for max_model_len in (512, 1024, 4096):
-        cut = load(name, chat=chat, max_model_len=max_model_len)
-        assert len(cut.prompts) >= 20
-        for item in cut.prompts:
+        fitting = load(name, chat=chat, max_model_len=max_model_len).prompts
+        assert {item.id for item in fitting} <= {item.id for item in workload.prompts}
+        for item in fitting:
             assert item.fits(max_model_len) and item.max_tokens <= max_model_len // 4
-
-
-def test_a_question_stays_behind_a_document_that_was_cut() -> None:
-    cut = load("long", max_model_len=2048)
-    assert cut.remarks == ()
-    for whole, part in zip(load("long").prompts, cut.prompts, strict=True):
-        assert len(part.content) < len(whole.content)
-        assert part.content.splitlines()[-1] == whole.content.splitlines()[-1]
 
 
 def test_completions_hold_the_beginning_of_a_copy_and_modules_are_python() -> None:
@@ -71,8 +60,8 @@ def test_a_name_that_is_neither_workload_nor_file_gets_the_known_ones() -> None:
     with pytest.raises(UsageError, match="`chatt` is neither a workload nor a file") as raised:
         load("chatt")
     assert "workloads are chat, code, " in (raised.value.hint or "")
-    with pytest.raises(UsageError, match="no prompt of `long` fits max_model_len 64"):
-        load("long", max_model_len=64)
+    with pytest.raises(UsageError, match="no prompt of `json` fits max_model_len 64"):
+        load("json", max_model_len=64)
     assert [item.max_tokens for item in load("code", limit=2, max_tokens=48).prompts] == [48, 48]
 
 
