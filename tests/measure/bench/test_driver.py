@@ -51,7 +51,7 @@ def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
         assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
         (request,) = sent.requests
         assert (request.output_tokens, request.tpot_s, request.steps) == (5, 0.1, ((1, 4), (2, 4)))
-    
+
 
 def test_before_another_server_has_its_turn_the_last_one_falls_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
