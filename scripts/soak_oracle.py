@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from specserve.checks.check import Checked, check  # noqa: E402
-from specserve.checks.gather import CheckOptions  # noqa: E402
+from specserve.checks.collect import CheckOptions  # noqa: E402
 from specserve.convert.convert import converted  # noqa: E402
 from specserve.convert.reading import read  # noqa: E402
 from specserve.diagnostics import Severity  # noqa: E402
@@ -78,15 +78,13 @@ def outcome(launch: Launch, wanted: CheckOptions) -> tuple[str, str]:
     if not judged:
         reason = next((item.reason for item in report.skipped if item.group == "vllm"), "")
         return ("rules, vLLM not asked" if rules else "not asked"), (rules or [reason])[0]
-    refused = [item.answer.refused for item in judged if item.answer.refused]
+    refused = [item.refused for item in judged if item.refused]
     if refused:
         return ("both" if rules else "vLLM"), f"{refused[0]}{f' / {rules[0]}' if rules else ''}"
     skipped = [
         f"{step}: {why}"
         for item in judged
-        for step, why in (
-            {"all": item.answer.not_judged} if item.answer.not_judged else item.answer.skipped
-        ).items()
+        for step, why in ({"all": item.not_judged} if item.not_judged else item.skipped).items()
     ]
     if rules:
         return "rules", rules[0]

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks.gather import CheckOptions, Gathered, Read, Unread, gather
-from specserve.checks.oraclechild import Judged
+from specserve.checks.collect import CheckOptions, CollectedFacts, Read, Unread, collect
+from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
 from specserve.checks.rules import all_rules, memory, tokenizers
 from specserve.checks.run import Examined, context_of, examined_in, identity, rules_for, verdict_of
@@ -56,7 +56,7 @@ class Checked(ProfileVerdict):
     """The memory of each alternative, by its name."""
     groups: tuple[RuleGroup, ...] = ()
     unread: tuple[Unread, ...] = ()
-    vllm: tuple[Judged, ...] = ()
+    vllm: tuple[VllmVerdict, ...] = ()
     """What vLLM itself says of every variant, if it was asked."""
 
     @property
@@ -93,13 +93,13 @@ def check(
     return Report(tuple(findings), tuple(skips), tuple(verdicts), hidden, rules or len(all_rules()))
 
 
-def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> Gathered:
+def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> CollectedFacts:
     """All that can be known of a profile here, and why the rest is missing."""
     try:
-        known = gather(profile, wanted=wanted, read=read)
+        known = collect(profile, wanted=wanted, read=read)
     except UnreadableValue as error:
         missing: dict[Need, str] = dict.fromkeys(("models", "hardware"), error.message)
-        known = Gathered(context_of(profile), profile, missing=missing)
+        known = CollectedFacts(context_of(profile), profile, missing=missing)
     if not wanted.here:
         return known
     try:
@@ -109,7 +109,7 @@ def _gathered(profile: Profile, wanted: CheckOptions, read: Read | None) -> Gath
     return replace(known, context=context, missing={**known.missing, **({"host": why} if why else {})})
 
 
-def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, str]:
+def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Context, str]:
     """The context with the launch on this host; or why the rules about the host do not apply."""
     from specserve.checks.oraclechild import installed_table
     from specserve.plan.host import localize, seen_from, this_host, with_taken_port
@@ -142,7 +142,7 @@ def _on_this_machine(known: Gathered, wanted: CheckOptions) -> tuple[Context, st
 
 
 def _verdict(
-    path: str, known: Gathered, found: Examined, skipped: list[Skipped], *, not_run: tuple[str, ...]
+    path: str, known: CollectedFacts, found: Examined, skipped: list[Skipped], *, not_run: tuple[str, ...]
 ) -> Checked:
     context, result = known.context, verdict_of(found.findings)
     own = None
@@ -180,7 +180,7 @@ def _codes(group: Need) -> tuple[str, ...]:
     return tuple(rule.code for rule in all_rules() if rule.needs == group)
 
 
-def _skipped(known: Gathered) -> list[Skipped]:
+def _skipped(known: CollectedFacts) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
     profile, context, missing = known.profile, known.context, known.missing
     ran = {rule.code for rule in rules_for(context)}

@@ -23,9 +23,8 @@ from typing import Any
 from specserve import __version__, engine
 from specserve.checks.oraclechild import (
     CHILD,
-    Judged,
-    VllmAnswer,
     VllmArgument,
+    VllmVerdict,
     child_of,
     keep_answer,
     kept_answer,
@@ -121,7 +120,7 @@ def judgements(
     vllm: VllmJudge,
     kept_only: bool = False,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Judged, ...]:
+) -> tuple[VllmVerdict, ...]:
     """What vLLM says of every variant and of the launch without speculation.
 
     `shapes`: the models by path of their block.
@@ -151,9 +150,9 @@ def judgements(
     without, *others = map(as_far_as_known, answers, questions)
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
     if not others:
-        return (Judged("", without, None, basis),)
-    paths = list(blocks)[1:]
-    return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
+        return (replace(without, basis=basis),)
+    named = zip(list(blocks)[1:], others, strict=True)
+    return tuple(replace(answer, path=path, without=without, basis=basis) for path, answer in named)
 
 
 def ask(
@@ -165,7 +164,7 @@ def ask(
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[VllmAnswer, ...]:
+) -> tuple[VllmVerdict, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
 
     Whole answers are kept. With `kept_only` no child is started: empty if an answer is not in the cache.
@@ -189,13 +188,13 @@ def ask(
         raise FactError(f"specserve cannot read the answer of vLLM {vllm.version}") from error
 
 
-def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
+def as_far_as_known(answer: VllmVerdict, question: VllmQuestion) -> VllmVerdict:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
     if answer.refused is None or all(facts is None or facts.is_whole for facts in models):
         return answer
     why = f"only the published part of a configuration is known, and vLLM refuses it: {answer.refused}"
-    return VllmAnswer(not_judged=why)
+    return VllmVerdict(not_judged=why)
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
@@ -267,10 +266,10 @@ def _folder() -> Path:
     return fact_cache() / "oracle"
 
 
-def _read(answer: Mapping[str, Any]) -> VllmAnswer:
+def _read(answer: Mapping[str, Any]) -> VllmVerdict:
     plain = ("refused", "not_judged", "at", "step", "effective", "build", "skipped")
     found = {name: answer[name] for name in plain if name in answer}
     for name in ("warnings", "infos"):
         found[name] = tuple(item["text"] for item in answer.get(name, ()))
     asked = tuple(VllmArgument(**item) for item in answer.get("asked", ()))
-    return VllmAnswer(**found, loc=tuple(answer.get("loc", ())), asked=asked)
+    return VllmVerdict(**found, loc=tuple(answer.get("loc", ())), asked=asked)

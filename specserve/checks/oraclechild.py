@@ -46,9 +46,15 @@ class VllmArgument:
 
 
 @dataclass(frozen=True, slots=True)
-class VllmAnswer:
-    """What vLLM said of one launch: refused, not judged, or how it would run."""
+class VllmVerdict:
+    """What vLLM says of the launch of one variant: refused, not judged, or how it would run."""
 
+    path: str = ""
+    """`speculation`, `alternatives.NAME`, or empty without speculation."""
+    basis: str = ""
+    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
+    without: VllmVerdict | None = None
+    """Of the same launch without speculation; None if this is that one."""
     refused: str | None = None
     not_judged: str | None = None
     """Why the question could not be answered without the GPU."""
@@ -70,19 +76,6 @@ class VllmAnswer:
     def changed(self) -> tuple[VllmArgument, ...]:
         """What vLLM runs with another value than the one that is asked for."""
         return tuple(item for item in self.asked if item.is_changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What vLLM's own configuration code says of the launch of one variant."""
-
-    path: str
-    """`speculation`, `alternatives.NAME`, or empty without speculation."""
-    answer: VllmAnswer
-    without: VllmAnswer | None
-    """Of the same launch without speculation; None if this is that one."""
-    basis: str
-    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
 
 
 class OracleChild:

@@ -55,13 +55,13 @@ def prepare(
     return planned.profile, plan
 
 
-def cleared(
+def plan_and_check(
     path: str, options: LaunchOptions = _AS_WRITTEN, *, notices: Notices
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; if it is to start and to be checked, models, memory and machine were judged too."""
     profile, plan = prepare(path, options, notices=notices)
     if options.check and options.starts:
-        preflight(path, options, offline="HF_HUB_OFFLINE" in plan.env, notices=notices)
+        check_launch(path, options, offline="HF_HUB_OFFLINE" in plan.env, notices=notices)
     return profile, plan
 
 
@@ -100,7 +100,7 @@ def refuse_errors(findings: Iterable[Finding], file: str, options: LaunchOptions
         notices.show(warnings)
 
 
-def preflight(
+def check_launch(
     path: str, options: LaunchOptions = _AS_WRITTEN, *, offline: bool = False, notices: Notices
 ) -> None:
     """Check what is to be launched here: models, memory and machine, in a child.
@@ -160,7 +160,7 @@ def child(lines: JsonLines) -> None:
 
 
 def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[list[Finding], list[str]]:
-    from specserve.checks.gather import CheckOptions, gather
+    from specserve.checks.collect import CheckOptions, collect
     from specserve.checks.run import examined_in
     from specserve.profile.source import keep
 
@@ -179,7 +179,7 @@ def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[l
         locked=False if options.locked is False else None,
         tell=tell,
     )
-    known = gather(profile, wanted=wanted)
+    known = collect(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))

@@ -19,7 +19,7 @@ from specserve.vllm.runner import RunnerChoice, env_switch, which_runner
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.oraclechild import Judged
+    from specserve.checks.oraclechild import VllmVerdict
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
@@ -81,7 +81,7 @@ class Context:
     host: Host | None = None
     drift: tuple[Drift, ...] = ()
     """What is not as the profile's lock says."""
-    vllm: tuple[Judged, ...] = ()
+    vllm: tuple[VllmVerdict, ...] = ()
     """What vLLM itself says of the launch, if it was asked."""
 
     @cached_property

@@ -92,7 +92,7 @@ def check(
     """
     from specserve.checks.check import Checked
     from specserve.checks.check import check as check_profiles
-    from specserve.checks.gather import CheckOptions
+    from specserve.checks.collect import CheckOptions
     from specserve.hardware.accelerators import assume as machine_of
     from specserve.profile.load import examine_partial
     from specserve.report.findings import StderrNotices

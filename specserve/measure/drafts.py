@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.checks.gather import CheckOptions, Read, gather
+from specserve.checks.collect import CheckOptions, Read, collect
 from specserve.checks.rules.heads import method_of, predicts
 from specserve.checks.run import context_of, examined_in
 from specserve.diagnostics import Severity
@@ -103,7 +103,7 @@ def find_drafts(
         block = _profile_of(tree, file=draft.model or target).speculation
         profile = replace(base, speculation=block, alternatives={})
         options = CheckOptions(offline=not online, machine=machine, here=False, locked=False)
-        known = gather(profile, wanted=options, read=read)
+        known = collect(profile, wanted=options, read=read)
         broken = filter(None, (item.finding(profile) for item in known.unread))
         findings = examined_in(known.context, problems=broken).findings
         shown = {each.code: each.message for each in findings if each.severity is not Severity.INFO}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from specserve.checks.check import Checked
-from specserve.checks.oraclechild import Judged
+from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rules.memory import too_large_because
 from specserve.checks.rules.site import reasons
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
@@ -48,7 +48,7 @@ def check_text(report: Report, *, is_verbose: bool = False) -> str:
         if isinstance(verdict, Checked):
             parts += _skipped(verdict)
         if isinstance(verdict, Checked) and is_verbose:
-            tables = [_effective(each) for each in verdict.vllm[:1] if each.answer.effective]
+            tables = [_effective(each) for each in verdict.vllm[:1] if each.effective]
             if verdict.memory:
                 tables.insert(0, _memory({"launch": verdict.memory, **verdict.alternatives}))
             parts += ["\n".join(text_lines(table, stream)) for table in tables]
@@ -154,17 +154,17 @@ def _range(bounds: Bounds, unit: int = 1, *, between: str = "-") -> str:
     return low if low == high else f"{low}{between}{high}"
 
 
-def _effective(judged: Judged) -> Section:
+def _effective(judged: VllmVerdict) -> Section:
     """What vLLM runs otherwise than asked, and what it runs otherwise because of speculation."""
-    answer, lines = judged.answer, []
-    for item in answer.changed:
+    lines = []
+    for item in judged.changed:
         why = "".join(f": {reason}" for reason in reasons(judged, item))
         lines.append((item.argument, f"{item.value} becomes {item.effective}{why}"))
     for place, before in judged.without.effective.items() if judged.without else ():
-        now = answer.effective.get(place)
+        now = judged.effective.get(place)
         if None not in (before, now) and before != now:
             name = re.sub(r"^\w+_config\.", "", place)
             lines.append((name, f"{before} becomes {now} by speculation"))
-    lines += [("not judged", f"{step}: {reason}") for step, reason in answer.skipped.items()]
+    lines += [("not judged", f"{step}: {reason}") for step, reason in judged.skipped.items()]
     shown = Items(lines or [("", "nothing is changed")])
     return Section(f"Effective configuration by {judged.basis}", [shown])

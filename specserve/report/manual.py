@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from inspect import cleandoc
 
-from specserve.checks.gather import UNREADABLE
+from specserve.checks.collect import UNREADABLE
 from specserve.checks.rule import Need
 from specserve.checks.rules import all_rules
 from specserve.checks.run import UNUSED_IGNORE

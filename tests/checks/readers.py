@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.diagnostics import Finding
 from specserve.errors import ModelNotFound
 from specserve.models.facts import ModelFacts, Tensor
@@ -33,7 +33,7 @@ def findings(loaded: Profile, models: Mapping[str, ModelFacts], *, first: str = 
                 return known
         raise ModelNotFound(f"no `{model}`")
 
-    context = gather(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
+    context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
     return [item for item in judged(context) if first <= item.code <= "SD269"]
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.gather import CheckOptions, gather
-from specserve.checks.oraclechild import Judged, VllmAnswer, VllmArgument
+from specserve.checks.collect import CheckOptions, collect
+from specserve.checks.oraclechild import VllmArgument, VllmVerdict
 from specserve.checks.rule import Context, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
@@ -45,14 +45,14 @@ MACHINES: Mapping[str, Machine] = {
 HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
 """Models of a Hub that nobody has downloaded yet."""
 NEWER = "0.34.1"
-_SERVED = VllmAnswer(effective={"model_runner": "V2"})
+_SERVED = VllmVerdict(effective={"model_runner": "V2"})
 
 
-def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
+def answers(rule: Rule, loaded: Profile) -> tuple[VllmVerdict, ...]:
     """What vLLM 0.33 says of the examples of its rules."""
     engine, answer = loaded.engine, _SERVED
     if rule.code == "SD501" and (loaded.target.max_model_len or 0) > 2048:
-        answer = VllmAnswer(
+        answer = VllmVerdict(
             refused="User-specified max_model_len (999999) is greater", at="vllm/config/model.py:2662"
         )
     if rule.code == "SD502" and engine.get("max_cudagraph_capture_size") == 300:
@@ -61,7 +61,7 @@ def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
         answer = replace(_SERVED, asked=(change,))
     if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
         answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))
-    return (Judged("", answer, None, "vLLM 0.33.0, 1 x H100-80GB"),)
+    return (replace(answer, basis="vLLM 0.33.0, 1 x H100-80GB"),)
 
 
 DRIFT: Mapping[str, Drift] = {
@@ -79,7 +79,7 @@ def surroundings(rule: Rule, loaded: Profile) -> Context:
     context = Context(loaded, in_range(loaded.vllm or ""))
     if models:
         wanted = CheckOptions(offline=True, here=False, machine=MACHINES.get(rule.code))
-        context = gather(loaded, wanted=wanted, read=read).context
+        context = collect(loaded, wanted=wanted, read=read).context
     if rule.code in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
         context = replace(context, drift=(DRIFT[rule.code],))
     if rule.needs == "vllm":

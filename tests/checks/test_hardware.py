@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.rule import Context
 from specserve.diagnostics import Finding
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
@@ -25,7 +25,7 @@ GIB = 2**30
 def everything(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
     """What all rules find that need no host."""
     wanted = CheckOptions(offline=True, here=False, machine=machine)
-    return judged(gather(loaded, wanted=wanted, read=read).context)
+    return judged(collect(loaded, wanted=wanted, read=read).context)
 
 
 def found(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
@@ -238,8 +238,8 @@ def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
     monkeypatch.setattr("specserve.hardware.accelerators.gpus", list)
     loaded = target("\nhardware: {accelerator: L4-24GB}")
     codes = [
-        item.code for item in judged(gather(loaded, wanted=CheckOptions(launch=True), read=read).context)
+        item.code for item in judged(collect(loaded, wanted=CheckOptions(launch=True), read=read).context)
     ]
     assert "SD309" in codes
     elsewhere = target("\nhardware: {accelerator: MI300X-192GB}")
-    assert gather(elsewhere, wanted=CheckOptions(launch=True), read=read).context.machine is None
+    assert collect(elsewhere, wanted=CheckOptions(launch=True), read=read).context.machine is None

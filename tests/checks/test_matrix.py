@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import check
-from specserve.checks.gather import CheckOptions
+from specserve.checks.collect import CheckOptions
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.load import examine
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND, Case

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.rules.memory import needed_at_once
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import assume
@@ -45,7 +45,7 @@ def read(model: str, revision: str | None) -> ModelFacts:
 def found(loaded: Profile, machine: str = "1xL4-24GB") -> list[Finding]:
     """What the rules about memory find of an 8B target."""
     wanted = CheckOptions(offline=True, here=False, machine=assume(machine))
-    findings = judged(gather(loaded, wanted=wanted, read=read).context)
+    findings = judged(collect(loaded, wanted=wanted, read=read).context)
     return [item for item in findings if "SD301" <= item.code <= "SD305" or item.code == "SD313"]
 
 
@@ -151,7 +151,7 @@ alternatives:
 def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load) -> None:
     machine = assume("1xH200-141GB")
     asked = profile("target: {model: org/target}\nengine: {kv_cache_memory_bytes: 2G}")
-    memory = gather(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory[
+    memory = collect(asked, wanted=CheckOptions(offline=True, machine=machine), read=read).context.memory[
         "target"
     ]
     needed = needed_at_once(memory, machine)
@@ -161,7 +161,7 @@ def test_a_gpu_needs_its_own_weights_and_the_cache_that_is_written(profile: Load
 def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
     wanted = CheckOptions(offline=True, here=False, machine=assume("1xH200-141GB"))
     asked = profile_of(profile, length=999_999)
-    memory = gather(asked, wanted=wanted, read=read).context.memory["target"]
+    memory = collect(asked, wanted=wanted, read=read).context.memory["target"]
     assert memory.largest_max_model_len.high == 131072
     lengths = [knob.value for knob in memory.knobs if knob.path == "target.max_model_len"]
     assert all(isinstance(length, int) and length <= 131072 for length in lengths)
@@ -200,7 +200,7 @@ def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load
     checkpoint(tmp_path, "llama", model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"])
     loaded = profile("target: {model: ./llama, max_model_len: 1024}\nengine: {max_num_seqs: 64}")
     wanted = CheckOptions(offline=True, here=False, machine=assume("1xL4-24GB"))
-    findings = judged(gather(loaded, wanted=wanted).context)
+    findings = judged(collect(loaded, wanted=wanted).context)
     (finding,) = [item for item in findings if "SD301" <= item.code <= "SD313"]
     assert (finding.code, finding.severity) == ("SD302", Severity.INFO)
     assert "the KV cache of an unknown architecture is not computed" in finding.message
@@ -217,7 +217,9 @@ def test_a_full_gpu_is_not_told_to_take_more_and_to_take_less(
     machine = replace(assume("1xH100-80GB"), basis="found", free_bytes=(free_gib * 2**30,))
     loaded = profile_of(profile, f"engine: {{gpu_memory_utilization: {share}}}")
     wanted = CheckOptions(offline=True, here=False, machine=machine)
-    advice = {item.code: item.help or "" for item in judged(gather(loaded, wanted=wanted, read=read).context)}
+    advice = {
+        item.code: item.help or "" for item in judged(collect(loaded, wanted=wanted, read=read).context)
+    }
     assert ("gpu_memory_utilization" in advice["SD312"]) is offered
     assert "gpu_memory_utilization" not in advice.get("SD301", "")
     assert "stop the processes" in advice["SD312"]
@@ -226,7 +228,7 @@ def test_a_full_gpu_is_not_told_to_take_more_and_to_take_less(
 def test_a_machine_that_is_too_small_even_when_empty_is_not_to_be_emptied(profile: Load) -> None:
     machine = replace(assume("1xT4-16GB"), basis="found", free_bytes=(2**30,))
     wanted = CheckOptions(offline=True, here=False, machine=machine)
-    context = gather(
+    context = collect(
         profile_of(profile, "engine: {kv_cache_memory_bytes: 4G}"), wanted=wanted, read=read
     ).context
     findings = {item.code: item for item in judged(context)}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
 from tests.checks.surroundings import read
@@ -47,5 +47,5 @@ def test_an_unknown_accelerator_is_reported_where_it_is_written(profile: Load, n
     found = of("SD314", loaded)
     assert len(found) == hits
     assert all("there is no accelerator named `" in finding.message for finding in found)
-    context = gather(loaded, wanted=CheckOptions(offline=True, here=False), read=read)
+    context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read)
     assert (context.context.machine is None) == bool(hits)

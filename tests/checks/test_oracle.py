@@ -22,7 +22,7 @@ from specserve.checks.oracle import (
     libraries,
     vllm_to_ask,
 )
-from specserve.checks.oraclechild import VllmAnswer, child_of
+from specserve.checks.oraclechild import VllmVerdict, child_of
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
@@ -76,7 +76,7 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     command = (sys.executable, "-c", ECHO)
     told: list[str] = []
     found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command, tell=told.append)
-    assert found == (VllmAnswer(effective={"model_runner": "V2"}),)
+    assert found == (VllmVerdict(effective={"model_runner": "V2"}),)
     asked = (tmp_path / "asked").read_text()
     assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.prepare import preflight
+from specserve.checks.prepare import check_launch
 from specserve.errors import CheckFailed
 from specserve.plan.launch import LaunchOptions
 from specserve.report.findings import StderrNotices
@@ -32,25 +32,25 @@ def file(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -> None:
-    preflight(file, notices=StderrNotices())
+    check_launch(file, notices=StderrNotices())
 
 
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        preflight(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
+        check_launch(file, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
-    preflight(file, LaunchOptions(alternative="baseline"), notices=StderrNotices())
+    check_launch(file, LaunchOptions(alternative="baseline"), notices=StderrNotices())
 
 
 def test_a_path_that_is_not_here_stops_a_launch_here(write: Write) -> None:
     with pytest.raises(CheckFailed) as caught:
-        preflight(str(write("target: {model: /models/nobody-has-this}\n")), notices=StderrNotices())
+        check_launch(str(write("target: {model: /models/nobody-has-this}\n")), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290"]
 
 
 def test_what_could_not_be_read_is_said_and_stops_nothing(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    preflight(str(write("target: {model: some/model-that-nobody-has}")), notices=StderrNotices())
+    check_launch(str(write("target: {model: some/model-that-nobody-has}")), notices=StderrNotices())
     assert "not checked: " in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import Checked, check
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import _FILE, published
 from specserve.models.shape import read_shape
@@ -129,7 +129,7 @@ def test_one_draft_that_is_not_known_hides_no_other(write: Callable[..., Path]) 
     (profile, _) = examine(str(file))
     assert profile is not None
     wanted = CheckOptions(offline=True, machine=assume("4xH100-80GB"))
-    first, other = gather(profile, wanted=wanted).context.variants
+    first, other = collect(profile, wanted=wanted).context.variants
     assert first.memory is not None and first.memory.verdict == "fit"
     assert other.memory is not None and other.memory.unknown_draft == "org/head"
 

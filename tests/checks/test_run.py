@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.check import check
-from specserve.checks.gather import CheckOptions
+from specserve.checks.collect import CheckOptions
 from specserve.checks.run import lint
 from specserve.diagnostics import Report, Severity
 from specserve.profile.load import examine

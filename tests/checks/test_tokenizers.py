@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.run import examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
@@ -91,7 +91,9 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
         block = f"{{method: draft_model, model: ./draft, num_speculative_tokens: 4{more}}}"
         target_block = beside.get("target_block", "{model: ./target}")
         loaded = profile(f"target: {target_block}\nspeculation: {block}\nengine: {engine}")
-        context = replace(gather(loaded, wanted=CheckOptions(offline=True, here=False)).context, machine=None)
+        context = replace(
+            collect(loaded, wanted=CheckOptions(offline=True, here=False)).context, machine=None
+        )
         return [item for item in examined_in(context)[0] if item.code in CODES]
 
     return judge
@@ -186,7 +188,7 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
         "{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}",
     ):
         loaded = profile(f"target: {{model: ./llama}}\nspeculation: {block}")
-        context = gather(loaded, wanted=CheckOptions(offline=True, here=False)).context
+        context = collect(loaded, wanted=CheckOptions(offline=True, here=False)).context
         assert all(variant.tokenizer is None for variant in context.variants)
         assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
 

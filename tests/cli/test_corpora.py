@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.checks.run import examined, examined_in, lint_text
 from specserve.convert.command import profile_of
 from specserve.convert.convert import FILE, converted
@@ -120,7 +120,7 @@ def told(failure: dict[str, Any], text: str) -> list[Finding]:
         if "vllm" in failure:
             profile = replace(profile, vllm=f"=={failure['vllm']}.*")
         gpus = Machine(accelerator(failure.get("assume", "H100-80GB")), 1, basis="assumed")
-        context = gather(profile, wanted=CheckOptions(offline=True, machine=gpus)).context
+        context = collect(profile, wanted=CheckOptions(offline=True, machine=gpus)).context
         return examined_in(context, problems=findings)[0]
     return examined(profile, problems=findings)[0] if profile else findings
 

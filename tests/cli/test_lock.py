@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.gather import CheckOptions, gather
+from specserve.checks.collect import CheckOptions, collect
 from specserve.cli.app import _run
 from specserve.models.lock import read_lock
 from specserve.profile.load import load_profile
@@ -270,7 +270,7 @@ def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
 def test_a_check_by_the_lock_alone_reads_no_model_and_says_so(clone: Path) -> None:
     told: list[str] = []
     assert lock(clone) == 0
-    gather(load_profile(clone), wanted=CheckOptions(locked=True, here=False, tell=told.append))
+    collect(load_profile(clone), wanted=CheckOptions(locked=True, here=False, tell=told.append))
     assert told and not [text for text in told if text.startswith("reading")]
 
 

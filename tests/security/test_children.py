@@ -13,7 +13,7 @@ import pytest
 
 from specserve.checks.oracle import VllmJudge, VllmQuestion, ask
 from specserve.checks.oraclechild import child_of
-from specserve.checks.prepare import preflight
+from specserve.checks.prepare import check_launch
 from specserve.engine.jsonlines import message_in
 from specserve.errors import CheckFailed
 from specserve.hardware.accelerators import assume
@@ -87,9 +87,9 @@ def noise(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_check_before_a_launch_executes_nothing_of_the_working_directory(pair: str, marks: Path) -> None:
-    preflight(pair, notices=StderrNotices())
+    check_launch(pair, notices=StderrNotices())
     with pytest.raises(CheckFailed):
-        preflight(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
+        check_launch(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert not marks.exists()
 
 
@@ -127,9 +127,9 @@ def test_every_python_that_is_started_has_a_safe_path() -> None:
 
 @pytest.mark.usefixtures("noise")
 def test_what_is_printed_is_no_answer_of_the_check_before_a_launch(pair: str) -> None:
-    preflight(pair, notices=StderrNotices())
+    check_launch(pair, notices=StderrNotices())
     with pytest.raises(CheckFailed) as caught:
-        preflight(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
+        check_launch(pair, LaunchOptions(alternative="broken"), notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
 
 
@@ -139,7 +139,7 @@ def test_a_check_that_ends_at_once_stops_nothing(
     (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.setattr("specserve.checks.prepare._command", lambda _: ["x" * 1_000_000])
-    preflight(pair, notices=StderrNotices())
+    check_launch(pair, notices=StderrNotices())
     assert "not checked: the check ended without an answer" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from specserve.checks.rules.memory import gib
 from specserve.vllm.versions import is_newer, known_versions, reaches_newer
 
 if TYPE_CHECKING:
-    from specserve.checks.oraclechild import Judged, VllmArgument
+    from specserve.checks.oraclechild import VllmArgument, VllmVerdict
     from specserve.models.facts import ModelFacts
 
 SMALL_SHM_BYTES = 2**30
@@ -217,17 +217,16 @@ def refused_by_vllm(ctx: Context) -> Hits:
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`
     """
     for judged in ctx.vllm:
-        answer = judged.answer
         memory = ctx.memory.get(judged.path or "target")
-        is_too_large = answer.step == "KV cache" and memory is not None and memory.verdict == "does_not_fit"
-        if answer.refused is None or is_too_large:
+        is_too_large = judged.step == "KV cache" and memory is not None and memory.verdict == "does_not_fit"
+        if judged.refused is None or is_too_large:
             continue
-        at = f"{answer.at}, {answer.step}" if answer.step else answer.at
+        at = f"{judged.at}, {judged.step}" if judged.step else judged.at
         notes = [f"basis: {judged.basis}, {at}"]
         if judged.without is not None and judged.without.refused is None:
             notes.append("vLLM accepts the same launch without speculation")
-        path = _place(ctx, judged, answer.refused, loc=answer.loc)
-        yield Hit(path, f"vLLM refuses this: {_short(answer.refused)}", notes=tuple(notes))
+        path = _place(ctx, judged, judged.refused, loc=judged.loc)
+        yield Hit(path, f"vLLM refuses this: {_short(judged.refused)}", notes=tuple(notes))
 
 
 def _short(text: str) -> str:
@@ -247,16 +246,16 @@ def changed_by_vllm(ctx: Context) -> Hits:
     Source: vllm/config/vllm.py, `def __post_init__(self):`
     """
     for judged in ctx.vllm:
-        for item in judged.answer.changed:
+        for item in judged.changed:
             if where := _written(ctx, judged, item.argument):
                 text = f"the profile asks for `{item.value}`, and vLLM will run `{item.effective}`"
                 said = [f"vLLM: {_short(text)}" for text in reasons(judged, item)]
                 yield Hit(where, text, notes=(*said, f"basis: {judged.basis}"))
 
 
-def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
+def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
     """What vLLM says about a value that it changes, if it says anything."""
-    name, said = item.argument.rpartition(".")[2], (*judged.answer.warnings, *judged.answer.infos)
+    name, said = item.argument.rpartition(".")[2], (*judged.warnings, *judged.infos)
     return tuple(text for text in said if name in text.replace("-", "_"))[:2]
 
 
@@ -273,16 +272,16 @@ def warned_by_vllm(ctx: Context) -> Hits:
     Source: vllm/config/vllm.py, `logger.warning`
     """
     for judged in ctx.vllm:
-        changed = [item.argument.rpartition(".")[2] for item in judged.answer.changed]
+        changed = [item.argument.rpartition(".")[2] for item in judged.changed]
         usual = judged.without.warnings if judged.without else ()
-        for text in judged.answer.warnings:
+        for text in judged.warnings:
             if not any(name in text for name in changed):
                 notes = [] if text in usual or judged.without is None else ["only with speculation"]
                 notes.append(f"basis: {judged.basis}")
                 yield Hit(_place(ctx, judged, text), f"vLLM warns: {_short(text)}", notes=tuple(notes))
 
 
-def _place(ctx: Context, judged: Judged, text: str, *, loc: Iterable[str] = ()) -> str:
+def _place(ctx: Context, judged: VllmVerdict, text: str, *, loc: Iterable[str] = ()) -> str:
     """The place in the profile that vLLM's words are about, as far as they name it."""
     named = ((match[1] or match[2]).replace("-", "_") for match in _FLAG.finditer(text))
     for name in (*loc, *named):
@@ -293,7 +292,7 @@ def _place(ctx: Context, judged: Judged, text: str, *, loc: Iterable[str] = ()) 
     return "target.model" if is_usual else f"{judged.path}.method"
 
 
-def _written(ctx: Context, judged: Judged, argument: str) -> str | None:
+def _written(ctx: Context, judged: VllmVerdict, argument: str) -> str | None:
     """The path of an argument that the profile says."""
     key = argument.rpartition(".")[2]
     places = [f"{judged.path}.{key}"] if judged.path else []

@@ -129,7 +129,7 @@ def plan_variant(
 
     `starts`: by the vLLM that is here. `check`: models, memory and machine are judged, too.
     """
-    from specserve.checks.prepare import cleared
+    from specserve.checks.prepare import plan_and_check
     from specserve.plan.launch import LaunchOptions
 
     options = LaunchOptions(
@@ -140,7 +140,7 @@ def plan_variant(
         check=check,
         starts=starts,
     )
-    profile, plan = cleared(path, options, notices=notices)
+    profile, plan = plan_and_check(path, options, notices=notices)
     return Variant(
         name=name or profile.name,
         plan=plan,

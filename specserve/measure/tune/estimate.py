@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specserve.checks.gather import CheckOptions, gather, situation_of
+from specserve.checks.collect import CheckOptions, collect, situation_of
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import assume
 from specserve.measure.intervals import Estimate
@@ -168,7 +168,7 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
         raise UsageError("the profile does not speculate", hint="add a `speculation` section to it")
     if machine.count * machine.nodes < (ranks := world_size(profile)):
         machine = replace(machine, count=ranks, nodes=1)
-    known = gather(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
+    known = collect(profile, wanted=CheckOptions(machine=machine, here=False, tell=lambda _: None))
     for unread in known.unread:
         if not unread.path.startswith("alternatives.") and unread.published is None:
             raise unread.error

@@ -103,7 +103,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class CollectedFacts:
     """The context of the rules, and why what is not in it is missing, by group."""
 
     context: Context
@@ -113,7 +113,7 @@ class Gathered:
     missing: Mapping[Need, str] = field(default_factory=dict)
 
 
-def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> Gathered:
+def collect(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) -> CollectedFacts:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
     from specserve.plan.locking import locked
 
@@ -147,7 +147,7 @@ def gather(profile: Profile, *, wanted: CheckOptions, read: Read | None = None) 
             context = replace(context, memory=_estimates(context, shapes))
         except FactError as error:
             missing["hardware"] = error.message
-    return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
+    return CollectedFacts(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
 def _reader(profile: Profile, lock: Lock | None, wanted: CheckOptions, *, unusable: str | None) -> Read:
@@ -329,10 +329,10 @@ def _asked_vllm(
             why = error.message
     if why:  # a refusal for such a path says nothing about that machine
         context = replace(context, vllm=())
-    unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
+    unjudged = next((judged for judged in context.vllm if judged.not_judged), None)
     if unjudged:
         variant = f"`{unjudged.path}`" if unjudged.path else "this"
-        why = f"vLLM cannot judge {variant} on this machine: {unjudged.answer.not_judged}"
+        why = f"vLLM cannot judge {variant} on this machine: {unjudged.not_judged}"
     if why and not kept_only:
         missing["vllm"] = why
     return context
@@ -341,7 +341,7 @@ def _asked_vllm(
 def _refused_for_a_path(context: Context, wanted: CheckOptions) -> str:
     """Why vLLM could not judge: it looked for a path that only the machine of `--assume` has; empty if it did not."""
     for name, value in context.profile.engine.items():
-        refusals = (judged.answer.refused or "" for judged in context.vllm)
+        refusals = (judged.refused or "" for judged in context.vllm)
         if _is_elsewhere(value, context.profile, wanted) and any(str(value) in text for text in refusals):
             return f"`{value}` (`engine.{name}`) is not on this machine, and `--assume` names another one"
     return ""
@@ -403,7 +403,7 @@ def _demand_by_vllm(context: Context, path: str, found: MemorySituation) -> Dema
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
     from specserve.memory.demand import demand_by_vllm
 
-    build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)
+    build = next((judged.build for judged in context.vllm if judged.path == path), None)
     if not build or found.speculative.unknown:
         return None
     try:
