@@ -28,7 +28,7 @@ _CAUSES: dict[str, Cause] = {
     **dict.fromkeys(("offline", "elsewhere"), "by_request"),
     **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
 }
-_OF_FILES = {"SD231", "SD234", "SD240", "SD245", "SD250", "SD255", "SD258"}
+_OF_FILES = {"SD231", "SD234", "SD245", "SD250", "SD255"}
 """The rules about models, besides those about tokenizers, that look at files and tensors."""
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 

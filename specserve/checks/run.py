@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specserve.checks.rule import Context, Hit, Need, Rule
-from specserve.checks.rules import RETIRED, all_rules, static_rules
+from specserve.checks.rules import all_rules, static_rules
 from specserve.diagnostics import Code, Finding, ProfileVerdict, Related, Report, Severity, Span
 from specserve.profile.load import examine, examine_partial
 from specserve.profile.partial import UnreadableValue
@@ -240,8 +240,7 @@ def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tup
 
 def _unused(code: str, span: Span) -> Finding:
     text, known = f"this comment hides no finding {code}", UNUSED_IGNORE
-    notes = (f"{code} is no longer a rule: {RETIRED[code]}",) if code in RETIRED else ()
-    return Finding(known.code, known.name, known.severity, text, span, notes=notes, help="remove it")
+    return Finding(known.code, known.name, known.severity, text, span, help="remove it")
 
 
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:

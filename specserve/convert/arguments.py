@@ -241,10 +241,10 @@ def settings_of(
 def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
     """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
     related = Related(earlier, "and here" if refused else "this one has no effect")
-    code, severity = ("SD143", Severity.ERROR) if refused else ("SD144", Severity.WARNING)
+    severity = Severity.ERROR if refused else Severity.WARNING
     what = "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
     text, hint = f"`{later.written}` {what}", "leave one of them out"
-    return finding(code, text, later.place, severity=severity, related=(related,), help=hint)
+    return finding("SD103", text, later.place, severity=severity, related=(related,), help=hint)
 
 
 def _file_settings(

@@ -76,8 +76,6 @@ _NAMES = {
     "SD105": "wrong-argument-value",
     "SD107": "secret-in-profile",
     "SD108": "open-bind",
-    "SD143": "argument-given-twice",
-    "SD144": "shadowed-setting",
 }
 
 

@@ -18,7 +18,7 @@ from specserve.plan.host import DownloadFolder, Host
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
-from specserve.vllm.versions import contains, in_range, table
+from specserve.vllm.versions import in_range, table
 
 GIB = 2**30
 HOST = Host(
@@ -31,7 +31,6 @@ HOSTS: Mapping[str, Mapping[str, Any]] = {
     "SD404": {"shm_bytes": 512 * 2**20},
     "SD405": {"cache": DownloadFolder("/cache/hub", 64 * GIB, True)},
     "SD406": {"cache": DownloadFolder("/cache/hub", 64 * GIB, False)},
-    "SD407": {"arctic_inference": None},
 }
 """How the host of a rule's example differs from an ordinary one, by code."""
 MACHINES: Mapping[str, Machine] = {
@@ -44,7 +43,6 @@ MACHINES: Mapping[str, Machine] = {
 """The machine that is found; elsewhere it is the one that the profile names."""
 HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
 """Models of a Hub that nobody has downloaded yet."""
-NEWER = "0.34.1"
 _SERVED = VllmVerdict(effective={"model_runner": "V2"})
 
 
@@ -88,17 +86,15 @@ def surroundings(rule: Rule, loaded: Profile) -> Context:
         context = replace(context, machine=None)
     if rule.needs in ("nothing", "host"):
         host = replace(HOST, **HOSTS.get(rule.code, {}))
-        context = replace(context, plan=planned(rule, loaded), host=host)
+        context = replace(context, plan=planned(loaded), host=host)
     return context
 
 
-def planned(rule: Rule, loaded: Profile) -> LaunchPlan:
+def planned(loaded: Profile) -> LaunchPlan:
     """A launch on the CPU, of a profile whose arguments need not be right."""
     minor = (in_range(loaded.vllm or "") or ("0.33",))[-1]
     clean = replace(loaded, engine={}, speculation=None, frontend={})
-    plan = replace(launch(clean, table=table(minor), platform="cpu"), engine_kwargs=loaded.engine)
-    newer = rule.code == "SD408" and contains(loaded.vllm or "", NEWER)
-    return replace(plan, vllm=NEWER) if newer else plan
+    return replace(launch(clean, table=table(minor), platform="cpu"), engine_kwargs=loaded.engine)
 
 
 def read(model: str, revision: str | None) -> ModelFacts:

@@ -54,7 +54,7 @@ def target(profile: Load, tmp_path: Path) -> Load:
         ("tensor_parallel_size: 2", "1xH100-80GB", ["SD306"]),
         ("tensor_parallel_size: 2, pipeline_parallel_size: 2", "2xH100-80GB", ["SD306"]),
         ("tensor_parallel_size: 2, pipeline_parallel_size: 2", "2x2xH100-80GB", []),
-        ("tensor_parallel_size: 4", "2x2xH100-80GB", ["SD307"]),
+        ("tensor_parallel_size: 4", "2x2xH100-80GB", []),
         ("tensor_parallel_size: 2", "cpu", []),
         ("", "8xH100-80GB", []),
     ],

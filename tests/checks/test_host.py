@@ -17,7 +17,7 @@ from specserve.plan.host import DownloadFolder, seen_from, with_taken_port
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
-from specserve.vllm.versions import known_versions, table
+from specserve.vllm.versions import table
 from tests.checks.judging import judged
 from tests.checks.surroundings import HOST
 
@@ -109,23 +109,6 @@ def test_a_cache_that_cannot_be_written_matters_for_what_is_not_there_yet(profil
 def test_of_two_formats_only_the_one_that_vllm_takes_is_downloaded() -> None:
     assert missing_bytes(hub_model(a__safetensors=2, b__bin=8, c__json=1)) == 2
     assert missing_bytes(hub_model(b__bin=8, c__json=1)) == 8
-
-
-def test_suffix_needs_its_package_and_nothing_else_does(profile: Load) -> None:
-    text = "speculation: {method: suffix, num_speculative_tokens: 8}"
-    assert codes(profile(text), arctic_inference=None) == ["SD407"]
-    assert codes(profile(text), arctic_inference="0.1.1") == []
-    assert codes(profile(""), arctic_inference=None) == []
-    also = "alternatives: {copies: {method: suffix, num_speculative_tokens: 8}}"
-    assert codes(profile(also), arctic_inference=None) == ["SD407"]
-    assert codes(profile(also), arctic_inference="0.1.1") == []
-
-
-def test_a_vllm_newer_than_the_tables_is_told_once(profile: Load) -> None:
-    loaded = profile("")
-    assert codes(loaded, plan=planned(loaded, vllm="0.99.0+cu130")) == ["SD408"]
-    for minor in known_versions():
-        assert codes(loaded, plan=planned(loaded, vllm=f"{minor}.7")) == []
 
 
 # What is looked at.

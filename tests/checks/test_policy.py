@@ -67,7 +67,6 @@ def test_policy_stays_an_error_in_a_profile(write: Write, text: str, code: str) 
     [
         (f"{SERVE} --max-num-sequences 3", "SD102"),
         (f"{SERVE} --max-num-seqs many", "SD105"),
-        (f"{SERVE} --enable-auto-tool-choice", "SD151"),
         (spoken('"method": "medusa", "model": "org/head", "num_speculative_tokens": 1'), "SD006"),
         (spoken('"method": "ngram", "num_speculative_tokens": 3, "no_such_key": 1'), "SD005"),
         (spoken('"method": "eagle3", "num_speculative_tokens": 3'), "SD007"),

@@ -64,15 +64,6 @@ speculation: {method: draft_model, model: %s, num_speculative_tokens: 3}
     assert "SD230" in findings(f"{mtp}speculation: {{method: mtp, num_speculative_tokens: 1}}\n", file)
 
 
-def test_a_configuration_of_which_a_part_is_known_is_good_for_memory_alone(tmp_path: Path) -> None:
-    text = """\
-target: {model: Qwen/Qwen3-8B, max_model_len: 8192}
-speculation: {method: dflash, model: z-lab/Qwen3-8B-DFlash-b16, num_speculative_tokens: 7}
-"""
-    assert published("z-lab/Qwen3-8B-DFlash-b16").is_whole is False  # type: ignore[union-attr]
-    assert "SD241" not in findings(text, tmp_path / "p.yaml")  # the mask token is in no source that was read
-
-
 def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[..., Path]) -> None:
     verdict = checked(write(PAIR))
     assert verdict.memory is not None and verdict.memory.basis == "published"

@@ -79,12 +79,6 @@ def test_a_comment_hides_nothing_of_another_code_or_line(write: Write) -> None:
     ]
 
 
-def test_a_comment_for_a_retired_code_says_that_it_is_no_longer_a_rule(write: Write) -> None:
-    (finding,) = lint([str(write("target: {model: ./m}  # specserve: ignore[SD134] tested"))]).findings
-    assert (finding.code, finding.help) == ("SD100", "remove it")
-    assert finding.notes[0].startswith("SD134 is no longer a rule: vLLM refuses")
-
-
 def test_of_several_codes_the_one_that_hides_nothing_is_marked(write: Write) -> None:
     (finding,) = lint([str(write(f"{WIDE}  # specserve: ignore[SD108, SD101]"))]).findings
     assert (finding.code, finding.severity) == ("SD100", Severity.WARNING)

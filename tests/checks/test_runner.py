@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import choice
-from specserve.diagnostics import Severity
 from specserve.profile.schema import Hardware, Profile, Speculation, Target
 from specserve.vllm.facts import V1_LACKS
 from specserve.vllm.runner import env_switch
-from tests.checks.judging import of
 from tests.checks.vllmlines import function, minor
 
 Load = Callable[[str], Profile]
@@ -51,11 +49,6 @@ def made(
 )
 def test_the_switch_is_read_as_vllm_reads_it(text: str, meaning: bool | None) -> None:
     assert env_switch(made(env=text)[0].env) is meaning
-
-
-def test_a_switch_that_vllm_cannot_read_is_an_error(profile: Load) -> None:
-    (finding,) = of("SD122", profile("env: {VLLM_USE_V2_MODEL_RUNNER: true}"))
-    assert "must be 0 or 1" in finding.message and finding.severity is Severity.ERROR
 
 
 @pytest.mark.vllm

@@ -44,8 +44,7 @@ def test_a_schedule_that_vllm_refuses_is_found_at_its_row(profile: Load, rows: s
 
 def test_a_schedule_that_is_dropped_is_refused_and_clamped_by_nobody(profile: Load) -> None:
     loaded = profile(text("[[2, 4, 9]]", more="engine: {data_parallel_size: 2}"))
-    assert of("SD118", loaded) == of("SD119", loaded) == []
-    assert len(of("SD120", loaded)) == 1
+    assert of("SD118", loaded) == []
 
 
 @pytest.mark.parametrize(

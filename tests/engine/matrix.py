@@ -16,7 +16,7 @@ Stage = Literal["config", "load", "served"]
 
 @dataclass(frozen=True)
 class Case:
-    """One profile: `code` is what check says of it, `stage` where vLLM ends it."""
+    """One profile: `code` is what check says of it (SD501: if it asks vLLM), `stage` where vLLM ends it."""
 
     name: str
     text: str
@@ -89,13 +89,13 @@ REFUSED: tuple[Case, ...] = (
         "more context than the draft has",
         _pair(_target(), f"{_DRAFT}, max_model_len: 8192"),
         "config",
-        "SD228",
+        "SD501",
     ),
     Case(
         "more context for the draft than for its target",
         _pair(_target(max_model_len=1024), f"{_DRAFT}, max_model_len: 2048"),
         "config",
-        "SD152",
+        "SD501",
     ),
     Case(
         "prediction layers of a plain model",
@@ -107,7 +107,7 @@ REFUSED: tuple[Case, ...] = (
         "three tokens by two layers",
         _pair(_target("mimo-two"), "method: mtp, num_speculative_tokens: 3"),
         "config",
-        "SD232",
+        "SD501",
     ),
     Case(
         "a head of a family without heads",
@@ -135,12 +135,12 @@ REFUSED: tuple[Case, ...] = (
         "config",
         "SD104",
     ),
-    Case("bitsandbytes", f'vllm: "==0.32.*"\n{_target("llama-bnb")}', "config", "SD247"),
+    Case("bitsandbytes", f'vllm: "==0.32.*"\n{_target("llama-bnb")}', "config", "SD501"),
     Case(
         "another quantization than the checkpoint's",
         f'vllm: "==0.32.*"\n{_target("mimo-packed", quantization="fp8")}',
         "config",
-        "SD248",
+        "SD501",
     ),
     Case("no such draft", _pair(_target(), _DRAFT.replace("llama-draft", "nowhere")), "config"),
     Case(
@@ -170,6 +170,7 @@ REFUSED: tuple[Case, ...] = (
             "draft_sample_method: probabilistic",
         ),
         "config",
+        "SD501",
     ),
     Case(
         "synthetic acceptance without rates",
@@ -191,19 +192,19 @@ REFUSED: tuple[Case, ...] = (
         "weights that nobody prepared",
         f'vllm: "==0.32.*"\n{_target(quantization="compressed-tensors")}',
         "config",
-        "SD248",
+        "SD501",
     ),
     Case(
         "float16 for a model that overflows in it",
         f'vllm: "==0.32.*"\n{_target("gemma2", dtype="float16")}',
         "config",
-        "SD251",
+        "SD501",
     ),
     Case(
         "experts of a dense model",
         f'vllm: "==0.32.*"\n{_target()}engine: {{enable_expert_parallel: true}}\n',
         "config",
-        "SD252",
+        "SD501",
     ),
 )
 

@@ -10,25 +10,11 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _STATIC = (
-    "arguments", "hardware", "model_runner", "pairing", "revisions", "schedules", "serving", "site",
+    "arguments", "hardware", "pairing", "revisions", "schedules", "serving", "site",
     "speculation", "steps_and_graphs", "tokenizers",
 )  # fmt: skip
 """Families with rules that need nothing but the profile, or what specserve ships about published models."""
 _OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization")
-RETIRED = {
-    "SD129": "vLLM refuses such settings itself, in the first seconds of a start",
-    "SD130": "block verification is rarely asked for, and only the V1 runner ignores it",
-    "SD134": "vLLM refuses such settings itself, in the first seconds of a start",
-    "SD160": "vLLM refuses such a launch itself, at its start",
-    "SD163": "SD201 and SD202 know the tokenizers of published models",
-    "SD168": "it concerned a single vLLM version",
-    "SD206": "two equal vocabularies are rarely mapped, and vLLM serves them",
-    "SD243": "vLLM refuses such a launch itself, in the first seconds of a start",
-    "SD254": "vLLM refuses such settings itself, in the first seconds of a start",
-    "SD308": "accelerators that stay idle do no harm",
-    "SD409": "the launch itself says that the list of devices has no effect",
-}
-"""Why a code is no longer used. A retired code is never given to another rule."""
 
 
 def _load(families: tuple[str, ...]) -> tuple[Rule, ...]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
 from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
 from specserve.vllm.arguments import ArgumentProblem, Section
@@ -139,80 +136,3 @@ def deprecated_argument(ctx: Context) -> Hits:
                     help="leave it out, or use the replacement that vLLM names",
                     at_key=True,
                 )
-
-
-_REFUSED_TWICE = {
-    "attention_backend": ("attention_config", "backend"),
-    "enable_flashinfer_autotune": ("kernel_config", "enable_flashinfer_autotune"),
-    "cudagraph_capture_sizes": ("compilation_config", "cudagraph_capture_sizes"),
-    "max_cudagraph_capture_size": ("compilation_config", "max_cudagraph_capture_size"),
-}
-"""Engine arguments that vLLM refuses beside the same setting of a config. Source: vllm/engine/arg_utils.py."""
-_OVERRIDDEN = {
-    "moe_backend": ("kernel_config", "moe_backend"),
-    "linear_backend": ("kernel_config", "linear_backend"),
-    "reasoning_parser": ("structured_outputs_config", "reasoning_parser"),
-    "reasoning_parser_plugin": ("structured_outputs_config", "reasoning_parser_plugin"),
-    "log_level": ("logging_config", "log_level"),
-}
-"""Engine arguments that win over the same setting of a config, silently. Source: vllm/engine/arg_utils.py."""
-
-
-def _both(ctx: Context, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str, Any, Any]]:
-    """The arguments that stand in `engine` and in one of its configs, with both values."""
-    for name, (config, key) in pairs.items():
-        nested = ctx.engine.get(config)
-        if name in ctx.engine and isinstance(nested, Mapping) and key in nested:
-            yield name, f"engine.{config}.{key}", ctx.engine[name], nested[key]
-
-
-@rule("SD143", ERROR)
-def argument_given_twice(ctx: Context) -> Hits:
-    """A setting is given in two places, which vLLM refuses.
-
-    vLLM refuses to start, even if both values are the same.
-    Example: engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
-    Use instead: engine: {attention_backend: FLASH_ATTN}
-    Source: vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
-    """
-    for name, place, first, second in _both(ctx, _REFUSED_TWICE):
-        if first is not None and second is not None:
-            text = f"`{name}` and `{place.removeprefix('engine.')}` exclude each other"
-            yield Hit(f"engine.{name}", text, related={place: "the same setting"}, help="keep one of them")
-
-
-@rule("SD144", WARNING)
-def shadowed_setting(ctx: Context) -> Hits:
-    """A setting has no effect because of another setting.
-
-    A reader of the profile is misled, and may change the setting that has no effect. The marked value does nothing,
-    with one exception: on a GPU, `gpu_memory_utilization` beside `kv_cache_memory_bytes` still says how much memory
-    must be free when the server starts.
-    Example:
-        engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
-        hardware: {accelerator: cpu}
-    Instead: engine: {kv_cache_memory_bytes: 4G}
-    Source: vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
-    """
-    engine, env, hardware = ctx.engine, ctx.profile.env, ctx.profile.hardware
-    nothing = (None, "", "auto")
-    losers = {
-        place: f"engine.{name}"
-        for name, place, first, second in _both(ctx, _OVERRIDDEN)
-        if first not in nothing and second not in nothing and first != second
-    }
-    share, cache = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
-    kv_bytes = engine.get("kv_cache_memory_bytes") is not None
-    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not ctx.on_gpu:
-        losers[cache] = "env.VLLM_CPU_KVCACHE_SPACE"
-    if engine.get("gpu_memory_utilization") is not None and kv_bytes:
-        if ctx.on_cpu:
-            losers[share] = cache
-        else:  # vllm/v1/worker/utils.py, request_memory
-            text = "the KV cache has a fixed size: this share only says how much must be free at the start"
-            yield Hit(share, text, related={cache: "the size of the cache"}, severity=INFO)
-    if env.get("CUDA_VISIBLE_DEVICES") and hardware and hardware.devices:
-        losers["env.CUDA_VISIBLE_DEVICES"] = "hardware.devices"
-    for loser, winner in losers.items():
-        text = f"`{loser}` has no effect: `{winner}` wins"
-        yield Hit(loser, text, related={winner: "this setting counts"}, help="keep one of them")

@@ -1,17 +1,13 @@
-"""SD226-SD229, SD259: context lengths of the target, of its draft and of the two together, and their KV cache."""
+"""SD226, SD227, SD229: context lengths of the target, of its draft and of the two together."""
 
 from __future__ import annotations
 
-from specserve.checks.config import model_type, section, stretches, text_config
+from specserve.checks.config import stretches, text_config
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
-from specserve.errors import FactError
-from specserve.models.shape import read_shape
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.limits import context_length
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
-_APART = frozenset({"LMCacheConnectorV1", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"})
-"""KV connectors that are no `SupportsHMA` in any vLLM from 0.26 to 0.33."""
 _LIMIT = {"target.max_model_len": "asked for here"}
 
 
@@ -107,39 +103,6 @@ def shorter_draft(variant: Variant) -> Hits:
     )
 
 
-@variant_rule("SD228", ERROR, needs="models")
-def overlong_draft_context(variant: Variant) -> Hits:
-    """The `max_model_len` of `speculation` is larger than the context of the draft or of the target.
-
-    vLLM refuses to start.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, max_model_len: 8192}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
-    """
-    ctx, value, length, limit = (
-        variant.ctx,
-        variant.get("max_model_len"),
-        variant.ctx.length(variant.config),
-        served(variant.ctx),
-    )
-    if not isinstance(value, int) or variant.facts is None:
-        return
-    if length is not None and value > length.most and not allows_long(ctx):
-        text, place = (
-            f"the draft has a context of {length.most} tokens; it is given {value}",
-            variant.at("model"),
-        )
-    elif limit is not None and value > limit and asked(ctx) is None:  # if it is asked for: SD152
-        text, place = f"the target takes {limit} tokens; its draft is given {value}", "target.model"
-    else:
-        return
-    yield variant.hit(
-        "max_model_len", text, related={place: "the limit"}, help="leave this `max_model_len` out"
-    )
-
-
 @variant_rule("SD229", INFO, needs="models")
 def short_trained_head(variant: Variant) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
@@ -183,36 +146,3 @@ def short_trained_head(variant: Variant) -> Hits:
         notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else (),
         help="watch the acceptance rate by context length, or lower `max_model_len`",
     )
-
-
-@rule("SD259", ERROR, needs="models")
-def missing_hybrid_manager(ctx: Context) -> Hits:
-    """The hybrid KV cache manager is off, and the model cannot run without it.
-
-    Recurrent layers (Mamba, linear attention) keep a state, attention layers keep keys and values of every token. Only
-    the hybrid manager holds both. Some KV connectors cannot work with it, so vLLM then switches it off by itself.
-    Whether the profile or a connector switches it off, the launch fails after the weights are loaded, even without
-    speculation.
-    Example:
-        target: {model: ./granite-hybrid}
-        engine: {disable_hybrid_kv_cache_manager: true}
-    Use instead: target: {model: ./granite-hybrid}
-    Source: vllm/config/vllm.py, `"(e.g. Jamba, Bamba) require HMA and will fail at "`
-    """
-    is_off = ctx.engine.get("disable_hybrid_kv_cache_manager")
-    connector = section(ctx.engine, "kv_transfer_config").get("kv_connector")
-    if ctx.target is None or not (is_off is True or (is_off is None and connector in _APART)):
-        return
-    try:
-        is_hybrid = read_shape(ctx.target.model, ctx.target.config).is_hybrid
-    except FactError:
-        return
-    if is_hybrid:
-        text = f"a `{model_type(ctx.target.config)}` needs the hybrid KV cache manager"
-        related = {"target.model": "the model"}
-        if is_off:
-            yield Hit("engine.disable_hybrid_kv_cache_manager", text, related=related, help="leave it on")
-        else:
-            text += f", which vLLM switches off beside `{connector}`"
-            help_ = "use a connector that supports it, such as `OffloadingConnector`"
-            yield Hit("engine.kv_transfer_config.kv_connector", text, related=related, help=help_)

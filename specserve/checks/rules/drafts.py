@@ -1,4 +1,4 @@
-"""SD237, SD238, SD240, SD241, SD245, SD246, SD249, SD258: whether a draft fits its target by their files."""
+"""SD237, SD238, SD241, SD245: whether a draft fits its target by their files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 from specserve.checks.config import (
     Config,
     architectures,
-    has_kind,
     layers,
     section,
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hits, Variant, rule, variant_rule
 from specserve.checks.rules.heads import head_variants
 from specserve.checks.rules.pairing import trained_elsewhere
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.facts import DFLASH_COUNTS_OWN_LAYERS
-from specserve.vllm.limits import ropes
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
@@ -52,57 +50,6 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
     if not tensors or any(tensor.dtype not in BITS for tensor in tensors.values()):
         return None
     return sum(tensor.size_bytes for tensor in tensors.values()) or None
-
-
-@variant_rule("SD246", INFO, needs="models")
-def text_draft(variant: Variant) -> Hits:
-    """The target reads images or sound, but its draft reads only text.
-
-    Requests with images are served, but drafted without the image, so acceptance falls on those requests. Measure them
-    separately, or disable the inputs that no client sends.
-    Example:
-        target: {model: ./qwen-vl}
-        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-    Instead: engine: {language_model_only: true}
-    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
-    """
-    engine, target, draft = variant.ctx.engine, variant.ctx.target_config, variant.config
-    limits = section(engine, "limit_mm_per_prompt")
-    no_media = bool(limits) and all(value == 0 for value in limits.values())
-    if target is None or draft is None or no_media or engine.get("language_model_only") is True:
-        return
-    reads_more = variant.ctx.where(has_kind, target, "multimodal")
-    is_text = not any("vision" in key or "audio" in key for key in draft)
-    drafts = variant.model and variant.method in ("draft_model", "eagle", "eagle3", "dflash", "dspark")
-    if reads_more and drafts and is_text:
-        text = "the draft does not get the images or sound that clients send to the target"
-        help_ = "measure such requests separately, with your own prompts"
-        yield variant.hit("model", text, related={"target.model": "reads more than text"}, help=help_)
-
-
-@variant_rule("SD249", ERROR, needs="models")
-def refused_mrope_draft(variant: Variant) -> Hits:
-    """The draft uses M-RoPE (the position encoding of vision models), but the model runner cannot draft with M-RoPE.
-
-    The V1 runner refuses a draft model with M-RoPE after it is loaded. vLLM uses V1 if the environment selects it, or
-    if V2 cannot run the launch: on the CPU, with parallel drafting, or if the two vocabularies differ.
-    Example:
-        vllm: ">=0.32"
-        target: {model: ./qwen-vl}
-        speculation: {method: draft_model, model: ./qwen-vl-tiny, num_speculative_tokens: 4}
-        engine: {language_model_only: true}
-        env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
-    Instead: speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
-    """
-    if variant.config is None or not (
-        variant.method == "draft_model" or variant.get("parallel_drafting") is True
-    ):
-        return
-    found = variant.on("V1")
-    if found and any("mrope_section" in rope for rope in ropes(text_config(variant.config))):
-        text, help_ = "the V1 runner cannot draft with M-RoPE", "use a text-only draft of its family"
-        yield variant.hit("model", text, versions=found, help=help_)
 
 
 @rule("SD237", ERROR, needs="models")
@@ -221,28 +168,6 @@ def _numbers(value: Any) -> list[int]:
     return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
 
 
-@rule("SD240", WARNING, needs="models")
-def missing_vocabulary_map(ctx: Context) -> Hits:
-    """The head drafts from a smaller vocabulary, and the checkpoint does not say which tokens are in it.
-
-    `d2t` maps the head's tokens to the target's. Without it, vLLM takes the head's token i for the target's token i,
-    and nearly every draft token is another word than the head meant.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-eagle3-unmapped, num_speculative_tokens: 3}
-    Instead: speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Source: vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
-    """
-    for variant, config in head_variants(ctx):
-        drafts, own = whole(config, "draft_vocab_size"), whole(text_config(config), "vocab_size")
-        tensors = variant.draft.tensors if variant.draft else None
-        if variant.method != "eagle3" or not tensors or drafts is None or own is None or drafts >= own:
-            continue
-        if not any("d2t" in name or "draft_id_to_target_id" in name for name in tensors):
-            text = f"the head drafts {drafts} of {own} tokens, and has no `d2t` that says which"
-            yield variant.hit("model", text, help="use a complete checkpoint of the head")
-
-
 @variant_rule("SD241", ERROR, needs="models")
 def missing_mask_token(variant: Variant) -> Hits:
     """Parallel drafting is asked for, but the model has no mask token.
@@ -265,28 +190,3 @@ def missing_mask_token(variant: Variant) -> Hits:
         related = {variant.at("model"): "the draft"} if explicit else {}
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
         yield variant.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
-
-
-@rule("SD258", WARNING, needs="models")
-def serial_parallel_head(ctx: Context) -> Hits:
-    """The head was trained to draft all tokens in one pass, but vLLM will run it once per token.
-
-    The weights of a P-EAGLE head include a hidden state (`mask_hidden`) that stands in for tokens that are not drafted
-    yet. Without `parallel_drafting: true`, vLLM ignores `mask_hidden` with a warning and runs the head once per token.
-    Tokens after the first are then accepted less often. For a P-EAGLE head in the `speculators` format, vLLM sets
-    `parallel_drafting` itself.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3}
-    Instead: speculation: {method: eagle3, model: ./llama-peagle, num_speculative_tokens: 3, parallel_drafting: true}
-    Source: vllm/model_executor/models/llama_eagle3.py, `"mask_hidden found in weights but "`
-    """
-    for variant, config in head_variants(ctx):
-        tensors = (variant.draft.tensors if variant.draft else None) or {}
-        is_told = True in (variant.get("parallel_drafting"), config.get("parallel_drafting"))
-        is_own = variant.draft is not None and variant.draft.config.get("speculators_model_type") == "peagle"
-        is_parallel = any(name.endswith("mask_hidden") for name in tensors)
-        if variant.method == "eagle3" and is_parallel and not (is_told or is_own):
-            text = "the head was trained to draft in parallel, and will draft one token per pass"
-            related = {variant.at("method"): "without `parallel_drafting`"}
-            yield variant.hit("model", text, related=related, help="write `parallel_drafting: true`")

@@ -1,76 +1,14 @@
-"""SD161, SD162, SD306-SD310, SD314: how ranks are laid out, and whether the accelerators suffice."""
+"""SD306, SD309, SD310, SD314: how ranks are laid out, and whether the accelerators suffice."""
 
 from __future__ import annotations
 
-from specserve.checks.config import section
-from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, count, rule
+from specserve.checks.rule import ERROR, Context, Hit, Hits, rule
 from specserve.checks.rules.memory import gib, machine_words
 from specserve.errors import UsageError
-from specserve.plan.nodes import node_count
 from specserve.profile.schema import Profile, ranks_started, world_size
 
 _LESS = 0.95
 """A GPU with less of the named one's memory than this is another one."""
-
-
-@rule("SD161", ERROR)
-def refused_layout(ctx: Context) -> Hits:
-    """Settings of parallelism that vLLM refuses together.
-
-    vLLM ends while it builds its configuration. `decode_context_parallel_size` must divide `tensor_parallel_size`.
-    `data_parallel_size_local` cannot exceed `data_parallel_size`, and must be set for `data_parallel_hybrid_lb`.
-    `enable_eplb` needs expert parallelism over more than one rank, and redundant experts need `enable_eplb`.
-    Example:
-        target: {model: ./model, tensor_parallel_size: 4}
-        engine: {decode_context_parallel_size: 3}
-    Instead: engine: {decode_context_parallel_size: 2}
-    Source: vllm/config/parallel.py, `must be divisible by dcp_size=`
-    """
-    engine, tensor = ctx.engine, ctx.profile.target.tensor_parallel_size
-    names = ("decode_context_parallel", "prefill_context_parallel", "data_parallel")
-    contexts, prefill, ranks = (ctx.count(f"{name}_size") or 1 for name in names)
-    if prefill == 1 and tensor % contexts:
-        sizes = ", ".join(str(size) for size in range(1, tensor + 1) if tensor % size == 0)
-        text = f"{contexts} context-parallel ranks do not divide {tensor} tensor-parallel ones"
-        related = {"target.tensor_parallel_size": "tensor-parallel ranks"}
-        yield Hit("engine.decode_context_parallel_size", text, related=related, help=f"use one of {sizes}")
-    here = ctx.count("data_parallel_size_local")
-    if here is not None and here > ranks:
-        text = f"{here} data-parallel ranks on this node, of {ranks} in all"
-        related = {"engine.data_parallel_size": "ranks in all"}
-        yield Hit("engine.data_parallel_size_local", text, related=related)
-    if engine.get("data_parallel_hybrid_lb") is True and here is None:
-        text = "`data_parallel_hybrid_lb` needs `data_parallel_size_local`, the number of ranks on this node"
-        yield Hit("engine.data_parallel_hybrid_lb", text)
-    spare = count(section(engine, "eplb_config").get("num_redundant_experts"))
-    if engine.get("enable_eplb") is True:
-        if engine.get("enable_expert_parallel") is not True:
-            yield Hit("engine.enable_eplb", "`enable_eplb` needs `enable_expert_parallel`")
-        elif tensor * prefill * ranks <= 1:
-            yield Hit("engine.enable_eplb", "`enable_eplb` has nothing to balance: there is only one rank")
-    elif spare:
-        text = f"{spare} redundant experts need `enable_eplb`"
-        yield Hit("engine.eplb_config.num_redundant_experts", text, help="write `enable_eplb: true`")
-
-
-@rule("SD162", ERROR)
-def uneven_nodes(ctx: Context) -> Hits:
-    """The ranks do not divide evenly into the nodes.
-
-    vLLM puts the same number of ranks on each node, and refuses any other split. A common split is one or more whole
-    pipeline stages per node. With Ray as the executor, Ray distributes the ranks, and this finding does not appear.
-    Example:
-        target: {model: ./model, tensor_parallel_size: 8}
-        hardware: {count: 4, nodes: 3}
-    Instead: target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
-    Source: vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
-    """
-    nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
-    if nodes > 1 and ranks % nodes:
-        text = f"{ranks} rank{'s do' if ranks > 1 else ' does'} not divide into {nodes} nodes"
-        related = {"target.tensor_parallel_size": "ranks that share each layer"}
-        help_ = f"set `pipeline_parallel_size: {nodes}` to put one stage on each node"
-        yield Hit("hardware.nodes", text, related=related, help=help_)
 
 
 @rule("SD306", ERROR)
@@ -122,27 +60,6 @@ def _says_all(profile: Profile) -> bool:
         profile.hardware.accelerator is not None or "hardware.count" in profile.spans
     )
     return said and profile.engine.get("distributed_executor_backend", "mp") in ("mp", "uni")
-
-
-@rule("SD307", WARNING, needs="hardware")
-def split_node(ctx: Context) -> Hits:
-    """Tensor parallelism spans several nodes.
-
-    Every layer waits twice for the network between the nodes, which is far slower than a link inside a node. The usual
-    setup is tensor parallelism inside a node and `pipeline_parallel_size` across the nodes.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
-        hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-    Instead: target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
-    Source: specserve, checks/rules/hardware.py
-    """
-    machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
-    assert machine is not None
-    if machine.nodes > 1 and machine.count < size <= machine.count * machine.nodes:
-        text = f"{size} ranks share each layer, and a node has {machine.count} accelerators"
-        stages = -(-size // machine.count)
-        help_ = f"`tensor_parallel_size: {machine.count}` with `pipeline_parallel_size: {stages}`"
-        yield Hit("target.tensor_parallel_size", text, help=help_)
 
 
 @rule("SD309", ERROR, needs="hardware")

@@ -1,4 +1,4 @@
-"""SD230-SD236 (not SD234), SD242, SD244: whether vLLM knows a head or prediction layers, how far they draft."""
+"""SD230, SD231, SD235, SD236, SD242: whether vLLM knows a head or prediction layers, how far they draft."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from specserve.checks.config import (
     whole,
 )
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, rule, variant_rule
-from specserve.models.config import ONE_LAYER, prediction_layers
+from specserve.models.config import prediction_layers
 from specserve.models.facts import ModelFacts
-from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import retyped
 
@@ -26,8 +25,8 @@ _DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkMode
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
 """The method of a head by a word in its class."""
-_STEPPED = frozenset({"step3p5", "step3p7", "step5", "inkling_model", "inkling_mm_model"})
-"""Model types of which vLLM runs each trained layer in turn."""
+
+
 _NAMED = frozenset({
     "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
     "qwen3_5_moe_text", "mimo",
@@ -68,12 +67,6 @@ def _mtp_config(variant: Variant) -> Config | None:
     if variant.method != "mtp" or variant.facts is None or not config or retyped("mtp", variant.facts.model):
         return None
     return config if architectures(config) or model_type(config) else None
-
-
-def _excess(variant: Variant) -> tuple[int, int] | None:
-    """K and the number of tokens that the layers were trained for, if K is larger."""
-    own = prediction_layers(_mtp_config(variant) or {})
-    return (variant.k, own) if variant.k and own and variant.k > own else None
 
 
 def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
@@ -131,45 +124,6 @@ def missing_mtp_weights(variant: Variant) -> Hits:
 def is_further(name: str, depth: int) -> bool:
     match = re.search(r"(?:^|\.)layers\.(\d{1,9})\.", name)
     return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
-
-
-@variant_rule("SD232", ERROR, needs="models")
-def indivisible_token_count(variant: Variant) -> Hits:
-    """K is larger than the number of `mtp` layers, and not a multiple of it.
-
-    The model has n layers for `mtp`, each trained for one further token. If K (`num_speculative_tokens`) is larger than
-    n, vLLM runs all n layers several times, and such a K must be a multiple of n. A K up to n is fine.
-    Example:
-        target: {model: ./mimo-two}
-        speculation: {method: mtp, num_speculative_tokens: 3}
-    Instead: speculation: {method: mtp, num_speculative_tokens: 2}
-    Source: vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
-    """
-    k, own = _excess(variant) or (0, 1)
-    if k % own:
-        fits = ", ".join(str(value) for value in range(own, k + own + 1, own))
-        text = f"{own} layers predict further tokens, and {k} is not a multiple of {own}"
-        yield variant.hit("num_speculative_tokens", text, help=f"vLLM takes {fits}")
-
-
-@variant_rule("SD233", INFO, needs="models")
-def reused_layer(variant: Variant) -> Hits:
-    """K is larger than the number of tokens that the model was trained to predict.
-
-    For the tokens beyond that number, the prediction layers run again on their own output. This may pay off, but each
-    further token is accepted less often, so measure several K at the concurrency that you serve.
-    Example:
-        target: {model: ./mimo}
-        speculation: {method: mtp, num_speculative_tokens: 3}
-    Instead: speculation: {method: mtp, num_speculative_tokens: 1}
-    Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
-    """
-    k, own = _excess(variant) or (0, 0)
-    if own and not k % own and model_type(variant.config or {}) not in _STEPPED | ONE_LAYER:
-        trained_for = f"{own} token{'s' if own > 1 else ''}"
-        text = f"the prediction layers were trained to draft {trained_for}; with K = {k}, they run again for the rest"
-        help_ = "measure several K on your own traffic (`specserve tune`), and use the fastest"
-        yield variant.hit("num_speculative_tokens", text, help=help_)
 
 
 @variant_rule("SD235", ERROR, needs="models")
@@ -308,28 +262,3 @@ def block_overrun(ctx: Context) -> Hits:
             related = {variant.at("model") if variant.model else "target.model": f"blocks of {block}"}
             help_ = f"write `num_speculative_tokens: {most}`"
             yield variant.hit("num_speculative_tokens", text, related=related, help=help_)
-
-
-@variant_rule("SD244", ERROR, needs="models")
-def partial_block(variant: Variant) -> Hits:
-    """Fewer tokens are drafted than a block of the DSpark head holds, and this vLLM or head needs whole blocks.
-
-    vLLM 0.26 and 0.27 refuse a partial block, because the head would write garbled text. Later versions accept one,
-    except for Qwen3-Omni, and draft only the first K tokens of the block.
-    Example:
-        vllm: "==0.26.*"
-        target: {model: ./qwen3}
-        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
-    Instead: speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
-    Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
-    """
-    config, found = variant.config, [v for v in variant.ctx.judged if not PARTIAL_DSPARK_BLOCKS.at(v)]
-    if variant.method != "dspark" or config is None or not variant.k:
-        return
-    block = whole(config, "dspark_block_size")
-    if architectures(config) == ("Qwen3OmniDSparkModel",):
-        block, found = whole(config, "block_size", "dspark_block_size"), list(variant.ctx.judged)
-    if block is not None and variant.k < block and found:
-        text = f"the head drafts blocks of {block} tokens; the profile asks for {variant.k}"
-        help_ = f"write `num_speculative_tokens: {block}`"
-        yield variant.hit("num_speculative_tokens", text, versions=found, help=help_)

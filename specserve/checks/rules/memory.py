@@ -1,11 +1,11 @@
-"""SD301-SD305, SD312, SD313: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
+"""SD301, SD302, SD312, SD313: whether weights, draft and KV cache fit the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _BETTER = {"fit": "make it fit", "tight": "make it a tight fit"}
-_COSTLY = 0.25
-"""Share of the KV cache that a draft may take before it is worth a word."""
+
+
 _LARGE_BYTES, _TENTH = 2**30, 0.1
 _SHARE = "gpu_memory_utilization"
 
@@ -231,85 +231,6 @@ def tight_memory(ctx: Context) -> Hits:
                 help=_advice(memory) if memory.is_kv_known else unknown,
                 severity=INFO if memory.is_only_in_doubt else None,
             )
-
-
-@rule("SD303", INFO, needs="hardware")
-def unreachable_concurrency(ctx: Context) -> Hits:
-    """More requests may run in parallel than the KV cache holds at `max_model_len`.
-
-    This is fine if requests are shorter. Long ones wait, or are preempted and computed again.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {max_num_seqs: 128, kv_cache_memory_bytes: 8M}
-        hardware: {accelerator: L4-24GB}
-    Instead: engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
-    Source: vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
-    """
-    wanted = ctx.engine.get("max_num_seqs")
-    for place, memory in estimates(ctx):
-        most = memory.max_concurrency.high
-        is_known = memory.is_kv_known and memory.verdict != "does_not_fit"
-        if is_known and type(wanted) is int and most < wanted:
-            many = f"at most {most:.1f} requests of {memory.max_model_len:,} tokens"
-            text = f"{many} run in parallel{_of_alternative(place)}; "
-            help_ = "this is fine if most requests are shorter; if all are, lower `max_model_len`"
-            yield Hit("engine.max_num_seqs", f"{text}`max_num_seqs` is {wanted}", help=help_)
-            return
-
-
-@rule("SD304", INFO, needs="hardware")
-def costly_draft(ctx: Context) -> Hits:
-    """With this draft, the KV cache holds over a quarter fewer tokens than without it.
-
-    The draft's weights and its own KV cache take memory, so fewer requests run in parallel. A smaller draft or a head
-    costs less. Only a measurement shows whether the speed is worth it.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation:
-          method: draft_model
-          model: ./llama-draft-big  # specserve: ignore[SD245] we accept its size
-          num_speculative_tokens: 3
-        hardware: {accelerator: L4-24GB}
-    Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
-    Source: specserve, memory/estimate.py
-    """
-    assert ctx.machine is not None
-    for path, memory in estimates(ctx):
-        alone, lost = memory.without_speculation_kv_cache_tokens, memory.speculation_cost
-        if alone and lost > _COSTLY and memory.verdict != "does_not_fit":
-            most = "" if memory.kv_cache_tokens.low == memory.kv_cache_tokens.high else "at most "
-            tokens = f"{most}{memory.kv_cache_tokens.high:,.0f} tokens instead of {alone.high:,.0f}"
-            text = f"speculation costs {lost:.0%} of the KV cache: {tokens}"
-            yield Hit(path, text, notes=(_parts(memory, ctx.machine),))
-
-
-@variant_rule("SD305", INFO, needs="hardware")
-def large_draft_buffer(variant: Variant) -> Hits:
-    """Probabilistic drafts keep logits that take at least 1 GiB here, or at least a tenth of the KV cache.
-
-    vLLM keeps the memory for max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With a
-    smaller `max_num_seqs`, less memory is kept; with greedy drafts, none.
-    Example:
-        target: {model: ./llama, max_model_len: 256}
-        speculation:
-          method: draft_model
-          model: ./llama-draft
-          num_speculative_tokens: 3
-          draft_sample_method: probabilistic
-        engine: {kv_cache_memory_bytes: 4M}
-        hardware: {accelerator: L4-24GB}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
-    Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
-    """
-    machine, memory = variant.ctx.machine, variant.memory
-    if machine is None or memory is None or memory.verdict == "does_not_fit":
-        return
-    size = memory.draft_logits_bytes
-    if size and size >= min(_LARGE_BYTES, _TENTH * memory.per_gpu_bytes.kv_cache.high):
-        where = "the host's memory" if machine.is_cpu else "every GPU"
-        text = f"the logits of the drafts take {gib(size)} of {where}"
-        help_ = "a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none"
-        yield variant.hit("draft_sample_method", text, help=help_)
 
 
 @rule("SD312", ERROR, needs="hardware")

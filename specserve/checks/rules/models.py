@@ -1,4 +1,4 @@
-"""SD220-SD224, SD250-SD256: the models themselves, what they are asked to do, and their files."""
+"""SD220-SD222, SD224, SD250-SD255: the models themselves, what they are asked to do, and their files."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from specserve.checks.config import (
     heads,
     kv_heads,
     lacks,
-    model_type,
     section,
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
 from specserve.models.facts import ModelFacts
 from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
-from specserve.vllm.facts import UNDRAFTED_HYBRIDS, VOCABULARY_PADDING
-from specserve.vllm.registry import Registry, registry, transformers_names
+from specserve.vllm.facts import VOCABULARY_PADDING
+from specserve.vllm.registry import registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
 _LARGEST_TP = 64
-_NO_HALF = ("gemma2", "gemma3", "gemma3_text", "glm4")
-"""`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")
+
+
 _MODEL = {"target.model": "the model"}
 
 
@@ -166,44 +164,6 @@ def _sizes(ctx: Context, configs: list[Config]) -> str:
     return fits[0] if len(fits) == 1 else f"{', '.join(fits[:-1])} or {fits[-1]}"
 
 
-@rule("SD223", ERROR, needs="models")
-def unsupported_pipeline(ctx: Context) -> Hits:
-    """The model or its head does not support pipeline stages.
-
-    With pipeline stages, vLLM refuses a model class that does not support them. Heads such as `eagle3` read the hidden
-    states of some inner layers, and some classes do not pass these on from stage to stage: vLLM then stops after
-    everything is loaded.
-    Example:
-        vllm: ">=0.32"
-        target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Instead: target: {model: ./llama, max_model_len: 2048, pipeline_parallel_size: 2}
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (from 0.30), `does not support {method} with `
-    """
-    config, place = ctx.target_config, "target.pipeline_parallel_size"
-    if ctx.profile.target.pipeline_parallel_size == 1 or config is None or config.get("auto_map"):
-        return
-    if found := ctx.where(lacks, config, "pp"):
-        text = f"`{architectures(config)[0]}` does not run over pipeline stages"
-        yield Hit(place, text, related=_MODEL, versions=found)
-        return
-    stopped = ctx.where(_keeps_states, config)
-    for variant in ctx.variants if stopped else ():
-        found = [version for version in stopped if version in variant.on("V2", by_target=True)]
-        if found and variant.method in _HIDDEN_STATES:
-            text = f"`{architectures(config)[0]}` gives `{variant.method}` no hidden states across pipeline stages"
-            related = {place: "pipeline stages"}
-            yield variant.hit("method", text, related=related, versions=found, help="use tensor parallelism")
-
-
-def _keeps_states(known: Registry, config: Config) -> bool:
-    """Whether the class gives hidden states, and not over pipeline stages, although this vLLM knows how."""
-    if not any("aux_pp" in item.traits for item in known.classes.values()):
-        return False
-    keeps = has_kind(known, config, "text") and lacks(known, config, "aux_pp")
-    return keeps and not lacks(known, config, "eagle3")
-
-
 @rule("SD224", ERROR, needs="models")
 def missing_hidden_states(ctx: Context) -> Hits:
     """The head needs hidden states that vLLM cannot take from this target.
@@ -271,45 +231,6 @@ def _lacking_weights(facts: ModelFacts) -> list[str]:
     return found
 
 
-@rule("SD251", ERROR, needs="models")
-def unsupported_half(ctx: Context) -> Hits:
-    """The profile asks for float16, but the model overflows in this type.
-
-    vLLM refuses float16 for model families whose activations exceed its range. The draft runs in the target's type, so
-    the rule checks the draft, too. bfloat16 has a sufficient range.
-    Example: target: {model: ./gemma2, dtype: float16}
-    Use instead: target: {model: ./gemma2, dtype: bfloat16}
-    Source: vllm/config/model.py, `does not support float16. Reason: `
-    """
-    for path, config in ctx.models() if ctx.profile.target.dtype in ("float16", "half") else ():
-        if model_type(config) in _NO_HALF:
-            text = f"vLLM does not run `{model_type(config)}` models in float16"
-            help_ = "write `dtype: bfloat16`, or `float32` if the hardware has no bfloat16"
-            yield Hit(path, text, related={"target.dtype": "asked for here"}, help=help_)
-
-
-@rule("SD252", ERROR, needs="models")
-def missing_experts(ctx: Context) -> Hits:
-    """Expert parallelism is asked for, but the model has no experts.
-
-    vLLM refuses `enable_expert_parallel` for a dense model.
-    Example:
-        target: {model: ./llama}
-        engine: {enable_expert_parallel: true}
-    Instead: target: {model: ./qwen3-moe}
-    Source: vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
-    """
-    config, place = ctx.target_config, "engine.enable_expert_parallel"
-    if ctx.engine.get("enable_expert_parallel") is not True or config is None:
-        return
-    text = text_config(config)
-    has_experts = any(text.get(key) is not None for key in _EXPERTS)
-    has_experts = has_experts or "moe" in f"{model_type(text)}{architectures(config)}".lower()
-    if not has_experts and (found := ctx.where(has_kind, config, "text")):
-        message = f"a `{architectures(config)[0]}` has no experts"
-        yield Hit(place, message, related=_MODEL, versions=found, help="leave `enable_expert_parallel` out")
-
-
 @rule("SD253", ERROR, needs="models")
 def unadaptable_model(ctx: Context) -> Hits:
     """LoRA adapters are enabled for a model that does not support them.
@@ -348,29 +269,3 @@ def missing_tokenizer(ctx: Context) -> Hits:
     elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more of a head
         help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
         yield Hit("target.model", "the directory holds no tokenizer", help=help_)
-
-
-@variant_rule("SD256", ERROR, needs="models")
-def undrafted_hybrid(variant: Variant) -> Hits:
-    """The target is a hybrid model for which vLLM reserves no room for the states of draft tokens.
-
-    A recurrent layer keeps one state per draft token. For Granite 4, Falcon-H1 and Zamba2, vLLM before 0.32 reserves no
-    room for them, and the start ends with an assertion (vllm-project/vllm#47635, vllm-project/vllm#57721).
-    Example:
-        vllm: "==0.29.*"
-        target: {model: ./granite-hybrid}
-        speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}
-    Use instead:
-        vllm: "==0.29.*"
-        target: {model: ./granite-hybrid}
-    Source: vllm/model_executor/models/granitemoehybrid.py (from 0.32), `num_spec=vllm_config.num_speculative_tokens`
-    """
-    kind = model_type(variant.ctx.target_config or {})
-    if found := [version for version in variant.ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]:
-        yield variant.hit(
-            "method",
-            f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
-            related={"target.model": "the target"},
-            versions=found,
-            help="serve it without speculation, or use a vLLM version that supports it",
-        )

@@ -12,34 +12,7 @@ from specserve.errors import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
 
-_ONLINE = frozenset(
-    {
-        "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8",
-        "int8_per_channel_weight_only", "nvfp4_per_token", "experts_int8",
-    }
-)  # fmt: skip
-"""Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
 _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
-
-
-@variant_rule("SD152", ERROR)
-def too_long_draft(variant: Variant) -> Hits:
-    """The draft is given a longer context than its target.
-
-    vLLM refuses to start: the draft's `max_model_len` cannot be larger than the target's.
-    Example:
-        target: {model: ./model, max_model_len: 8192}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
-    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-    Source: vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
-    """
-    longest, own = variant.ctx.profile.target.max_model_len, variant.get("max_model_len")
-    if own is not None and longest is not None and 0 < longest < own:
-        text = f"the draft's context of {own} tokens is longer than the target's"
-        help_ = "leave the draft's `max_model_len` out: vLLM then takes the shorter context of the two models"
-        yield variant.hit(
-            "max_model_len", text, related={"target.max_model_len": f"{longest} tokens"}, help=help_
-        )
 
 
 @variant_rule("SD153", WARNING)
@@ -68,48 +41,6 @@ def shortened_context(variant: Variant) -> Hits:
             versions=found,
             help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
         )
-
-
-@variant_rule("SD154", INFO)
-def inherited_moe_backend(variant: Variant) -> Hits:
-    """The draft inherits the MoE kernels that were chosen for the target.
-
-    The draft's experts may be bf16 while the target's are quantized. If the target's backend has no bf16 kernel,
-    loading or the first batch fails. The published recipes give such drafts `triton`.
-    Example:
-        vllm: ">=0.30"
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-        engine: {moe_backend: marlin}
-    Instead: speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
-    Source: vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
-    """
-    backend = variant.ctx.engine.get("moe_backend")
-    inherits = variant.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in variant.block.keys
-    if inherits and backend not in (None, "auto", "triton"):
-        text = f"the draft will use the MoE kernels {quoted(str(backend))} too"
-        help_ = f"write `moe_backend: triton` under `{variant.path}` if the draft's experts are quantized differently"
-        yield variant.hit("method", text, related={"engine.moe_backend": "chosen for the target"}, help=help_)
-
-
-@variant_rule("SD155", INFO)
-def unquantized_draft(variant: Variant) -> Hits:
-    """The target is quantized while it loads, but the draft is not.
-
-    A separate draft does not inherit `quantization`: its weights keep the type of the checkpoint, and take more memory
-    than quantized ones. Prediction layers (`mtp` without a model) do inherit it.
-    Example:
-        target: {model: ./model, quantization: fp8}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
-    Source: vllm/config/speculative.py, `quantization=self.quantization,`
-    """
-    method = variant.ctx.profile.target.quantization
-    has_weights = variant.method in ("draft_model", "eagle", "eagle3", "dflash")
-    if method in _ONLINE and has_weights and "quantization" not in variant.block.keys:
-        text = f"the draft will be loaded in its own type, not in `{method}`"
-        help_ = f"write `quantization: {method}` under `{variant.path}` to quantize the draft too"
-        yield variant.hit("model", text, related={"target.quantization": "for the target only"}, help=help_)
 
 
 @rule("SD171", WARNING)
@@ -290,27 +221,6 @@ def inherited_cache_type(variant: Variant) -> Hits:
         yield variant.hit(
             "method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_
         )
-
-
-@variant_rule("SD166", ERROR)
-def inherited_tensors(variant: Variant) -> Hits:
-    """The draft is loaded from the target's tensor file.
-
-    The draft is loaded like the target unless `draft_load_config` says otherwise. With `tensorizer`, vLLM reads it from
-    the target's own file, and fails at the first tensor that differs (vllm-project/vllm#12725).
-    Example:
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-        engine: {load_format: tensorizer}
-    Instead:
-        speculation:
-          {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
-    Source: vllm/model_executor/model_loader/utils.py (from 0.31), `return speculative_config.draft_load_config`
-    """
-    is_shared = variant.model is not None and variant.get("draft_load_config") is None
-    if is_shared and variant.ctx.engine.get("load_format") == "tensorizer":
-        text = "vLLM will load the draft with `tensorizer`, too, and read the target's tensors instead of the draft's"
-        help_ = "write `draft_load_config: {load_format: auto}`"
-        yield variant.hit("model", text, related={"engine.load_format": "asked for here"}, help=help_)
 
 
 @variant_rule("SD167", WARNING)

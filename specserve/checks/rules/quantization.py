@@ -1,29 +1,14 @@
-"""SD234, SD247, SD248, SD257, SD311: quantized checkpoints that vLLM, its versions or a GPU cannot run."""
+"""SD234, SD311: quantized checkpoints that vLLM, its versions or a GPU cannot run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 
 from specserve.checks.config import Config, layers, section
 from specserve.checks.rule import ERROR, Context, Hit, Hits, Variant, rule, variant_rule
-from specserve.checks.rules.heads import head_variants, is_further, own_layers
+from specserve.checks.rules.heads import is_further, own_layers
 from specserve.models.facts import ModelFacts
-from specserve.vllm.facts import QUANTIZED_DFLASH
 
-_FOREIGN = frozenset({
-    "aqlm", "bitnet", "bitsandbytes", "deepspeedfp", "eetq", "exl2", "exl3", "gguf", "higgs", "hqq", "marlin", "mlx",
-    "neuron_quant", "petit_nvfp4", "ptpc_fp8", "qqq", "quip", "rtn", "spqr", "tpu_int8", "vptq",
-})  # fmt: skip
-"""Formats that other libraries, or former versions, read."""
-_FAMILIES = {
-    "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
-    "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
-    "bitsandbytes": "bitsandbytes", "auto-round": "auto-round", "auto_round": "auto-round", "fp4": "modelopt",
-    "nvfp4": "modelopt",
-}  # fmt: skip
-_FROM_FILES = ("awq", "gptq", "compressed-tensors", "quark", "auto-round", "modelopt")
-_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
 _LEAST_CAPABILITY = {
     "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
     "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
@@ -87,94 +72,6 @@ def _list_of_plain(quantization: Config) -> str | None:
 def _could_name(entry: str, module: str) -> bool:
     """Whether an entry names this module, or any that could: a pattern counts as it is."""
     return entry.startswith("re:") or "mtp" in entry or module in entry or entry.strip("*.") in module
-
-
-@rule("SD247", ERROR, needs="models")
-def unknown_quantization(ctx: Context) -> Hits:
-    """The checkpoint is quantized in a way that vLLM does not read.
-
-    vLLM refuses to start. From 0.28 on, it no longer supports `bitsandbytes`.
-    Example:
-        vllm: ">=0.32"
-        target: {model: ./llama-bnb}
-    Instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
-    """
-    for path, config in ctx.models():
-        method = _method(config)
-        found = ctx.where(lambda known, method: method not in known.quantizations, method)
-        if found and method in _FOREIGN:
-            text = f"vLLM {', '.join(found)} does not read `{method}` checkpoints"
-            help_ = "take another build of the model: compressed-tensors, AWQ, GPTQ or FP8"
-            yield Hit(path, text, versions=found, help=help_)
-
-
-@rule("SD248", ERROR, needs="models")
-def quantization_mismatch(ctx: Context) -> Hits:
-    """The profile asks for another quantization than the checkpoint has.
-
-    vLLM reads the quantization from the checkpoint. If the profile names another, vLLM refuses to start. If the
-    checkpoint is not quantized and the format needs prepared weights, as AWQ does, loading fails.
-    Example: target: {model: ./llama, quantization: awq}
-    Use instead: target: {model: ./llama}
-    Source: vllm/config/model.py, `"Quantization method specified in the model config "`
-    """
-    if ctx.engine.get("hf_overrides") is not None or ctx.engine.get("quantization_config") is not None:
-        return
-    for path, config, facts, asked in _asked(ctx):
-        has, wanted = _method(config), _FAMILIES.get(asked)
-        is_plain = not has and facts.files and not any(name in facts.files for name in _SETTINGS)
-        if has == "auto-round":
-            continue  # vLLM takes `inc`, whatever the profile asks for
-        if wanted and has and _FAMILIES.get(has) not in (wanted, None):
-            text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
-        elif wanted in _FROM_FILES and is_plain:
-            text = f"the checkpoint is not quantized; `{asked}` needs weights that were prepared for it"
-        else:
-            continue
-        help_ = "leave `quantization` out, or use a checkpoint that was quantized that way"
-        yield Hit(path, text, help=help_)
-
-
-def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
-    """Each model whose quantization the profile names, with the place."""
-    target, quantization = ctx.target_config, ctx.profile.target.quantization
-    if target is not None and ctx.target and isinstance(quantization, str):
-        yield "target.quantization", target, ctx.target, quantization
-    for variant in ctx.variants:
-        own = variant.get("quantization")
-        if isinstance(own, str) and variant.config is not None and variant.draft:
-            yield variant.at("quantization"), variant.config, variant.draft, own
-
-
-def _method(config: Config) -> str:
-    """`quant_method` of a config.json, as vLLM spells it; nothing if it has none."""
-    for place in (config, section(config, "text_config")):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(value := place.get(key), Mapping):
-                method = str(value.get("quant_method") or "").lower()
-                return method.replace("compressed_tensors", "compressed-tensors")
-    return ""
-
-
-@rule("SD257", ERROR, needs="models")
-def quantized_block_head(ctx: Context) -> Hits:
-    """The DFlash head is quantized, but this vLLM supports only unquantized DFlash heads.
-
-    Before 0.31, vLLM joins the head's key and value matrices as if they were not quantized. It loads the head, and the
-    engine ends in its first pass because the shapes do not match (vllm-project/vllm#51581).
-    Example:
-        vllm: "==0.27.*"
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
-    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.31), `proj.quant_method, UnquantizedLinearMethod`
-    """
-    found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
-    for variant, config in head_variants(ctx) if found else ():
-        if variant.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
-            text = f"vLLM {', '.join(found)} does not support quantized DFlash heads"
-            yield variant.hit("model", text, versions=found, help="use a head that is not quantized")
 
 
 @rule("SD311", ERROR, needs="hardware")

@@ -1,11 +1,11 @@
-"""SD118 to SD121: a schedule of K by batch size that vLLM refuses, clamps or drops, and what it costs."""
+"""SD118: a schedule of K by batch size that vLLM refuses."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from specserve.checks.config import section, text_config
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, variant_rule
+from specserve.checks.rule import ERROR, WARNING, Context, Hits, Variant, variant_rule
 from specserve.checks.rules.steps_and_graphs import gpu_kind
 from specserve.models.config import prediction_layers
 from specserve.vllm.facts import FLASHINFER_WITHOUT_GRAPHS, V2_RUNS_MTP_LAYERS, WHOLE_GRAPH_BACKENDS
@@ -13,8 +13,6 @@ from specserve.vllm.limits import LEAST_SEQUENCES, has_full_graphs
 from specserve.vllm.runner import SWITCH
 from specserve.vllm.speculation import (
     BLOCK_DRAFTS,
-    drafts_are_shortened,
-    schedule_is_dropped,
     uncaptured_row,
 )
 
@@ -42,7 +40,7 @@ def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
 
 
 def _rows(variant: Variant) -> tuple[Row, ...]:
-    """The rows of a schedule; none under data parallelism, where vLLM drops it unread (SD120)."""
+    """The rows of a schedule; none under data parallelism, where vLLM drops it unread."""
     return () if (variant.ctx.count("data_parallel_size") or 1) > 1 else variant.get(KEY) or ()
 
 
@@ -151,97 +149,3 @@ def _attention_doubts(ctx: Context, version: str) -> tuple[str, ...] | None:
     if backend in WHOLE_GRAPH_BACKENDS.at(version) or (not backend and major == 9):
         return ()
     return ("the attention backend captures decode steps of several tokens in full CUDA graphs",)
-
-
-@variant_rule("SD119", WARNING)
-def clamped_schedule(variant: Variant) -> Hits:
-    """The schedule asks for more tokens than `num_speculative_tokens`.
-
-    `num_speculative_tokens` is the upper limit: vLLM never drafts more, and does not say so.
-    Example:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 3
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Use instead:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
-    """
-    for index, (_, _, k) in enumerate(_rows(variant)):
-        if variant.k is not None and k > variant.k:
-            text = f"the schedule asks for {k} tokens; {variant.k} will be drafted"
-            related = {variant.at("num_speculative_tokens"): f"the ceiling is {variant.k}"}
-            help_ = f"write `num_speculative_tokens: {k}`, or lower the value in this row"
-            yield variant.hit(f"{KEY}[{index}]", text, related=related, help=help_)
-            return
-
-
-@variant_rule("SD120", WARNING)
-def dropped_schedule(variant: Variant) -> Hits:
-    """vLLM ignores the schedule and drafts the same number of tokens (K) at any load.
-
-    With data parallelism, ranks could choose different K and wait for each other forever, so vLLM uses the fixed K and
-    writes one line to the log. Without data parallelism, the V1 runner of vLLM 0.33 drops the schedule for methods that
-    cannot change K.
-    Example:
-        speculation:
-          method: eagle3
-          model: ./head
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-        engine: {data_parallel_size: 2}
-    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
-    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
-    """
-    if variant.get(KEY) and not _rows(variant):
-        text = f"vLLM ignores the schedule under data parallelism and drafts {_k(variant)} at any load"
-        related = {"engine.data_parallel_size": f"{variant.ctx.count('data_parallel_size')} ranks"}
-        help_ = (
-            "leave the schedule out, and set `num_speculative_tokens` for your usual load; "
-            "or serve without data parallelism"
-        )
-        yield variant.hit(KEY, text, related=related, help=help_)
-    served = variant.on("V1", by_target=True) if _rows(variant) else []
-    if found := [version for version in served if schedule_is_dropped(version, method=variant.method)]:
-        what = f"ignores the schedule with `{variant.method}` and drafts {_k(variant)} at any load"
-        yield variant.hit(KEY, f"the V1 runner {what}", versions=found)
-
-
-def _k(variant: Variant) -> str:
-    return f"{variant.k} token{'s' if variant.k != 1 else ''}" if variant.k else "the same K"
-
-
-@variant_rule("SD121", INFO)
-def costly_schedule(variant: Variant) -> Hits:
-    """The schedule saves less than it seems to, or has a cost of its own.
-
-    With the V2 runner, the methods `draft_model` and `ngram` always draft `num_speculative_tokens` tokens. The schedule
-    only drops some of them: verification gets cheaper, drafting does not. Before vLLM 0.32, the same holds for heads
-    (`eagle3`, `mtp`; vllm-project/vllm#51510); since 0.32, they draft only what is asked for. With a schedule, the V1
-    runner uses no full CUDA graphs, which costs time in every step (vllm-project/vllm#49548).
-    Example:
-        vllm: ">=0.32"
-        speculation:
-          method: draft_model
-          model: ./draft
-          num_speculative_tokens: 5
-          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-    Source:
-        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
-    """
-    if not _rows(variant):
-        return
-    v1, on_v2 = variant.on("V1", by_target=True), variant.on("V2", by_target=True)
-    fails = {version for version, (_, doubts) in _failed_captures(variant).items() if not doubts}
-    v2 = [v for v in on_v2 if v not in fails and not drafts_are_shortened(v, method=variant.method)]
-    if v2 and not variant.ctx.is_past(v2):
-        text = f"with `{variant.method}` the schedule saves verification only: {_k(variant)} are drafted in any case"
-        yield variant.hit(KEY, text, versions=v2)
-    elif v1 and variant.ctx.on_gpu and variant.ctx.engine.get("enforce_eager") is not True:
-        yield variant.hit(KEY, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)

@@ -53,24 +53,6 @@ def hidden_acceptance(ctx: Context) -> Hits:
         )
 
 
-@rule("SD147", INFO)
-def metrics_without_speculation(ctx: Context) -> Hits:
-    """Metrics of speculation are asked for, but the profile does not speculate.
-
-    Without speculation, vLLM refuses to start with this argument, so specserve leaves it out.
-    Example:
-        vllm: ">=0.32"
-        engine: {per_request_spec_decode_metrics: summary}
-    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-    Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
-    """
-    if ctx.engine.get("per_request_spec_decode_metrics") not in (None, "none") and not ctx.variants:
-        text = "`per_request_spec_decode_metrics` has no effect, because the profile does not speculate"
-        yield Hit(
-            "engine.per_request_spec_decode_metrics", text, help="leave `per_request_spec_decode_metrics` out"
-        )
-
-
 @rule("SD148", ERROR)
 def default_min_p(ctx: Context) -> Hits:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
@@ -123,62 +105,6 @@ def refused_model_default(ctx: Context) -> Hits:
                 "meant min_p to be used"
             ),
         )
-
-
-@rule("SD149", ERROR)
-def refused_structured_output(ctx: Context) -> Hits:
-    """Structured output uses a backend that does not support speculation.
-
-    `lm-format-enforcer` cannot take a token back, so each request with a schema, a grammar or a strict tool fails.
-    Example:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {structured_outputs_config: {backend: lm-format-enforcer}}
-    Instead: engine: {structured_outputs_config: {backend: xgrammar}}
-    Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
-    """
-    if (
-        section(ctx.engine, "structured_outputs_config").get("backend") == "lm-format-enforcer"
-        and ctx.variants
-    ):
-        text = "`lm-format-enforcer` fails every request with a schema while the server speculates"
-        help_ = "leave it out: vLLM picks `xgrammar` or `guidance`, which work with speculation"
-        yield Hit("engine.structured_outputs_config.backend", text, related=_speculates(ctx), help=help_)
-
-
-@rule("SD151", ERROR)
-def missing_companion(ctx: Context) -> Hits:
-    """An argument of the server needs another one, which is missing or switched off.
-
-    vLLM ends with an error, in some of these cases only after the weights are loaded. `enable_auto_tool_choice` needs
-    `tool_call_parser`, `lora_modules` needs `enable_lora`, `enable_log_outputs` needs `enable_log_requests`, and
-    `kv_connector` needs `kv_role`. `enable_per_request_metrics` needs vLLM's statistics, so `disable_log_stats` must be
-    left out.
-    Example: frontend: {enable_auto_tool_choice: true}
-    Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
-    Source:
-        vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
-        vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
-    """
-    engine, frontend = ctx.engine, ctx.profile.frontend
-    if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
-        text = "`enable_auto_tool_choice` needs a `tool_call_parser`"
-        help_ = "set the parser for this model, such as `hermes`"
-        yield Hit("frontend.enable_auto_tool_choice", text, help=help_)
-    if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
-        text, help_ = "`lora_modules` needs `enable_lora`", "write `enable_lora: true` under `engine`"
-        yield Hit("frontend.lora_modules", text, help=help_)
-    transfer = section(engine, "kv_transfer_config")
-    if transfer.get("kv_connector") and not transfer.get("kv_role"):
-        help_ = "write `kv_role`: `kv_producer`, `kv_consumer` or `kv_both`"
-        yield Hit("engine.kv_transfer_config.kv_connector", "a `kv_connector` needs a `kv_role`", help=help_)
-    if frontend.get("enable_log_outputs") is True and engine.get("enable_log_requests") is not True:
-        text = "`enable_log_outputs` needs `enable_log_requests`"
-        help_ = "write `enable_log_requests: true` under `engine`"
-        yield Hit("frontend.enable_log_outputs", text, help=help_)
-    if frontend.get("enable_per_request_metrics") is True and engine.get("disable_log_stats") is True:
-        text = "`enable_per_request_metrics` needs the statistics that `disable_log_stats` switches off"
-        related = {"engine.disable_log_stats": "switched off here"}
-        yield Hit("frontend.enable_per_request_metrics", text, related=related)
 
 
 @rule("SD108", ERROR, policy=True)
@@ -285,31 +211,6 @@ def unknown_variable(ctx: Context) -> Hits:
             at_key=True,
             severity=ERROR if strict else None,
         )
-
-
-@rule("SD145", WARNING)
-def misread_variable(ctx: Context) -> Hits:
-    """A vLLM variable that does not do what its name suggests.
-
-    `VLLM_PORT` and `VLLM_HOST_IP` are for the communication between vLLM's own processes. Neither moves the server,
-    which listens at `server.port` and `server.host`.
-    Example:
-        server: {port: 8080}
-        env: {VLLM_PORT: 8080}
-    Use instead: server: {port: 8080}
-    Source: vllm/envs.py, `# used in distributed environment to manually set the communication port`
-    """
-    server, env = ctx.profile.server, ctx.profile.env
-    if env.get("VLLM_PORT") == str(server.port):
-        text = "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`"
-        yield Hit(
-            "env.VLLM_PORT", text, related={"server.port": "the same port"}, help="leave `VLLM_PORT` out"
-        )
-    if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
-        text = (
-            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"
-        )
-        yield Hit("env.VLLM_HOST_IP", text, help="set `server.host` to choose where the server listens")
 
 
 @rule("SD107", ERROR, policy=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
 from specserve.checks.rules.memory import gib
-from specserve.vllm.versions import is_newer, known_versions, reaches_newer
+from specserve.vllm.versions import known_versions, reaches_newer
 
 if TYPE_CHECKING:
     from specserve.checks.oraclechild import VllmArgument, VllmVerdict
@@ -24,7 +24,6 @@ QUEUE_BYTES = 10 * 24 * 2**20
 _NOT_COMPILED = ("compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that may switch compilation off; what they say is vLLM's to judge."""
 _NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
-_ARCTIC_INFERENCE = "0.1.1"
 
 
 @rule("SD401", ERROR, needs="host")
@@ -166,39 +165,6 @@ def missing_bytes(facts: ModelFacts) -> int:
         weights = (".bin", ".pt", ".gguf")
     files = (file for name, file in facts.files.items() if name.endswith(weights))
     return sum(file.size_bytes or 0 for file in files if file.path is None)
-
-
-@rule("SD407", ERROR, needs="host")
-def missing_arctic_inference(ctx: Context) -> Hits:
-    """The method `suffix` needs a package that is not installed.
-
-    vLLM ends with an ImportError as soon as it builds its configuration.
-    Example: speculation: {method: suffix, num_speculative_tokens: 8}
-    Use instead: speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
-    Source: vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
-    """
-    for variant in ctx.variants if ctx.host and ctx.host.arctic_inference is None else ():
-        if variant.method == "suffix":
-            text = "`suffix` needs the package arctic-inference, which is not installed beside vLLM"
-            help_ = f"run `pip install arctic-inference=={_ARCTIC_INFERENCE}`"
-            # an alternative does not keep the profile's own speculation from starting
-            severity = None if variant.path == "speculation" else WARNING
-            yield Hit(variant.at("method"), text, help=help_, severity=severity)
-
-
-@rule("SD408", INFO, needs="host")
-def newer_vllm(ctx: Context) -> Hits:
-    """The installed vLLM is newer than every version that this specserve knows.
-
-    specserve reads the arguments from the installed vLLM. But the rules and the memory estimate are those of the newest
-    known version, so they miss what has changed since.
-    Example: vllm: ">=0.32"
-    Use instead: vllm: ">=0.32,<0.34"
-    Source: specserve, vllm/tables
-    """
-    if ctx.plan and is_newer(ctx.plan.vllm):
-        text = f"vLLM {ctx.plan.vllm} is installed; this specserve knows {known_versions()[-1]} and older"
-        yield Hit("vllm", text, help="update specserve, or read vLLM's release notes for what changed")
 
 
 _FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 from specserve.checks.config import section, whole
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
-from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY, V2_REFUSES_BLOCK_STAGES
+from specserve.vllm.facts import V2_REFUSES_BLOCK_STAGES
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
 MAX_K = 128
 _FEW_TOKENS = 8
 """The heads of the catalogue are used with 1 to 7."""
 _NGRAM = ("ngram", "ngram_gpu")
-_HEADS = ("eagle", "eagle3", "mtp", "dflash", "dspark")
 
 
 @variant_rule("SD101", ERROR)
@@ -246,27 +245,6 @@ def pipelined_prediction_layers(variant: Variant) -> Hits:
         )
 
 
-@variant_rule("SD141", INFO)
-def data_parallel_prediction_layers(variant: Variant) -> Hits:
-    """Data and expert parallelism are combined with the target's own prediction layers.
-
-    Users report that the server hangs near the end of the context (vllm-project/vllm#44185, vllm-project/vllm#44954),
-    although large deployments run this combination. Use a liveness check that makes the server write one token.
-    Example:
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-        engine: {data_parallel_size: 8, enable_expert_parallel: true}
-    Instead:
-        target: {model: ./model, tensor_parallel_size: 8}
-        engine: {enable_expert_parallel: true}
-    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
-    """
-    ranks = variant.ctx.count("data_parallel_size") or 1
-    if ranks > 1 and variant.ctx.engine.get("enable_expert_parallel") is True and variant.method == "mtp":
-        text = "hangs were reported for `mtp` under data and expert parallelism"
-        yield variant.hit("method", text, related={"engine.data_parallel_size": f"{ranks} ranks"})
-
-
 @rule("SD169", WARNING)
 def interleaved_drafts(ctx: Context) -> Hits:
     """The profile speculates, and interleaves the KV cache over context-parallel ranks by more than one token.
@@ -330,105 +308,3 @@ def lossy_verification(variant: Variant) -> Hits:
     if variant.get("rejection_sample_method") == "fly":
         text = "`fly` is lossy: the text is no longer the target's own"
         yield variant.hit("rejection_sample_method", text, help="leave it out for lossless verification")
-
-
-@variant_rule("SD131", INFO)
-def greedy_drafts(variant: Variant) -> Hits:
-    """The profile promises acceptance or speed (`expect`) at a temperature above 0, but its draft is greedy.
-
-    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
-    draft's first choice. Drafts that are sampled from the draft's distribution are usually accepted more often. In
-    return, the logits of all drafts take memory (`max_num_seqs` times K times the vocabulary).
-    Example:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-    Instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
-    Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
-    """
-    promises = enumerate(variant.ctx.profile.expect)
-    index = next((i for i, promise in promises if (promise.temperature or 0) > 0), None)
-    tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")  # with these, drafts are greedy
-    is_chosen = "draft_sample_method" in variant.block.keys or any(variant.get(key) is True for key in tied)
-    if index is not None and variant.method in ("draft_model", *_HEADS) and not is_chosen:
-        text = f"`{variant.method}` will draft greedily, and a temperature above 0 is promised"
-        related = {f"expect[{index}].temperature": "promised here"}
-        help_ = "benchmark `draft_sample_method: probabilistic` as an alternative"
-        yield variant.hit("method", text, related=related, help=help_)
-
-
-@variant_rule("SD132", ERROR)
-def contradictory_drafts(variant: Variant) -> Hits:
-    """Drafting options that vLLM refuses together.
-
-    A draft with another vocabulary must draft greedily. With `use_local_argmax_reduction`, no rank has all logits, so
-    vLLM refuses this option with `use_heterogeneous_vocab` and with probabilistic drafting. vLLM refuses some of these
-    combinations only after it has loaded the draft.
-    Example:
-        speculation:
-          method: draft_model
-          model: ./draft
-          num_speculative_tokens: 3
-          use_heterogeneous_vocab: true
-          draft_sample_method: probabilistic
-    Use instead:
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-    Source: vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
-    """
-    argmax = variant.get("use_local_argmax_reduction") is True
-    probabilistic = variant.get("draft_sample_method") == "probabilistic"
-    if variant.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
-        found = list(variant.ctx.judged) if probabilistic else variant.ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
-        place = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
-        why = (
-            "must draft greedily"
-            if probabilistic
-            else "needs all its logits, which this option never gathers"
-        )
-        text = f"a draft with another vocabulary than the target's {why}"
-        related, help_ = {variant.at("use_heterogeneous_vocab"): "another vocabulary"}, f"leave `{place}` out"
-    elif argmax and probabilistic:
-        found, place, help_ = variant.on("V2"), "use_local_argmax_reduction", ""
-        text = "local argmax has no probabilities for `draft_sample_method: probabilistic`"
-        related = {variant.at("draft_sample_method"): "asks for probabilities"}
-    else:
-        return
-    if found:
-        yield variant.hit(place, text, related=related, versions=found, help=help_ or None)
-
-
-@variant_rule("SD133", ERROR)
-def refused_adaptive_verification(variant: Variant) -> Hits:
-    """Adaptive verification is combined with a setting that it does not support.
-
-    Adaptive verification decides on the GPU how many draft tokens of each request are verified. It needs full CUDA
-    graphs. vLLM refuses it with any of these: LoRA, pipeline parallelism, `enable_return_routed_experts`,
-    `return_sampling_mask`. Unless the method is `dspark`, vLLM also refuses it with local argmax.
-    Example:
-        vllm: ">=0.32"
-        speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
-        engine: {enforce_eager: true}
-    Instead: speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
-    Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
-    """
-    engine, against = variant.ctx.engine, dict[str, str]()
-    if engine.get("enable_lora") is True:
-        against["engine.enable_lora"] = "with LoRA"
-    graphs = section(engine, "compilation_config").get("cudagraph_mode")
-    if engine.get("enforce_eager") is True:
-        against["engine.enforce_eager"] = "without CUDA graphs"
-    elif isinstance(graphs, str) and graphs.upper() in ("NONE", "PIECEWISE"):
-        against["engine.compilation_config.cudagraph_mode"] = "without full CUDA graphs"
-    if variant.ctx.profile.target.pipeline_parallel_size > 1:
-        against["target.pipeline_parallel_size"] = "with pipeline parallelism"
-    for name in ("enable_return_routed_experts", "return_sampling_mask"):
-        if engine.get(name) is True:
-            against[f"engine.{name}"] = f"with `{name}`"
-    if variant.method != "dspark" and variant.get("use_local_argmax_reduction") is True:
-        against[variant.at("use_local_argmax_reduction")] = "with local argmax, which has no draft logits"
-    for place, what in against.items() if variant.get("enable_adaptive_verification") is True else ():
-        text, help_ = (
-            f"vLLM refuses adaptive verification {what}",
-            "leave `enable_adaptive_verification` out, or the other setting",
-        )
-        yield variant.hit("enable_adaptive_verification", text, related={place: "set here"}, help=help_)

@@ -9,7 +9,7 @@ from specserve.checks.config import section
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, count, rule, variant_rule
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, accelerator
-from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
+from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, SLOTS
 from specserve.vllm.limits import LEAST_SEQUENCES, batch_defaults, capture_sizes
 from specserve.vllm.speculation import BLOCK_DRAFTS
 from specserve.vllm.speculation import needed_slots as slots
@@ -88,38 +88,6 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
         if (largest := count(said.get(_LARGEST)) or 0) > 0:
             return f"{place}.{_LARGEST}", largest
     return "engine", None
-
-
-@variant_rule("SD165", WARNING)
-def flashinfer_without_graphs(variant: Variant) -> Hits:
-    """FlashInfer is chosen for GPUs on which it has no CUDA graphs for decode steps with draft tokens.
-
-    A step that verifies drafts has several tokens per request. On these GPUs, FlashInfer's CUDA graphs support only one
-    token per request, so vLLM runs these steps without a graph (vllm-project/vllm#54992, vllm-project/vllm#49547).
-    Example:
-        vllm: "==0.32.*"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {attention_backend: FLASHINFER}
-        hardware: {accelerator: L4-24GB}
-    Use instead:
-        vllm: "==0.32.*"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        hardware: {accelerator: L4-24GB}
-    Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
-    """
-    ctx, kind, own = variant.ctx, gpu_kind(variant.ctx), variant.ctx.engine.get("attention_backend")
-    backend = str(own or section(ctx.engine, "attention_config").get("backend")).upper()
-    if backend != "FLASHINFER" or kind is None or ctx.engine.get("enforce_eager") is True or variant.k == 0:
-        return
-    major = kind.compute_capability[0] if kind.compute_capability else None
-    if found := [version for version in ctx.judged if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]:
-        yield Hit(
-            "engine.attention_backend" if own else "engine.attention_config.backend",
-            f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
-            related={variant.at("method"): "speculation"},
-            versions=found,
-            help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
-        )
 
 
 def needed_slots(variant: Variant, version: str, *, sequences: int | None) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 RARE, OFTEN = 0.001, 0.02
 """Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
 KEPT = 0.5
-"""With less of a sample text within reach of the draft, most drafts end early."""
+"""With less of its tokens within reach of the draft, most drafts end early."""
 KEY = "use_heterogeneous_vocab"
 
 
@@ -92,7 +92,8 @@ def unequal_vocabularies(variant: Variant) -> Hits:
 
     vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
     set. It refuses even if all tokens are the same: in Qwen2.5, only the padding of the embedding differs (152,064 from
-    7B up, 151,936 below). `lint` knows the sizes of published models by their names.
+    7B up, 151,936 below). `lint` knows the sizes of published models by their names. With `use_heterogeneous_vocab`,
+    the draft proposes only tokens that both vocabularies have: it is a warning if these are few.
     Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
@@ -107,6 +108,15 @@ def unequal_vocabularies(variant: Variant) -> Hits:
         if target != draft:
             yield _of_families(variant, target_family, draft_family, _refusal(target, draft))
         return
+    if (mapped := _compared(variant, mapped=True)) and (mapped.overlap or 1) < KEPT:
+        yield variant.hit(
+            "model",
+            f"the vocabularies share {mapped.shared_tokens or 0:,} tokens, and the draft can propose no others",
+            label=f"{mapped.overlap or 0:.0%} of its tokens are in the target's vocabulary",
+            related={variant.at(KEY): "keeps the shared tokens only"},
+            help="use a draft that is closer to the target, or a method without a draft, such as `ngram`",
+            severity=WARNING,
+        )
     found = _compared(variant)
     if found is None or _same_size(found) or _overrides_size(variant):
         return  # overrides change the sizes that config.json states
@@ -209,24 +219,6 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
     return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
 
 
-@variant_rule("SD204", INFO, needs="models")
-def other_segmentation(variant: Variant) -> Hits:
-    """Draft and target have the same tokens, but split text or format chats differently.
-
-    vLLM does not refuse this, and no output changes, because it uses the target's tokenizer and chat template for both.
-    But the draft was trained on text that was split or formatted differently, so its acceptance may be lower.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: specserve, tokenizer.json and the chat template of both models
-    """
-    found = _compared(variant)
-    if found and found.verdict == "identical" and found.reasons:
-        related = {"target.model": "its tokenizer and chat template serve both"}
-        yield variant.hit("model", found.reasons[0], related=related, notes=found.reasons[1:])
-
-
 @rule("SD208", ERROR, needs="models")
 def foreign_tokenizer(ctx: Context) -> Hits:
     """The tokenizer that the profile names does not match the target's token ids.
@@ -310,65 +302,3 @@ def _often(share: float | None) -> str:
     if share == 0:
         return ", none of them in a sample text"
     return f": {share:.1%} of a sample text" if share >= RARE else ": under 0.1% of a sample text"
-
-
-@variant_rule("SD205", WARNING, needs="models")
-def small_shared_vocabulary(variant: Variant) -> Hits:
-    """The two vocabularies that are mapped to each other have little in common.
-
-    With `use_heterogeneous_vocab`, the draft proposes only tokens that both vocabularies have. In the prompt and in the
-    output, the draft sees its `unk` token in place of each token that it does not have. If the shared tokens make up 60
-    % of ordinary text, at most 60 % of the draft tokens can be accepted.
-    Example:
-        target: {model: ./llama}
-        speculation:
-          method: draft_model
-          model: ./llama-draft-distant
-          num_speculative_tokens: 4
-          use_heterogeneous_vocab: true
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
-    """
-    from specserve.models.tokenizercompare import FEW_SHARED
-
-    found = _compared(variant, mapped=True)
-    shared, kept = (found.shared_tokens, found.kept_by_occurrence) if found else (None, None)
-    if found is None or shared is None or kept is None or (shared >= FEW_SHARED and kept >= KEPT):
-        return
-    yield variant.hit(
-        "model",
-        f"the vocabularies share {shared:,} tokens: the draft can propose {kept:.0%} of a sample text",
-        label=f"{found.overlap or 0:.0%} of its tokens are in the target's vocabulary",
-        related={variant.at(KEY): "keeps the shared tokens only"},
-        help="use a draft that is closer to the target, or a method without a draft, such as `ngram`",
-    )
-
-
-@variant_rule("SD207", ERROR, needs="models")
-def missing_draft_tokenizer(variant: Variant) -> Hits:
-    """The profile lets vLLM map the draft's vocabulary, but the draft has no tokenizer.
-
-    To map the vocabularies (`use_heterogeneous_vocab`), vLLM's workers load the draft's tokenizer from the draft's own
-    repository, and die if there is none. The draft under "Use instead" has the target's vocabulary, so it needs no
-    mapping.
-    Example:
-        target: {model: ./llama}
-        speculation:
-          method: draft_model
-          model: ./llama-draft-bare
-          num_speculative_tokens: 4
-          use_heterogeneous_vocab: true
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
-    """
-    from specserve.models.vocabulary import holds_tokenizer
-
-    is_read = variant.draft is not None and variant.draft.origin != "published"
-    files = variant.draft.files if variant.draft and is_read and _compared(variant, mapped=True) else None
-    if files is not None and not holds_tokenizer(files):
-        text, related = (
-            "the draft has no tokenizer, and its vocabulary has to be mapped",
-            {variant.at(KEY): "needs the draft's tokenizer"},
-        )
-        help_ = "copy the tokenizer that the draft was trained with into its directory"
-        yield variant.hit("model", text, related=related, help=help_)
