@@ -33,8 +33,8 @@ PARTS = {
     "demo": Part(
         50, "bench of the demo and of its baseline twice, 10 times: PAYS, and no verdict", "pays_and"
     ),
-    "tune": Part(18, "the K that tune chooses against a sweep of all", "chooses"),
-    "launches": Part(20, "how much launches of one server differ", "launches_of_one_server"),
+    "tune": Part(14, "the K that tune chooses against a sweep of all", "chooses"),
+    "launches": Part(30, "how much launches of one server differ", "launches_of_one_server"),
     "noise": Part(6, "bench with a draft of noise: COSTS", "draft_of_noise"),
     "ngram": Part(10, "bench of ngram on text that copies itself, and on other", "ngram"),
     "intervals": Part(3, "simulated benchmarks: the table of docs/bench.md", "interval_covers"),
