@@ -98,9 +98,6 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
     salts = Counter(request["cache_salt"] for request in asked)
     assert set(salts.values()) == {6}
     assert {header.get("authorization") for header in fast.headers} <= {"Bearer k", None}
-    passes = [json.loads(line) for line in (tmp_path / "run" / "passes.jsonl").read_text().splitlines()]
-    own = [line for each in passes if each["variant"] == "fast" for line in each["requests"]]
-    assert {line["acceptance"]["accepted_tokens"] for line in own} == {4}
     assert "not-for-you" not in "".join(file.read_text() for file in (tmp_path / "run").rglob("*.*"))
 
 

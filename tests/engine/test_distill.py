@@ -74,7 +74,7 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
 
     second = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert second.returncode == 1, second.stderr
-    assert "resuming" in second.stderr and "the target answers" not in second.stderr
+    assert "20 held out" in second.stderr and "the target answers" not in second.stderr
     assert "the new draft is not better" in second.stdout
     assert profile.read_bytes() == before
     result = json.loads((folder / "result.json").read_text())
