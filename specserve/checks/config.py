@@ -13,17 +13,6 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
-_KV_KEYS = (
-    "n_head_kv",
-    "num_kv_heads",
-    "num_key_value_heads",
-    "multi_query_group_num",
-    "num_attention_groups",
-)
-_OWN_COUNT = frozenset(
-    {"mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas"}
-)
-"""Model types whose heads vLLM counts in a way of their own (model_arch_config_convertor.py)."""
 _HEADS = {
     "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
     "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
@@ -80,23 +69,6 @@ def whole(config: Config, *keys: str) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
-
-
-def heads(config: Config) -> int | None:
-    """The number of attention heads, as vLLM divides them over ranks."""
-    if model_type(config) in _OWN_COUNT:
-        return None
-    return whole(text_config(config), "num_attention_heads", "n_head", "n_heads")  # the last two: GPT-2, MPT
-
-
-def kv_heads(config: Config) -> int | None:
-    """The number of KV heads, as vLLM divides or repeats them; None for latent attention, or if layers differ."""
-    text = text_config(config)
-    if model_type(config) in _OWN_COUNT or text.get("kv_lora_rank") is not None:
-        return None
-    if text.get("block_configs") or text.get("per_layer_config"):
-        return None
-    return whole(text, *_KV_KEYS)
 
 
 def layers(config: Config) -> int | None:

@@ -67,7 +67,7 @@ def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None
     }
     (finding,) = findings(loaded, models)
     assert finding.span.path == "speculation.model"
-    assert finding.help == "`tensor_parallel_size` may be 1 or 2"
+    assert finding.help == "`tensor_parallel_size` may be 2"
 
 
 @pytest.mark.parametrize(

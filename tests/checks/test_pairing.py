@@ -109,25 +109,6 @@ def test_a_head_s_own_rank_count_is_told_to_be_ignored(
     assert len(of("SD157", profile(text))) == hits
 
 
-@pytest.mark.parametrize(
-    ("dtype", "method", "hits"),
-    [
-        ("fp8", "dflash", 1),
-        ("fp8_e4m3", "dspark", 1),
-        ("auto", "dflash", 0),
-        ("bfloat16", "dflash", 0),
-        ("fp8", "eagle3", 0),
-    ],
-)
-def test_a_small_cache_type_is_inherited_by_drafters_that_may_have_no_kernel_for_it(
-    profile: Load, dtype: str, method: str, hits: int
-) -> None:
-    block = f"{{method: {method}, model: ./d, num_speculative_tokens: 3%s}}"
-    text = f"speculation: {block}\nengine: {{kv_cache_dtype: {dtype}}}"
-    assert len(of("SD158", profile(text % ""))) == hits
-    assert of("SD158", profile(text % ", kv_cache_dtype: bfloat16")) == []
-
-
 HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
 _STATIC = (
-    "arguments", "hardware", "pairing", "revisions", "schedules", "serving", "site",
+    "arguments", "hardware", "pairing", "parallelism", "revisions", "schedules", "serving", "site",
     "speculation", "steps_and_graphs", "tokenizers",
 )  # fmt: skip
 """Families with rules that need nothing but the profile, or what specserve ships about published models."""

@@ -6,23 +6,17 @@ from specserve.checks.config import (
     Config,
     architectures,
     has_kind,
-    heads,
-    kv_heads,
     lacks,
     section,
-    text_config,
-    whole,
 )
 from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
 from specserve.models.facts import ModelFacts
 from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
-from specserve.vllm.facts import VOCABULARY_PADDING
 from specserve.vllm.registry import registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
-_LARGEST_TP = 64
 
 
 _MODEL = {"target.model": "the model"}
@@ -103,65 +97,6 @@ def _speculator(config: Config) -> Hit:
         text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
     help_ = "name the verifier here, and the head under `speculation.model`"
     return Hit("target.model", text, help=help_, severity=WARNING if named else None)
-
-
-@rule("SD222", ERROR, needs="models")
-def indivisible_heads(ctx: Context) -> Hits:
-    """Attention heads, or the vocabulary, cannot be divided over the tensor-parallel ranks.
-
-    The number of attention heads must be a multiple of the number of ranks, or vLLM refuses to start. This also holds
-    for the draft, and small drafts often have an awkward number of heads, such as 14. Loading fails if the number of KV
-    heads is neither a multiple nor a divisor of the number of ranks. It also fails if the size of the vocabulary,
-    rounded up to a multiple of 64, is not a multiple of the number of ranks.
-    Example:
-        target: {model: ./qwen3, tensor_parallel_size: 4}
-        speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
-    Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
-    """
-    size = ctx.profile.target.tensor_parallel_size
-    # `dspark` alone may stay on one rank
-    whole_drafts = [
-        variant
-        for variant in ctx.variants
-        if variant.method == "dspark" and variant.get("draft_tensor_parallel_size") == 1
-    ]
-    alone = {variant.at("model") for variant in whole_drafts}
-    models = [(path, config) for path, config in ctx.models() if path not in alone]
-    for path, config in models if size > 1 else ():
-        total, groups, rows = heads(config), kv_heads(config), _table_rows(ctx, config)
-        if total is not None and total % size:
-            message = f"{total} attention heads do not divide over {size} ranks"
-        elif groups is not None and groups % size and size % groups:
-            message = f"{groups} KV heads neither divide over {size} ranks nor repeat evenly"
-        elif rows is not None and rows % size:
-            message = f"a vocabulary of {rows:,} rows, with padding, does not divide over {size} ranks"
-        else:
-            continue
-        help_ = f"`tensor_parallel_size` may be {_sizes(ctx, [config for _, config in models])}"
-        yield Hit(path, message, related={"target.tensor_parallel_size": f"{size} ranks"}, help=help_)
-
-
-def _table_rows(ctx: Context, config: Config) -> int | None:
-    """Rows of the vocabulary's tables as vLLM pads them; None if they are not known, or adapters add to them."""
-    size = whole(text_config(config), "vocab_size")
-    if size is None or ctx.engine.get("enable_lora"):
-        return None
-    padding = VOCABULARY_PADDING.at(ctx.judged[-1])
-    return -(-size // padding) * padding
-
-
-def _sizes(ctx: Context, configs: list[Config]) -> str:
-    """The tensor-parallel sizes that all of these models allow."""
-    totals = [number for config in configs for number in (heads(config), _table_rows(ctx, config)) if number]
-    groups = [number for config in configs if (number := kv_heads(config))]
-    fits = [
-        str(size)
-        for size in range(1, _LARGEST_TP + 1)
-        if all(total % size == 0 for total in totals)
-        and all(number % size == 0 or size % number == 0 for number in groups)
-    ]
-    return fits[0] if len(fits) == 1 else f"{', '.join(fits[:-1])} or {fits[-1]}"
 
 
 @rule("SD224", ERROR, needs="models")

@@ -201,28 +201,6 @@ def ignored_draft_parallelism(variant: Variant) -> Hits:
         yield variant.hit(place, text, related=related, help=f"leave `{place}` out")
 
 
-@variant_rule("SD158", INFO)
-def inherited_cache_type(variant: Variant) -> Hits:
-    """A drafter with bidirectional attention inherits the target's quantized KV cache type.
-
-    `dflash` and `dspark` need a non-causal attention backend, and few such backends support an 8-bit cache. vLLM may
-    end with `No valid attention backend found`, or pick a slower backend.
-    Example:
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7}
-        engine: {kv_cache_dtype: fp8}
-    Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7, kv_cache_dtype: bfloat16}
-    Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
-    """
-    dtype = str(variant.ctx.engine.get("kv_cache_dtype") or "auto")
-    inherits = variant.method in ("dflash", "dspark") and "kv_cache_dtype" not in variant.block.keys
-    if inherits and dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
-        text = f"the drafter's KV cache will be {quoted(dtype)} too"
-        help_ = f"if vLLM finds no attention backend for it, write `kv_cache_dtype: bfloat16` under `{variant.path}`"
-        yield variant.hit(
-            "method", text, related={"engine.kv_cache_dtype": "chosen for the target"}, help=help_
-        )
-
-
 @variant_rule("SD167", WARNING)
 def unshared_overrides(variant: Variant) -> Hits:
     """vLLM applies `hf_overrides` for positions (RoPE) to the target, but not to its prediction layers.

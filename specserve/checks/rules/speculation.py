@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from specserve.checks.config import section, whole
 from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
-from specserve.vllm.facts import V2_REFUSES_BLOCK_STAGES
-from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
+from specserve.vllm.speculation import retyped
 
 MAX_K = 128
 _FEW_TOKENS = 8
@@ -209,40 +208,6 @@ def unadapted_draft(variant: Variant) -> Hits:
         text = f"adapters are not applied to the drafts of `{variant.method}`"
         help_ = "watch each adapter's acceptance rate, or use `ngram` or `suffix`, which draft from the text itself"
         yield variant.hit("method", text, related={"engine.enable_lora": "adapters are served"}, help=help_)
-
-
-@variant_rule("SD140", WARNING)
-def pipelined_prediction_layers(variant: Variant) -> Hits:
-    """Pipeline parallelism is combined with a drafter that reads the target's hidden states.
-
-    The drafter runs on the last stage. `mtp` also needs the embedding, which only the first stage has: after loading,
-    vLLM stops, hangs or crashes (vllm-project/vllm#49355, vllm-project/vllm#52069, vllm-project/vllm#57755). Users
-    report wrong text from `eagle3` without async scheduling (vllm-project/vllm#52071). Before 0.30, vLLM refuses
-    `dflash` and `dspark` (vllm-project/vllm#52761).
-    Example:
-        target: {model: ./model, pipeline_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./model, tensor_parallel_size: 2}
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
-    """
-    target, refused = variant.ctx.profile.target, list[str]()
-    stages = target.pipeline_parallel_size
-    if variant.method in BLOCK_DRAFTS:
-        stopped = variant.ctx.during(V2_REFUSES_BLOCK_STAGES)
-        refused = [version for version in variant.on("V2", by_target=True) if version in stopped]
-    in_turns = variant.method == "eagle3" and variant.ctx.engine.get("async_scheduling") is False
-    if stages > 1 and (refused or in_turns or variant.method == "mtp"):
-        text = f"`{variant.method}` is not reliable with pipeline parallelism ({stages} stages)"
-        if refused:
-            text = f"the V2 runner refuses `{variant.method}` over {stages} pipeline stages"
-        yield variant.hit(
-            "method",
-            text,
-            related={"target.pipeline_parallel_size": "stages"},
-            versions=refused,
-            help=f"write `tensor_parallel_size: {stages * target.tensor_parallel_size}`, without pipeline stages",
-            severity=ERROR if refused else None,
-        )
 
 
 @rule("SD169", WARNING)

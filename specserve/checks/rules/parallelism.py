@@ -1,0 +1,197 @@
+"""SD140, SD222: what cannot be divided over ranks, and combinations that fail or change in some vLLM versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specserve.checks.config import Config, head_config, model_type, section, text_config
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.diagnostics import Severity
+from specserve.vllm.features import Feature, features, minors_before, minors_in
+from specserve.vllm.sharding import Ranks, Share, has_experts, next_sizes, shares
+from specserve.vllm.versions import known_versions
+
+_MOST_RANKS = 16
+_PLACES = {
+    "pipeline": "target.pipeline_parallel_size",
+    "data": "engine.data_parallel_size",
+    "target": "target.model",
+}
+
+
+@rule("SD222", ERROR, needs="models")
+def indivisible_size(ctx: Context) -> Hits:
+    """A size of the model cannot be divided over the ranks.
+
+    vLLM divides heads, the vocabulary and the widths of MLPs and experts over the tensor-parallel ranks, and the widths
+    of experts over data-parallel ranks, too. It pads the vocabulary and repeats KV heads; anything else must divide,
+    and a part must not cut the blocks or groups of a quantized matrix, or vLLM refuses to start. This also holds for
+    the draft, and small drafts often have an awkward number of heads, such as 14. The help names the nearest sizes that
+    work for target and draft.
+    Example:
+        target: {model: ./qwen3, tensor_parallel_size: 4}
+        speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
+    Source:
+        vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
+        vllm/model_executor/layers/quantization/utils/fp8_utils.py, `is not divisible by weight quantization block_k = `
+    """
+    target = ctx.profile.target
+    ranks = Ranks(
+        target.tensor_parallel_size,
+        ctx.count("data_parallel_size") or 1,
+        ctx.count("prefill_context_parallel_size") or 1,
+        ctx.engine.get("enable_expert_parallel") is True,
+    )
+    if ranks.experts == 1:
+        return
+    alone = {  # `dspark` alone may stay on one rank
+        variant.at("model")
+        for variant in ctx.variants
+        if variant.method == "dspark" and variant.get("draft_tensor_parallel_size") == 1
+    }
+    models = {path: config for path, config in ctx.models() if path not in alone}
+    for path, config in models.items():
+        if problems := [share for share in _shares(ctx, config, ranks) if share.problem]:
+            by_data = problems[0].ranks != ranks.tensor
+            related = {"target.tensor_parallel_size": f"{ranks.tensor} ranks"}
+            if by_data:
+                related["engine.data_parallel_size"] = "experts are divided over these ranks, too"
+            yield Hit(
+                path,
+                problems[0].problem,
+                notes=tuple(share.problem for share in problems[1:]),
+                related=related,
+                help=_remedy(ctx, list(models.values()), ranks, whole_experts=len(problems) == 1 and by_data),
+            )
+
+
+def _shares(ctx: Context, config: Config, ranks: Ranks) -> list[Share]:
+    text, vision, engine = text_config(config), section(config, "vision_config"), ctx.engine
+    limits = section(engine, "limit_mm_per_prompt")
+    is_left_out = engine.get("language_model_only") is True or 0 in limits.values()
+    is_whole = engine.get("mm_encoder_tp_mode") == "data"
+    quantization = section(config, "quantization_config") or section(text, "quantization_config")
+    return shares(
+        {"model_type": model_type(config), **text},
+        ranks,
+        quantization=quantization or section(config, "compression_config"),
+        vision=None if is_left_out or is_whole else vision,
+        has_adapters=bool(engine.get("enable_lora")),
+    )
+
+
+def _remedy(ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts: bool) -> str | None:
+    """The nearest tensor-parallel sizes at which target and drafts work, on the GPUs that are known of."""
+    machine, hardware = ctx.machine, ctx.profile.hardware
+    known = machine.count * machine.nodes if machine else hardware.count * hardware.nodes if hardware else 0
+    rest = ctx.profile.target.pipeline_parallel_size * ranks.data * ranks.prefill_context
+
+    def works(size: int) -> bool:
+        there = ranks._replace(tensor=size)
+        return not any(share.problem for config in configs for share in _shares(ctx, config, there))
+
+    sizes = next_sizes(works, ranks.tensor, most=known // rest or _MOST_RANKS)
+    words = f"`tensor_parallel_size` may be {' or '.join(map(str, sizes))}" if sizes else ""
+    whole = "`enable_expert_parallel: true` keeps each expert whole" if whole_experts else ""
+    return "; ".join(filter(None, (words, whole))) or None
+
+
+@variant_rule("SD140", WARNING)
+def failing_combination(variant: Variant) -> Hits:
+    """vLLM starts with this combination, and then fails, hangs or does something else.
+
+    One table holds such combinations of speculation with parallelism, loaders, caches and model runners, by vLLM
+    version from 0.19 on, each with its public thread or the line of vLLM that shows it. It is the only rule that speaks
+    of versions before the oldest with a table. An info tells a profile without a `vllm` range of older versions.
+    Example:
+        target: {model: ./model, pipeline_parallel_size: 2}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./model, tensor_parallel_size: 2}
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
+    """
+    ctx, newest = variant.ctx, known_versions()[-1]
+    value, judged, past = _values(variant), _minors(ctx), list[Hit]()
+    is_found = False
+    for row in features():
+        if not row.applies(variant.method, value):
+            continue
+        failing = minors_in(row.minors, newest=newest)
+        if found := [version for version in judged if version in failing]:
+            some = f"this applies to vLLM {_span(found)}" if len(found) < len(judged) else ""
+            yield _hit(variant, row, row.text, Severity(row.severity), note=some)
+            is_found = True
+        elif ctx.profile.vllm is None and "#" in row.source and failing:
+            first = next(version for version in judged if version not in failing)
+            text = f"with vLLM {_span(failing)}: {row.text}"
+            help_ = f'write `vllm: ">={first}"` to exclude these'
+            past.append(_hit(variant, row, text, INFO, note="", help_=help_))
+    yield from past[: not is_found]
+
+
+def _hit(
+    variant: Variant, row: Feature, text: str, severity: Severity, *, note: str, help_: str | None = None
+) -> Hit:
+    names = [_PLACES.get(name, name.replace("block.", f"{variant.path}.")) for name in row.when]
+    related = {name: "together with this" for name in names if name != variant.at(row.place)}
+    notes = tuple(filter(None, (note, f"see {row.source}")))
+    return variant.hit(
+        row.place, text, related=related, notes=notes, help=help_ or row.help, severity=severity
+    )
+
+
+def _span(versions: list[str] | tuple[str, ...]) -> str:
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+def _minors(ctx: Context) -> list[str]:
+    """The judged versions, and those of the profile's range that are older than every known one."""
+    known, spec = known_versions(), ctx.profile.vllm
+    reaches_down = not ctx.versions or ctx.versions[0] == known[0]
+    older = minors_before(known[0], spec=spec) if spec and reaches_down else ()
+    return [*older, *(ctx.versions if older else ctx.judged)]
+
+
+def _values(variant: Variant) -> Callable[[str], Any]:
+    """What stands behind the names in `when` of a row."""
+    ctx = variant.ctx
+    target = ctx.target_config
+    draft = head_config(variant.draft.config) if variant.draft else None
+
+    def experts() -> bool | None:
+        if ctx.engine.get("enable_expert_parallel") is True:
+            return True
+        return None if target is None else has_experts(text_config(target))
+
+    def cache() -> str:
+        named = str(ctx.engine.get("kv_cache_dtype") or "auto")
+        quantization = section(target or {}, "quantization_config")
+        is_own = quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
+        is_small = named.startswith(("fp8", "nvfp4", "int8", "int4")) or (named == "auto" and is_own)
+        return "8 bits" if is_small else ""
+
+    def gpu() -> int | None:
+        capability = ctx.machine.accelerator.compute_capability if ctx.machine else None
+        is_eager = ctx.engine.get("enforce_eager") is True
+        return capability[0] if capability and not is_eager else None
+
+    own: dict[str, Callable[[], Any]] = {
+        "pipeline": lambda: ctx.profile.target.pipeline_parallel_size > 1,
+        "data": lambda: (ctx.count("data_parallel_size") or 1) > 1,
+        "experts": experts,
+        "v2": lambda: ctx.runner_switch is not False and not ctx.on_cpu,
+        "cache": cache,
+        "gpu": gpu,
+        "target": lambda: model_type(target or {}) or None,
+        "draft": lambda: "quantized" if draft and section(draft, "quantization_config") else None,
+    }
+
+    def value(name: str) -> Any:
+        section_, _, key = name.partition(".")
+        if key:
+            found: Mapping[str, Any] = ctx.engine if section_ == "engine" else variant.block.keys
+            return found.get(key)
+        return own[name]()
+
+    return value

@@ -1,0 +1,119 @@
+"""How vLLM divides a model: what does not divide is named, what it pads, repeats or splits is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.vllm.sharding import Ranks, next_sizes, shares
+from specserve.vllm.versions import installed
+
+SOURCE = Path(__file__).parents[2] / "specserve" / "vllm" / "sharding.py"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+MOE = {"num_experts": 64, "moe_intermediate_size": 512, "hidden_size": 2048}
+QWEN = {**MOE, "shared_expert_intermediate_size": 512, "num_attention_heads": 16, "head_dim": 256}
+MLA = {
+    "num_attention_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "num_key_value_heads": 16,
+}  # fmt: skip
+INT4 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "a": {"weights": {"strategy": "group", "type": "int", "num_bits": 4, "group_size": 128}}
+    },
+}
+
+
+def problems(text: Mapping[str, Any], *ranks: Any, **more: Any) -> list[str]:
+    more.setdefault("quantization", {})
+    return [share.problem for share in shares(text, Ranks(*ranks), **more) if share.problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "quantization", "named"),
+    [
+        ({"num_attention_heads": 14}, (4,), {}, "14 attention heads do not divide over 4 ranks"),
+        ({"num_attention_heads": 28, "num_key_value_heads": 4}, (4,), {}, None),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8}, (12,), {}, "8 KV heads neither divide over 12"),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, (16,), {}, None),  # repeated
+        ({"vocab_size": 151936}, (3,), {}, "rows of the vocabulary"),
+        ({"vocab_size": 129}, (3,), {}, None),  # padded to 192
+        ({"linear_num_value_heads": 24}, (16,), {}, "24 heads of the recurrent layers"),
+        ({"mamba_num_heads": 64, "n_groups": 8}, (16,), {}, "8 groups of the recurrent layers"),
+        ({"mamba_num_heads": 64, "n_groups": 1}, (16,), {}, None),  # repeated
+        ({"intermediate_size": 18432}, (32,), BLOCKS, "is 576 on each of 32 ranks, which cuts"),
+        ({"intermediate_size": 18432}, (16,), BLOCKS, None),
+        ({"intermediate_size": 18432}, (32,), {}, None),
+        (QWEN, (8,), BLOCKS, "the shared expert's width of 512 is 64 on each of 8 ranks"),
+        (QWEN, (4,), BLOCKS, None),
+        (MOE, (8,), BLOCKS, None),  # blocks of 64: `refine_fp8_moe_block_shape`
+        ({**MOE, "moe_intermediate_size": 1408}, (8,), BLOCKS, "the width of each expert of 1,408 is 176"),
+        ({**MOE, "moe_intermediate_size": 1408}, (8, 1, 1, True), BLOCKS, None),  # whole experts
+        ({**MOE, "moe_intermediate_size": 500}, (2, 4), {}, "500 does not divide over 8 ranks"),
+        ({**MOE, "moe_intermediate_size": 500}, (4,), {}, None),
+        ({**QWEN, "moe_intermediate_size": 1024}, (8, 2, 1, True), BLOCKS, None),  # the shared expert is copied
+        ({**MOE, "intermediate_size": 6000}, (8,), BLOCKS, None),  # no layer is dense
+        ({**MOE, "intermediate_size": 6000, "first_k_dense_replace": 1}, (8,), BLOCKS, "the MLP's width"),
+        (MLA, (16,), BLOCKS, "the width of the queries"),
+        (MLA, (8,), BLOCKS, None),
+        ({"intermediate_size": 11008}, (8,), INT4, "is 1376 on each of 8 ranks, which cuts quantization groups"),
+        ({"intermediate_size": 11008}, (2,), INT4, None),
+        (MOE, (8,), INT4, "the width of each expert of 512 is 64"),
+        (MOE, (8,), {"quant_method": "awq", "group_size": 128}, None),  # groups of 64: `MoeWNA16Method`
+        ({"intermediate_size": 2880}, (8,), {"quant_method": "mxfp4"}, None),  # padded
+        ({"intermediate_size": 18432}, (32,), {**BLOCKS, "modules_to_not_convert": ["model.layers.3.mlp"]}, None),
+        (QWEN, (8,), {**BLOCKS, "modules_to_not_convert": ["model.layers.0.mlp.shared_expert_gate"]}, "shared"),
+        (QWEN, (8,), {**BLOCKS, "ignored_layers": ["re:.*shared_expert\\..*"]}, None),
+        (QWEN, (8,), {**BLOCKS, "ignored_layers": ["re:.*mlp.gate$", "re:["]}, "shared"),
+    ],
+)  # fmt: skip
+def test_what_vllm_cannot_divide_is_named(
+    text: Any, ranks: Any, quantization: Any, named: str | None
+) -> None:
+    found = problems(text, *ranks, quantization=quantization)
+    assert len(found) == (named is not None) and (named or "") in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("vision", "count"),
+    [
+        ({"model_type": "qwen3_5_moe_vision", "num_heads": 16}, 1),
+        ({"model_type": "siglip_vision_model", "num_attention_heads": 16}, 1),
+        ({"model_type": "qwen2_5_vl", "num_heads": 12}, 0),
+        ({"model_type": "kimi_k25_vision", "num_heads": 16}, 0),  # copied instead
+        ({"model_type": "intern_vit_6b", "num_attention_heads": 25}, 0),  # filled up
+        ({}, 0),
+    ],
+)
+def test_a_vision_tower_is_divided_copied_or_filled_up(vision: Any, count: int) -> None:
+    assert len(problems({"num_attention_heads": 24}, 6, vision=vision)) == count
+
+
+def test_each_rank_gets_its_part_with_what_is_repeated_or_padded() -> None:
+    text = {**QWEN, "num_key_value_heads": 2, "vocab_size": 1000}
+    found = {share.what: share.size for share in shares(text, Ranks(4, 2), quantization={})}
+    assert found["KV heads"] == 1
+    assert found["rows of the vocabulary, with padding,"] == 256
+    assert found["the shared expert's width"] == 128
+    assert found["the width of each expert"] == 64
+
+
+@pytest.mark.parametrize(("wanted", "most", "sizes"), [(8, 8, [4]), (3, 8, [2, 4]), (6, 6, [4]), (3, 2, [2])])
+def test_the_nearest_sizes_are_below_and_above_and_fit_the_machine(
+    wanted: int, most: int, sizes: list[int]
+) -> None:
+    assert next_sizes(lambda size: size in (1, 2, 4, 8) and size < 8, wanted, most=most) == sizes
+
+
+@pytest.mark.vllm
+def test_the_functions_that_are_named_are_in_vllm() -> None:
+    vllm = installed()
+    assert vllm is not None
+    folders = (vllm.package / name for name in ("config", "distributed", "model_executor"))
+    text = "".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
+    names = re.findall(r"`(\w+)[.`(]", SOURCE.read_text(encoding="utf-8"))
+    assert len(names) > 15 and [name for name in names if name not in text] == []
