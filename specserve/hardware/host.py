@@ -11,18 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_UNLIMITED = 1 << 62
-"""Control groups of version 1 have no word for "no limit", only a number this large."""
-_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Limit and usage, in version 2 and version 1 of control groups."""
-
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
     """Bytes of memory that a server on this host can use."""
 
     capacity_bytes: int
-    """MemTotal, or the limit of the control group if that is less."""
+    """MemTotal, or the limit of the control group (version 2) if that is less."""
     free_bytes: int
     """What is available now, never more than the capacity."""
     nodes: int = 1
@@ -32,8 +27,9 @@ class HostMemory:
 def host_memory(*, root: Path = Path("/")) -> HostMemory:
     """The memory of this host, as the kernel and the control groups of this process report it.
 
-    `root`: where `sys` and `proc/self/cgroup` are. Source: vllm/utils/cpu_resource_utils.py 0.32, which reads the
-    same limits. It takes capacity from a NUMA node, whose MemTotal some virtual machines change while they run.
+    `root`: where `sys` and `proc/self/cgroup` are. Limits are those of version 2 of control groups.
+    vLLM (vllm/utils/cpu_resource_utils.py 0.32) takes the capacity from a NUMA node, whose MemTotal
+    some virtual machines change while they run.
     """
     import psutil
 
@@ -47,34 +43,21 @@ def host_memory(*, root: Path = Path("/")) -> HostMemory:
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and usage of each control group that bounds this process, in bytes."""
-    for folder in _groups(root):
-        for limit_file, usage_file in _FILES:
-            limit = _number(folder / limit_file)
-            if limit is not None and limit < _UNLIMITED:
-                yield limit, _number(folder / usage_file) or 0
+    """Limit and usage, in bytes, of this process's control group (version 2) and its parents.
 
-
-def _groups(root: Path) -> Iterator[Path]:
-    """The memory control group of this process and its parents; in a container the mount itself is the group."""
-    mount = root / "sys/fs/cgroup"
-    own = {"": "", "memory": ""}
+    In a container the mount itself is the group.
+    """
+    mount, path = root / "sys/fs/cgroup", Path()
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            for name in controllers.split(","):
-                if name in own:
-                    own[name] = path.strip("/")
-    for name, path in own.items():
-        top = mount / name if name else mount
-        folder = top / path
-        yield top
-        if ".." in Path(path).parts:
-            continue
-        while folder != top:
-            yield folder
-            folder = folder.parent
+            if line.startswith("0::"):
+                path = Path(line.removeprefix("0::").strip("/"))
+    if ".." in path.parts:
+        path = Path()
+    for group in (path, *path.parents):
+        limit = _number(mount / group / "memory.max")
+        if limit is not None:
+            yield limit, _number(mount / group / "memory.current") or 0
 
 
 def _number(file: Path) -> int | None:

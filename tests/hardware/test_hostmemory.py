@@ -44,19 +44,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ),
         pytest.param(
             {
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{8 * GIB}\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
-            },
-            HostMemory(8 * GIB, 7 * GIB),
-            id="version 1 in a container",
-        ),
-        pytest.param(
-            {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
-            HostMemory(24 * GIB, 18 * GIB),
-            id="version 1 without a limit",
-        ),
-        pytest.param(
-            {
                 "proc/self/cgroup": "0::/system.slice/specserve.service\n",
                 "sys/fs/cgroup/system.slice/memory.max": f"{12 * GIB}",
                 "sys/fs/cgroup/system.slice/memory.current": f"{10 * GIB}",
@@ -68,12 +55,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ),
         pytest.param(
             {
-                "proc/self/cgroup": "5:cpu,memory:/job/7\n4:pids:/other\n",
-                "sys/fs/cgroup/memory/job/7/memory.limit_in_bytes": f"{4 * GIB}",
-                "sys/fs/cgroup/memory/job/7/memory.usage_in_bytes": f"{5 * GIB}",
+                "proc/self/cgroup": "4:pids:/other\n0::/job/7\n",
+                "sys/fs/cgroup/job/7/memory.max": f"{4 * GIB}",
+                "sys/fs/cgroup/job/7/memory.current": f"{5 * GIB}",
             },
             HostMemory(4 * GIB, 0),
-            id="version 1 of a job that is full",
+            id="a job that is full",
         ),
         pytest.param(
             {"sys/fs/cgroup/memory.max": f"{64 * GIB}", "sys/fs/cgroup/memory.current": f"{2 * GIB}"},
