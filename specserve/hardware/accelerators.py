@@ -30,7 +30,7 @@ class Accelerator:
     compute_capability: tuple[int, int] | None = None
     vendor: str = "nvidia"
     bandwidth_bytes_per_s: float | None = None
-    """Of its memory, the datasheet's peak; None if it is not known. Only for estimates, as is the next."""
+    """Of its memory, the datasheet's peak; None: not known. Only for estimates, as is the next."""
     flops: float | None = None
     """Dense 16-bit matrix products, a second, the datasheet's peak."""
     devices: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Machine:
     holders: tuple[str, ...] = ()
     """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
     memory_nodes: int = 1
-    """NUMA nodes that share the memory of a CPU: the engine's `gpu_memory_utilization` is a share of one of them."""
+    """NUMA nodes of a CPU's memory: the engine's `gpu_memory_utilization` is a share of one."""
 
     @property
     def is_cpu(self) -> bool:
@@ -63,7 +63,7 @@ class Machine:
         return self.accelerator.name == CPU
 
     def least_free_bytes(self, *, ranks: int) -> int | None:
-        """What is free on the fullest of the accelerators that so many ranks take: the first ones, as CUDA does."""
+        """What is free on the fullest of those that so many ranks take: the first, as in CUDA."""
         return min(self.free_bytes[:ranks]) if self.free_bytes else None
 
 
@@ -121,7 +121,7 @@ def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Ma
 
 
 def this_cpu() -> Machine:
-    """This machine's own memory, which the CPU engine uses: its capacity, and what is free of it now."""
+    """This machine's own memory, which the CPU engine uses: its capacity, and what is free now."""
     from specserve.hardware.host import host_memory
 
     memory = host_memory()
@@ -143,7 +143,9 @@ def _nearest(wanted: str) -> str:
 
     names = {_plain(known.name): known.name for known in catalogue()} | {CPU: CPU}
     same = [name for plain, name in names.items() if plain.startswith(wanted + "-")]
-    close = same or [names[plain] for plain in get_close_matches(wanted[:_LONGEST_NAME], names, n=1)]
+    close = same or [
+        names[plain] for plain in get_close_matches(wanted[:_LONGEST_NAME], names, n=1)
+    ]
     if not close:
         return "`specserve doctor --accelerators` lists the names"
     return f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
@@ -175,9 +177,10 @@ class Gpu:
 def find(
     *, devices: Sequence[int | str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Machine | None:
-    """The GPUs that a launch here would see: `devices`, else CUDA_VISIBLE_DEVICES, else all. None: there is none.
+    """The GPUs that a launch here would see: `devices`, else CUDA_VISIBLE_DEVICES, else all.
 
-    Of several kinds, the one with the least memory stands for all: vLLM gives every rank the same share.
+    None: there is none. Of several kinds, the one with the least memory stands for all: vLLM
+    gives every rank the same share.
     """
     return machine(selected(gpus(), devices=devices, environ=environ))
 
@@ -197,13 +200,14 @@ def machine(found: Sequence[Gpu]) -> Machine | None:
 
 
 def kind(gpu: Gpu) -> Accelerator:
-    """What the catalogue calls this GPU, with the memory that the driver gives out; else NVML's own figures."""
+    """What the catalogue calls this GPU, with the driver's usable memory; else NVML's figures."""
     words = gpu.name.replace("-", " ").split()
     matches = [
         (len(device), known)
         for known in catalogue()
         for device in known.devices
-        if _contains(words, device.split()) and abs(gpu.total_bytes / known.total_bytes - 1) < _SAME_SIZE
+        if _contains(words, device.split())
+        and abs(gpu.total_bytes / known.total_bytes - 1) < _SAME_SIZE
     ]
     longest = max(matches, key=lambda match: match[0], default=None)
     return longest[1] if longest else Accelerator(gpu.name, gpu.total_bytes, gpu.compute_capability)
@@ -216,7 +220,7 @@ def _contains(words: list[str], part: list[str]) -> bool:
 def selected(
     found: Sequence[Gpu], *, devices: Sequence[int | str] | None, environ: Mapping[str, str]
 ) -> list[Gpu]:
-    """The GPUs that CUDA shows, in its order: up to the first entry that names none, as CUDA reads the list."""
+    """The GPUs that CUDA shows, in its order: up to the first entry that names none."""
     if devices is None:
         text = environ.get("CUDA_VISIBLE_DEVICES")
         if text is None:

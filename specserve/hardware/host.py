@@ -74,7 +74,11 @@ class Holder:
     command: str
 
     def __str__(self) -> str:
-        return f"`{self.command}` (pid {self.pid})" if self.pid else "a process that cannot be seen from here"
+        return (
+            f"`{self.command}` (pid {self.pid})"
+            if self.pid
+            else "a process that cannot be seen from here"
+        )
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -85,14 +89,20 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def holder(host: str, port: int) -> Holder | None:
-    """Who stops a server from listening there; None: nobody. Raises OSError for a host that is not ours."""
+    """Who stops a server from listening there; None: nobody. Raises OSError for a foreign host."""
     import psutil
 
-    if _can_bind(host, port, as_vllm=True) and (_can_bind(host, port, as_vllm=False) or _in_time_wait(port)):
+    if _can_bind(host, port, as_vllm=True) and (
+        _can_bind(host, port, as_vllm=False) or _in_time_wait(port)
+    ):
         return None
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and _port(connection) == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and _port(connection) == port
+                and connection.pid
+            ):
                 return _named(connection.pid)
     return Holder(None, "")
 
@@ -100,8 +110,8 @@ def holder(host: str, port: int) -> Holder | None:
 def _can_bind(host: str, port: int, *, as_vllm: bool) -> bool:
     """As vLLM: with SO_REUSEADDR, so that TIME_WAIT is no obstacle.
 
-    That also gets past a vLLM that is still loading (bound, not yet listening), and one of the two would die
-    at the end of its start.
+    That also gets past a vLLM that is still loading (bound, not yet listening), and one of the two
+    would die at the end of its start.
     """
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(as_vllm))
@@ -132,7 +142,9 @@ def _named(pid: int) -> Holder:
     import psutil
 
     with contextlib.suppress(psutil.Error):
-        return Holder(pid, " ".join(psutil.Process(pid).cmdline()[:3]) or psutil.Process(pid).name())
+        return Holder(
+            pid, " ".join(psutil.Process(pid).cmdline()[:3]) or psutil.Process(pid).name()
+        )
     return Holder(pid, "?")
 
 
