@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from specserve.errors import FactError, system_reason
+
 _NO_FILE = "it is not a regular file"
 
 
@@ -81,3 +83,13 @@ def write_whole(path: Path, content: str | bytes, *, mode: int | None = None) ->
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+def write_named(
+    path: Path, content: str | bytes, *, mode: int | None = None, hint: str = ""
+) -> None:
+    """Write a file that the user named, or its folder. Raises FactError with its name."""
+    try:
+        write_whole(path, content, mode=mode)
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot write `{path}`: {system_reason(error)}", hint=hint) from error

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specserve.cli.options import argument, option
-from specserve.errors import FactError, UsageError, system_reason
+from specserve.errors import UsageError
 
 _OUTPUT = "Write this new file (default: stdout)."
 _SOURCE = "A script, compose file or Python program, `-` for stdin, or `--` followed by a command."
@@ -36,7 +36,7 @@ def convert(
     from specserve.checks.run import lint_text
     from specserve.convert.convert import FILE, converted
     from specserve.convert.reading import read_source
-    from specserve.files import write_whole
+    from specserve.files import write_named
     from specserve.report.console import out
     from specserve.report.launch import say_converted
 
@@ -46,10 +46,7 @@ def convert(
     given, origin, others = read_source(source)
     result = converted(given, origin=origin)
     if target:
-        try:
-            write_whole(Path(target), result.text)
-        except (OSError, ValueError) as error:
-            raise FactError(f"cannot write `{target}`: {system_reason(error)}") from error
+        write_named(Path(target), result.text)
     else:
         out(result.text)
     # without the values that are not resolved, most rules would err

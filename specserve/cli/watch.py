@@ -48,7 +48,7 @@ def watch(
     from specserve.measure.watch.watch import WatchedServer, reports
     from specserve.report.watch import show_watch
 
-    window_s = seconds(window, option="--window", least_s=1.0, most_s=7 * 86400.0)
+    window_s = seconds(window, option="--window", least_s=1.0)
     interval_s = min(_READ_EVERY_S, max(0.2, window_s / 12))
     watched = WatchedServer(server, profile=profile)
     if strict and watched.profile_error is not None:

@@ -16,7 +16,7 @@ from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError, UsageError
-from specserve.files import read_start, write_whole
+from specserve.files import read_start, write_named
 
 TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
     "compose": compose,
@@ -100,9 +100,9 @@ def put(artifacts: Sequence[Artifact], folder: Path) -> int:
         file = folder / one.path
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, one.text)
         except OSError as error:
             raise FactError(f"cannot write `{file}`: {error.strerror}") from error
+        write_named(file, one.text)
     return len(changed)
 
 

@@ -22,7 +22,7 @@ from specserve.models.read import read_model
 from specserve.profile.load import examine, load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import keep
-from specserve.profile.writer import rewrite_section
+from specserve.profile.writer import write_alternatives
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -207,15 +207,3 @@ def add_alternatives(path: str, names: Iterable[str], *, found: FoundDrafts) -> 
     if new:
         write_alternatives(path, new, remark=f"specserve drafts: catalogue of {as_of()}")
     return places
-
-
-def write_alternatives(
-    path: str, added: Mapping[str, Mapping[str, object]], *, remark: str
-) -> None:
-    """Write blocks as alternatives, over those of the same name. Raises FactError."""
-
-    def said(profile: Profile) -> dict[str, dict[str, object]]:
-        return {name: dict(block.keys) for name, block in profile.alternatives.items()}
-
-    whole = {**said(load_profile(path)), **added}
-    rewrite_section(path, "alternatives", whole, said=said, remark=remark)

@@ -18,7 +18,7 @@ LAUNCH_SPREAD = {"cuda": 0.01, "cpu": 0.08}
 Assumed for GPUs. Measured on two cores of a virtual machine: of equal servers side by side, the
 third one is 0 to 17 % faster than the first (seven runs: docs/bench.md).
 """
-_KNOWN = 1e6
+KNOWN = 1e6
 """Degrees of freedom of a variance that is known."""
 
 
@@ -194,7 +194,7 @@ def _estimate(
     total = variance + by_launch
     if not total:
         return LogEstimate(log, 0.0, freedom, *counts)
-    freedom = min(freedom * (total / variance) ** 2, _KNOWN) if variance else _KNOWN
+    freedom = min(freedom * (total / variance) ** 2, KNOWN) if variance else KNOWN
     shares = min(between / total, 1.0), by_launch / total
     return LogEstimate(log, math.sqrt(total), freedom, *counts, *shares)
 

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -69,16 +69,10 @@ class Running:
     def has_chat(self) -> bool:
         """Return whether the target has a chat template."""
         said = [{"role": "user", "content": "Hello"}]
-        try:
-            body = {"model": self.model, "max_tokens": 1, "messages": said}
-            self.client.post("chat/completions", body, model=self.model)
-        except RequestRefused:
-            return False
-        return True
-
-    def max_model_len(self) -> int | None:
-        """Return the most tokens of a request; None if the server does not say."""
-        return self.client.max_model_len(self.model)
+        body = {"model": self.model, "max_tokens": 1, "messages": said}
+        with suppress(RequestRefused):
+            return bool(self.client.post("chat/completions", body, model=self.model))
+        return False
 
     def run(self, generator: LoadGenerator, block: Block, *, launch: int) -> Pass:
         """Send a block and return what was measured. Raises TrafficError without an answer."""
@@ -216,7 +210,11 @@ class Measurement:
             stack.callback(generator.close)
             generator.wait_ready()
             if not self.workloads:  # once, so that every later session sends the same prompts
-                lengths = [most for each in servers.values() if (most := each.max_model_len())]
+                lengths = [
+                    most
+                    for each in servers.values()
+                    if (most := each.client.max_model_len(each.model))
+                ]
                 room: dict[str, Any] = {"max_model_len": min(lengths, default=None)}
                 room["chat"] = all(each.has_chat() for each in servers.values())
                 self._load_workloads(**room)
@@ -296,7 +294,7 @@ class Measurement:
         least, most = _WARM_UP_LOADS
         load = min(max(least, *(point.concurrency for point in self.points)), most)
         kind = next(iter(self.workloads.values()))
-        warm = load_warm_up(kind, max_model_len=server.max_model_len())
+        warm = load_warm_up(kind, max_model_len=server.client.max_model_len(server.model))
         prompts = [
             replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS)) for each in warm.prompts
         ] * math.ceil(load / len(warm.prompts))

@@ -52,19 +52,14 @@ def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tu
 
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)")
 
 
-def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 86400.0) -> float:
-    """The seconds of `90`, `20m` or `2m30s`.
-
-    Raises UsageError if it is no time, or not within the limits.
-    """
-    parts = _PART.findall(text)
-    if not parts or "".join(map("".join, parts)) != text.strip():
-        raise UsageError(f"`{option}` is not a time: {text!r}", hint="such as 30s, 5m, 2m30s, 1h")
-    value = sum(float(count) * _UNITS[unit] for count, unit in parts)
-    if not least_s <= value <= most_s:
-        most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"
-        raise UsageError(f"`{option}` is {text}, but it must be {least_s:g} s to {most}")
+def seconds(text: str, *, option: str, least_s: float) -> float:
+    """The seconds of `90`, `20m` or `1.5h`. Raises UsageError for no time, or one out of range."""
+    form = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)", text.strip())
+    if form is None:
+        raise UsageError(f"`{option}` is not a time: {text!r}", hint="such as 30s, 5m, 1.5h")
+    value = float(form[1]) * _UNITS[form[2]]
+    if not least_s <= value <= 7 * _UNITS["d"]:
+        raise UsageError(f"`{option}` is {text}, but it must be {least_s:g} s to 7 days")
     return value

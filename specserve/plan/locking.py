@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from specserve import __version__
-from specserve.errors import FactError, UsageError, system_reason
-from specserve.files import write_whole
+from specserve.errors import FactError, UsageError
+from specserve.files import write_named
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import find_snapshot, hub_cache, is_offline, missing_of_listing, read_from_hub
 from specserve.models.lock import (
@@ -284,10 +284,7 @@ def _write(
         if old and file.read_text(encoding="utf-8") == text(old.created, old.specserve):
             return Locked(file, models, changed=False)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    try:
-        write_whole(file, text(today, __version__))
-    except OSError as error:
-        raise FactError(f"cannot write `{file}`: {system_reason(error)}") from error
+    write_named(file, text(today, __version__))
     return Locked(file, models, changed=True)
 
 

@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from specserve.errors import FactError, SpecserveError
-from specserve.files import write_whole
+from specserve.files import write_named
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from specserve.profile.source import is_plain_text, read_by, read_file
@@ -185,6 +185,16 @@ def rewrite_section(
     return after != before
 
 
+def write_alternatives(path: str, added: Mapping[str, Mapping[str, object]], *, remark: str) -> None:
+    """Write blocks as alternatives, over those of the same name. Raises FactError."""
+
+    def said(profile: Profile) -> dict[str, dict[str, object]]:
+        return {name: dict(block.keys) for name, block in profile.alternatives.items()}
+
+    whole = {**said(load_profile(path)), **added}
+    rewrite_section(path, "alternatives", whole, said=said, remark=remark)
+
+
 def _unchangeable(file: Path) -> FactError:
     return FactError(f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand")
 
@@ -198,10 +208,7 @@ def _exchange(file: Path, text: str, *, is_right: Callable[[Profile], bool]) -> 
         raise _unchangeable(file) from error
     if not is_right(profile):
         raise _unchangeable(file)
-    try:
-        write_whole(file.resolve(), text)
-    except OSError as error:
-        raise FactError(f"cannot write `{file}`: {error.strerror}") from error
+    write_named(file.resolve(), text)
 
 
 def with_section(

@@ -24,7 +24,7 @@ from specserve.measure.bench.rundir import Progress
 from specserve.measure.bench.summary import WAITING
 from specserve.measure.intervals import Estimate
 from specserve.measure.values import ASSUMED_SPEEDS
-from specserve.measure.verdict import PAYS, verdict_words
+from specserve.measure.verdict import PAYS
 from specserve.measure.watch.verdict import promise_words
 from specserve.report.charts import Chart
 from specserve.report.console import LiveLine, in_one_line, say
@@ -163,7 +163,7 @@ def _document(result: Result) -> Document:
 
 def _answer(result: Result, mine: Sequence[Comparison]) -> str:
     """Return how often a variant pays, its worst and its best point, and what to do."""
-    counts = Counter(verdict_words(item.verdict) for item in mine)
+    counts = Counter(item.verdict.word.lower() for item in mine)
     parts = list(counts)
     if len(mine) > 1:
         often = ", ".join(f"{words} at {number}" for words, number in counts.items())

@@ -55,7 +55,7 @@ def _answer(found: TuneResult) -> str:
     """Return what to do."""
     choice, mean = found.choice, with_spread(found.choice.speedup, "x")
     if choice.verdict.word == PAYS and choice.setting is not None:
-        where = "" if len(found.tokens_per_s_without) < 2 else " (the mean over all points)"
+        where = "" if len({row.point for row in found.rows}) < 2 else " (the mean over all points)"
         return f"{choice.setting.words}: {mean} the tokens/s of no speculation{where}"
     if choice.verdict.word != INCONCLUSIVE:
         return f"run without speculation: {choice.verdict.sentence} ({mean})"
@@ -73,8 +73,7 @@ def _place(found: TuneResult, workload: str, temperature: float) -> Section:
     for row in here:
         load, k = str(row.point.concurrency), str(row.num_speculative_tokens)
         if f"concurrency {load}" not in curves:
-            without = found.tokens_per_s_without.get(f"{workload}/{temperature:g}/{load}")
-            rows.append([load, "0", "1.00", f"{figure(without, 1)} tokens/s", ""])
+            rows.append([load, "0", "1.00", "1.00x", ""])
         length, speedup = figure(row.mean_acceptance_length), with_spread(row.speedup, "x")
         rows.append([load, k, length, speedup, row.verdict.word if row.verdict else "predicted"])
         curves.setdefault(f"concurrency {load}", {})[k] = row.speedup

@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("form", "beginning"),
     [
-        ("text", "profile: pays at 3, is inconclusive at 2"),
+        ("text", "profile: pays at 3, inconclusive at 2"),
         ("markdown", "### Bench"),
         ("html", "<!doctype"),
         ("json", '{\n  "version": 1'),

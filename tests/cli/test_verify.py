@@ -89,7 +89,7 @@ def test_the_first_line_of_a_wrong_server_says_what_is_wrong_and_what_to_do() ->
     assert answer.endswith(
         "Serve it without speculation (`specserve up PROFILE --alternative baseline`) until that is mended."
     )
-    assert " came " in rest and "the target prefers " in rest
+    assert " came, " in rest and "the target prefers " in rest
     assert "xcluded" not in text and max(map(len, text.splitlines())) <= 80
 
 

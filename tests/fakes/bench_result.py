@@ -11,9 +11,8 @@ from specserve.measure.bench.result import (
     Result,
     VariantInfo,
 )
-from specserve.measure.expect import Judged, Kept, Limit
 from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Verdict
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, PAYS, Judged, Kept, Limit, Verdict
 from specserve.metrics.counters import Acceptance
 
 LOADS = (1, 4, 16)

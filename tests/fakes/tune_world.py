@@ -198,14 +198,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, here: World) -> World:
         return Connected(
             variant=variant,
             model="m",
-            max_model_len=lambda: None,
+            client=SimpleNamespace(max_model_len=lambda _model: None),
             has_chat=lambda: False,
             run=send,
             check=check,
         )
 
     clock = SimpleNamespace(monotonic=lambda: here.now_s)
-    driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
+    driver = SimpleNamespace(close=lambda: None, wait_ready=lambda: None)
     workload = Workload("code", here.every, "specserve")
     for module, name, value in (
         (subject, "running", running),

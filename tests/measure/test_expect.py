@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.expect import Limit, judge, limits
 from specserve.measure.intervals import Estimate
+from specserve.measure.verdict import Limit, judge, limits
 from specserve.profile.schema import Profile
 
 MakeProfile = Callable[[str], Profile]

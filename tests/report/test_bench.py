@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import LengthPart, Result, from_json, read_result
 from specserve.measure.bench.rundir import Progress
-from specserve.measure.expect import Kept
 from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Verdict
+from specserve.measure.verdict import COSTS, INCONCLUSIVE, NO_DIFFERENCE, PAYS, Kept, Verdict
 from specserve.report.bench import BenchView, rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -147,7 +146,7 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_the_report_leads_with_the_answer_its_interval_and_what_to_do(form: str) -> None:
     shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
-    words = ["pays at 3, is inconclusive at 2, costs at 1 of 6 points",
+    words = ["pays at 3, inconclusive at 2, costs at 1 of 6 points",
              "0.83x (0.79-0.87) at worst on creative, concurrency 16",
              "2.17x (2.08-2.25) at best on chat, concurrency 1",
              "not decided at chat, concurrency 16, temperature 0.7: it needs about 4 more blocks",
@@ -171,7 +170,7 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
             "profile: pays; 2.00x (1.90-2.10) on chat, concurrency 1, temperature 0.7; serve with it",
         ),
         (Verdict(COSTS, "bad"), "serve without it, or let `specserve tune` look for a K that pays"),
-        (Verdict(NO_DIFFERENCE, "bad"), "profile: makes no difference; 2.00x"),
+        (Verdict(NO_DIFFERENCE, "bad"), "profile: no difference; 2.00x"),
         (Verdict(INCONCLUSIVE, "open", "it needs 2 more launches"), "not decided: it needs 2 more launches"),
     ],
 )

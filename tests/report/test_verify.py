@@ -97,8 +97,7 @@ WRONG = replace(
             fault_percent=Estimate(0.279, 0.06, 0.82, 1792, EXACT),
             excluded_percent=None,
             wrong=tuple(
-                f'code-sql, token {index}: after "SELECT *\\n" came " FROM", the target prefers " WHERE"'
-                " (by 6.03 nats)"
+                f'code-sql, token {index}: " FROM" came, the target prefers " WHERE" (by 6.03 nats)'
                 for index in range(5)
             ),
         ),

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.expect import Judged, Kept, Limit
 from specserve.measure.intervals import Estimate
-from specserve.measure.watch.verdict import STEADY, UNSEEN, Advice, verdict_of
+from specserve.measure.verdict import Judged, Kept, Limit
+from specserve.measure.watch.verdict import STEADY, UNSEEN, Advice, Reading, figures, verdict_of
 from specserve.measure.watch.watch import WatchedServer, WatchReport
-from specserve.measure.watch.window import Reading, figures
 from specserve.metrics.prometheus import read
 from specserve.report.watch import answer, figures_text, line, report_json, rows, show_watch
 

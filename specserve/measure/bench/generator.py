@@ -53,16 +53,13 @@ class LoadGenerator:
         self._count = 0
         self._last_url = ""
         self._last_end_s = 0.0
-        self.vllm = ""
-        """Its version, once it is ready."""
+        self._is_ready = False
         self._child = JsonChild(command, env=_environment(key_variables), log_path=log_path)
 
     def wait_ready(self) -> None:
         """Wait until it has imported vLLM. Raises LaunchError."""
-        while not self.vllm:
-            message = self._next()
-            if message["event"] == "ready":
-                self.vllm = str(message["vllm"])
+        while not self._is_ready:
+            self._is_ready = self._next()["event"] == "ready"
 
     def send(self, url: str, traffic: Mapping[str, Any]) -> Sent:
         """Send a pass and wait for its answers; before it, for the last server to fall idle.
@@ -109,8 +106,7 @@ class LoadGenerator:
 
 def _environment(key_variables: Sequence[str]) -> dict[str, str]:
     """Return ours, without keys that no variant needs, and without a proxy for this host."""
-    keep = {name for name in os.environ if name in key_variables or name not in _KEYS}
-    env = {name: os.environ[name] for name in keep}
+    env = {key: os.environ[key] for key in os.environ if key in key_variables or key not in _KEYS}
     proxies = [env.get("no_proxy") or env.get("NO_PROXY"), "127.0.0.1,localhost,::1"]
     none = ",".join(filter(None, proxies))
     quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}

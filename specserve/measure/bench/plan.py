@@ -195,8 +195,8 @@ def _running(text: str, label: str | None) -> Variant:
 
 
 BUDGET = "30m"
-_WORKLOADS = ("chat", "code")
-_LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
+WORKLOADS = ("chat", "code")
+LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _BLOCKS, _CPU_TOKENS = 8, 64
 _QUICK_BLOCKS, _QUICK_PROMPTS, _QUICK_TOKENS = 6, 18, 48
 
@@ -278,7 +278,7 @@ def plan_bench(
     if together is None:
         together = side_by_side(variants)
     platform = next((each.plan.platform for each in variants if each.plan is not None), "cuda")
-    points = points_of(request, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
+    points = points_of(request, defaults=(WORKLOADS, LOADS.get(platform, (1, 4))))
     if request.launches and not any(each.plan is not None for each in variants):
         raise UsageError("`--launches` cannot start servers again that bench did not start")
     is_started = any(each.plan is not None for each in variants)

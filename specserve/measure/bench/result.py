@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specserve.errors import FactError
-from specserve.measure.expect import Judged, Kept
 from specserve.measure.intervals import Estimate
-from specserve.measure.verdict import Verdict
+from specserve.measure.verdict import Judged, Kept, Verdict
 from specserve.metrics.counters import Acceptance
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.files import write_whole
+from specserve.files import write_named
 from specserve.measure.bench.blocks import Pass
 from specserve.measure.bench.result import Point, from_json
 from specserve.serve.files import append_own, private, read_own
 
 RUN, PASSES = "run.json", "passes.jsonl"
 _MAX_BYTES = 1 << 30
+_ELSEWHERE = "use `-o DIR` to write to another place"
 
 
 class RunDirectory:
@@ -79,10 +80,7 @@ class RunDirectory:
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file. Raises FactError."""
-        try:
-            write_whole(self.path / name, text, mode=0o600)
-        except OSError as error:
-            raise _unwritable(self.path / name, error) from error
+        write_named(self.path / name, text, mode=0o600, hint=_ELSEWHERE)
 
 
 def read_passes(path: Path) -> list[Pass]:
@@ -134,8 +132,7 @@ def resume(path: Path) -> RunDirectory:
 
 
 def _unwritable(path: Path, error: OSError) -> FactError:
-    hint = "use `-o DIR` to write to another place"
-    return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=hint)
+    return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=_ELSEWHERE)
 
 
 def host(platform: str | None) -> dict[str, str]:

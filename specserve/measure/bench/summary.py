@@ -19,7 +19,6 @@ from specserve.measure.bench.result import (
     Quantiles,
     Result,
 )
-from specserve.measure.expect import Judged, judge, limits
 from specserve.measure.intervals import (
     Estimate,
     LogEstimate,
@@ -32,10 +31,12 @@ from specserve.measure.intervals import (
 from specserve.measure.verdict import (
     INCONCLUSIVE,
     PAYS,
+    Judged,
     Verdict,
+    judge,
+    limits,
     needed,
     verdict,
-    verdict_words,
 )
 from specserve.metrics.counters import Acceptance, total_acceptance
 
@@ -274,7 +275,7 @@ def stops_paying(
         end = found[pays[-1] if pays else 0]
         clauses[key] = f"does not pay at concurrency {', '.join(map(str, loads))}"
         if pays:
-            words = f"{verdict_words(end.verdict)} at {end.point.concurrency}"
+            words = f"{end.verdict.word.lower()} at {end.point.concurrency}"
             clauses[key] = f"pays up to concurrency {loads[pays[-1] - 1]}, {words}"
         mine, theirs = cells[end.variant, end.point], cells[end.against, end.point]
         clauses[key] += _lack_of_room(mine, theirs, kv_cache_tokens)

@@ -14,7 +14,7 @@ from typing import Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import FactError, UsageError
-from specserve.files import write_whole
+from specserve.files import write_named
 from specserve.measure.workloads.load import Prompt, read
 from specserve.models.hub import find_snapshot, hub_cache
 from specserve.models.read import local_path
@@ -161,9 +161,9 @@ class DistillPlan:
         file = self.folder / name
         try:
             private(self.folder).chmod(0o700)  # it holds what users wrote
-            write_whole(file, text, mode=0o600)
         except OSError as error:
             raise FactError(f"cannot write `{file}`: {error.strerror}") from error
+        write_named(file, text, mode=0o600)
         return file
 
 

@@ -20,10 +20,10 @@ from specserve.measure.bench.run import run_benchmark
 from specserve.measure.bench.rundir import RUN, read_passes
 from specserve.measure.bench.summary import sample, speedup
 from specserve.measure.distill.plan import DistillPlan, line_of
-from specserve.measure.drafts import write_alternatives
 from specserve.measure.intervals import Estimate, rate, ratio
 from specserve.measure.servers import Outlet
 from specserve.measure.verdict import COSTS, verdict
+from specserve.profile.writer import write_alternatives
 from specserve.serve.batch import GenerateStatus, open_output
 from specserve.serve.batch import run as generate
 from specserve.serve.causes import died

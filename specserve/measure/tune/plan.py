@@ -16,6 +16,9 @@ from specserve.errors import UsageError
 from specserve.measure.bench.blocks import PER_SLOT
 from specserve.measure.bench.plan import (
     BASELINE,
+    BUDGET,
+    LOADS,
+    WORKLOADS,
     BenchRequest,
     Variant,
     plan_variant,
@@ -29,11 +32,9 @@ from specserve.measure.values import ASSUMED_SPEEDS, seconds
 from specserve.serve.files import state_folder
 from specserve.vllm.speculation import BLOCK_DRAFTS
 
-BUDGET = "30m"
 ROUNDS = 8
 """Rounds over all points; each of them has one block of requests for every point."""
 USUAL_MOST_TOKENS = 8
-_WORKLOADS, _LOADS = ("chat", "code"), {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _MAX_TOKENS = {"cpu": 48, "cuda": 256}
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
 _K, _SCHEDULE = "num_speculative_tokens", "num_speculative_tokens_per_batch_size"
@@ -129,7 +130,7 @@ class TunePlan:
 
     def block_s(self, point: Point, per_slot: int) -> float:
         """Assumed seconds of one block on one server."""
-        load = point.concurrency or 1
+        load = point.concurrency
         return ASSUMED_SPEEDS[self.platform].seconds(per_slot * load * self.max_tokens, load)
 
     def seconds(self, per_slot: int) -> float:
@@ -157,7 +158,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
             f"`{profile.file}` does not speculate: there is nothing to tune",
             hint="add a `speculation` section; `specserve drafts` lists drafts for the target",
         )
-    points = points_of(request, defaults=(_WORKLOADS, _LOADS[launch.platform]))
+    points = points_of(request, defaults=(WORKLOADS, LOADS[launch.platform]))
     files = sources(request.workloads)
     prompts_of((point.workload for point in points), files)  # refused before any launch
     keys = {
@@ -184,7 +185,7 @@ def plan_tune(request: TuneRequest, *, starts: bool, notices: Notices) -> TunePl
         most_tokens=most,
         baseline=baseline,
         largest=variant,
-        points=tuple(sorted(points, key=lambda point: point.concurrency or 1)),
+        points=tuple(sorted(points, key=lambda point: point.concurrency)),
         platform=launch.platform,
         vllm=launch.vllm,
         together=side_by_side([baseline, variant]),
@@ -214,4 +215,4 @@ def _planned(
 
 def loads_of(points: Sequence[Point]) -> list[int]:
     """The concurrencies, in order."""
-    return sorted({point.concurrency or 1 for point in points})
+    return sorted({point.concurrency for point in points})

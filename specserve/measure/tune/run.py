@@ -13,15 +13,13 @@ from pathlib import Path
 from statistics import fmean
 
 from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficError
-from specserve.measure.bench.blocks import Block, passes_of, seeded, variant_order
+from specserve.measure.bench.blocks import Block, seeded, variant_order
 from specserve.measure.bench.plan import BASELINE, Variant
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, host, resume
-from specserve.measure.bench.summary import figures
 from specserve.measure.servers import Measurement, Outlet, Running
 from specserve.measure.tune import choose
-from specserve.measure.tune.choose import Choice, Row
-from specserve.measure.tune.observe import steps_by_request
+from specserve.measure.tune.choose import Choice, Row, steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import INCONCLUSIVE
@@ -195,7 +193,7 @@ class Tune(Measurement):
     def _block(self, number: int, point: Point) -> Block:
         """The requests of one round at one point: the next prompts of its workload."""
         prompts, count = self.workloads[point.workload].prompts, self.per_slot
-        count *= point.concurrency or 1
+        count *= point.concurrency
         line = seeded(f"{point}").sample(prompts, len(prompts))
         some = [line[(number * count + at) % len(line)] for at in range(count)]
         seed = seeded(f"{point} {number}").randrange(2**31)
@@ -204,11 +202,6 @@ class Tune(Measurement):
     def result(self) -> TuneResult:
         """What the passes say."""
         plan, content = self.plan, self.directory.content
-        without = {
-            f"{at.workload}/{at.temperature:g}/{at.concurrency}": found.output_tokens_per_s
-            for at in plan.points
-            if (found := figures(passes_of(self.passes, BASELINE, at)))
-        }
         return TuneResult(
             name=plan.name,
             created=content["created"],
@@ -217,7 +210,6 @@ class Tune(Measurement):
             launches=self.launches,
             choice=choose.choice_of(plan.points, self.passes, plan.keys, schedule=self.schedule),
             rows=tuple(choose.rows(plan.points, self.passes)),
-            tokens_per_s_without=without,
             missing=tuple(f"{name}: {why}" for name, why in self.left_out.items()),
             notes=tuple(self.notes),
         )
@@ -267,8 +259,6 @@ class TuneResult:
     launches: int
     choice: Choice
     rows: tuple[Row, ...]
-    tokens_per_s_without: Mapping[str, float]
-    """Of the server without speculation, by `workload/temperature/concurrency`."""
     missing: tuple[str, ...] = ()
     """What the budget left out, and launches that failed."""
     notes: tuple[str, ...] = ()

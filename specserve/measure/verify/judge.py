@@ -99,8 +99,6 @@ larger than this over the tokens of the largest vocabulary."""
 STRAY_CHANCE = 1e-4
 """Strays are LOSSY if a right server has as many with no larger chance than this."""
 _MAX_VOCABULARY = 1 << 18
-_CONTEXT_TOKENS = 6
-"""That are shown before a wrong token."""
 
 
 def suspects(answers: Sequence[ScoredText]) -> list[tuple[ScoredText, int]]:
@@ -132,11 +130,10 @@ def judge_greedy(
         word, sentence = INCONCLUSIVE, ""
     shown = []
     for answer, index in wrong:
-        here, before = answer.positions[index], answer.positions[:index][-_CONTEXT_TOKENS:]
-        texts = ("".join(item.text for item in before), here.text, here.best_text)
-        after, came, best = (json.dumps(text, ensure_ascii=False) for text in texts)
-        place = f"{answer.prompt}, token {index}: after {after} came {came}"
-        shown.append(f"{place}, the target prefers {best} (by {here.gap:.2f} nats)")
+        here = answer.positions[index]
+        came, best = (json.dumps(text, ensure_ascii=False) for text in (here.text, here.best_text))
+        told = f"{came} came, the target prefers {best} (by {here.gap:.2f} nats)"
+        shown.append(f"{answer.prompt}, token {index}: {told}")
     return Compared(
         temperature=0.0,
         verdict=verdict_of(word, sentence),

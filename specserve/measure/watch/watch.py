@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError, SpecserveError, TrafficError
-from specserve.measure.expect import Judged, Kept
-from specserve.measure.verdict import Verdict
+from specserve.measure.verdict import Judged, Kept, Verdict
 from specserve.measure.watch.verdict import (
     MISSED,
     UNDECIDED,
     UNSEEN,
     Advice,
+    Reading,
+    Window,
+    WindowFigures,
     advise,
+    figures,
     judge_promises,
     judge_window,
     verdict_of,
 )
-from specserve.measure.watch.window import Reading, Window, WindowFigures, figures
 from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.detached.observe import locate

@@ -48,7 +48,7 @@ def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
     with closing(driver(tmp_path, GOOD)) as generator:
         for _ in range(2):
             sent = generator.send(URL, TRAFFIC)
-        assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
+        assert (sent.duration_s, sent.client_cpu) == (0.6, 0.2)
         (request,) = sent.requests
         assert (request.output_tokens, request.tpot_s, request.steps) == (5, 0.1, ((1, 4), (2, 4)))
 

@@ -11,9 +11,8 @@ from specserve.measure.bench.blocks import Pass
 from specserve.measure.bench.plan import BenchPlan, BenchRequest, Variant
 from specserve.measure.bench.result import Point, Result
 from specserve.measure.bench.summary import stops_paying, summarise
-from specserve.measure.expect import Judged
 from specserve.measure.intervals import p99
-from specserve.measure.verdict import PAYS
+from specserve.measure.verdict import PAYS, Judged
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
@@ -165,7 +164,7 @@ def loads(values: dict[int, list[float]]) -> Result:
 
 def test_where_it_stops_paying_is_told_per_variant_and_workload() -> None:
     found = loads({1: FAST, 4: SLOW, 16: [3 * value for value in FAST]})
-    assert found.stops_paying == {"profile, chat, 0": "pays up to concurrency 1, makes no difference at 4"}
+    assert found.stops_paying == {"profile, chat, 0": "pays up to concurrency 1, no difference at 4"}
     always = loads({1: FAST, 4: FAST})
     assert always.stops_paying["profile, chat, 0"].startswith("still pays at concurrency 4")
     never = loads({1: SLOW, 4: SLOW})
@@ -202,7 +201,7 @@ def test_a_smaller_kv_cache_is_named_where_requests_waited_for_room(
     }
     room = dict(zip(("profile", "baseline"), kv, strict=True))
     clause = stops_paying(found.comparisons, cells, room)["profile, chat, 0"]
-    assert clause.startswith("pays up to concurrency 1, makes no difference at 4")
+    assert clause.startswith("pays up to concurrency 1, no difference at 4")
     assert ("because its KV cache is smaller (900 tokens, `baseline` 1,000)" in clause) is is_told
 
 

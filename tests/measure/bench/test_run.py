@@ -59,7 +59,7 @@ class World:
 
         self.connections.append(
             Connected(
-                variant=variant, model="served", max_model_len=lambda: None,
+                variant=variant, model="served", client=SimpleNamespace(max_model_len=lambda _model: None),
                 has_chat=lambda: True, run=send, check=lambda: None,
             )
         )  # fmt: skip
@@ -67,7 +67,7 @@ class World:
 
     def driver(self, **_: object) -> Any:
         """In the place of the load generator."""
-        return SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32.0")
+        return SimpleNamespace(close=lambda: None, wait_ready=lambda: None)
 
 
 @pytest.fixture

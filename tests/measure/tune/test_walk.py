@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune.observe import Steps, acceptance_length, steps_of
+from specserve.measure.tune.choose import Steps, acceptance_length, steps_of
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""

@@ -36,12 +36,12 @@ def test_greedy_tokens_that_are_best_or_tie_are_lossless() -> None:
     assert (found.verdict.word, found.tokens, found.wrong) == (LOSSLESS, 401, ())
 
 
-def test_a_wrong_greedy_token_is_lossy_and_stands_in_its_context() -> None:
+def test_a_wrong_greedy_token_is_lossy_and_is_named() -> None:
     one = answer(BEST, TIE, WRONG, *[BEST] * 400)
     found = judge_greedy([one], suspects([one]))
     assert found.verdict.word == LOSSY
     (wrong,) = found.wrong
-    assert wrong == 'p, token 2: after "ab" came "b", the target prefers "a" (by 2.40 nats)'
+    assert wrong == 'p, token 2: "b" came, the target prefers "a" (by 2.40 nats)'
     assert found.verdict.sentence == "1 of 403 tokens are wrong" and found.excluded_percent is None
     assert found.fault_percent.low < 100 / 403 < found.fault_percent.high
 

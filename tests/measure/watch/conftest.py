@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specserve.measure.watch.window import Reading
+from specserve.measure.watch.verdict import Reading
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.prometheus import EngineMetrics, Metrics
 

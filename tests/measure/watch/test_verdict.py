@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from specserve.measure.expect import Kept
-from specserve.measure.verdict import Verdict
+from specserve.measure.verdict import Kept, Verdict
 from specserve.measure.watch.verdict import (
     COLLAPSED,
     STEADY,
     UNDECIDED,
     Advice,
+    Reading,
     advise,
     dead_drafts,
+    figures,
     judge_promises,
     judge_window,
 )
-from specserve.measure.watch.window import Reading, figures
 from specserve.metrics.counters import EngineName, Histogram
 from specserve.profile.schema import Profile
 from tests.measure.watch.conftest import DEAD, GOOD, gain, readings

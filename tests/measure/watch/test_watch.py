@@ -10,9 +10,8 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.watch import watch as module
-from specserve.measure.watch.verdict import COLLAPSED, STEADY, UNDECIDED, UNSEEN
+from specserve.measure.watch.verdict import COLLAPSED, STEADY, UNDECIDED, UNSEEN, Reading
 from specserve.measure.watch.watch import WatchedServer, WatchReport, reports
-from specserve.measure.watch.window import Reading
 from specserve.metrics.prometheus import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.watch.window import (
+from specserve.measure.watch.verdict import (
     MAX_READINGS,
     Reading,
     Window,
