@@ -39,6 +39,7 @@ def prepare(
 
     Raises ProfileError for a bad profile, CheckFailed if a rule finds an error, UsageError and FactError.
     """
+    from specserve.checks.doctor import lacks_compiler
     from specserve.checks.oraclechild import installed_vllm
 
     profile = loaded(path, options)
@@ -52,6 +53,10 @@ def prepare(
     if options.check:
         here = {"plan": plan, "host": planned.host} if planned.host and options.starts else {}
         _run_rules(planned.written, options, notices, **here)
+    if options.check and options.starts and planned.host and lacks_compiler(plan, planned.host):
+        text = "vLLM would compile the model on this machine, which has no C++ compiler"
+        hint = "install g++, or write `enforce_eager: true` under `engine`; `--no-check` starts it anyway"
+        raise CheckFailed(f"{profile.span('engine.enforce_eager')}: {text}", hint=hint)
     return planned.profile, plan
 
 

@@ -10,7 +10,7 @@ import typer
 from specserve.cli.options import Format, flag
 
 if TYPE_CHECKING:
-    from specserve.checks.doctor.limits import Line
+    from specserve.checks.doctor import Line
 
 _ACCELERATORS = "Show only the accelerators here, and the names for --assume."
 
@@ -30,8 +30,7 @@ def doctor(
     specserve doctor
     specserve doctor --accelerators
     """
-    from specserve.checks.doctor.host import host_lines
-    from specserve.checks.doctor.limits import examined
+    from specserve.checks.doctor import examine, this
     from specserve.hardware.accelerators import catalogue, gpus, this_cpu
     from specserve.report.console import out
     from specserve.report.doctor import accelerators_text, doctor_text
@@ -44,31 +43,22 @@ def doctor(
         known = {"found": found, "cpu": cpu, "catalogue": catalogue()}
         out(json_document(known) if as_json else accelerators_text(found))
         return
-    ours: set[int] = set()
-    about_servers = examined("servers", lambda: server_lines(ours))
-    lines = [*host_lines(state=state_folder(), ours=ours), *about_servers]
+    lines = list(examine(this(state=state_folder(), servers=server_lines)))
     out(json_document({"lines": lines}) if as_json else doctor_text(lines))
     if any(line.state == "bad" for line in lines):
         raise typer.Exit(1)
 
 
-def server_lines(ours: set[int]) -> Iterator[Line]:
-    """A line for each detached server; `ours` gets its processes, as far as they can be read."""
-    from specserve.checks.doctor.limits import Line
+def server_lines() -> Iterator[Line]:
+    """A line for each detached server."""
+    from specserve.checks.doctor import note, ok
     from specserve.serve.detached.observe import observe_all
-    from specserve.serve.detached.processes import Detached
 
     servers = list(observe_all())
     for seen in servers:
-        ours.update(seen.pids)
-        place = ""
-        if seen.record is not None:
-            ours.update(process.pid for process in Detached(seen.record).members())
-            place = f" (port {seen.record.port})"
+        place = f" (port {seen.record.port})" if seen.record else ""
         text = f"{seen.name}{place} {seen.state}{f': {seen.detail}' if seen.detail else ''}"
-        if seen.state in ("ready", "starting", "stopping"):
-            yield Line("servers", "ok", text)
-        else:
-            yield Line("servers", "note", text, f"`specserve down {seen.name}` ends or clears it")
+        is_well = seen.state in ("ready", "starting", "stopping")
+        yield ok(text) if is_well else note(text, f"`specserve down {seen.name}` ends or clears it")
     if not servers:
-        yield Line("servers", "ok", "none runs detached")
+        yield ok("none runs detached")

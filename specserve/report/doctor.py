@@ -11,7 +11,7 @@ from specserve.report.page import Document, Items
 from specserve.report.text import GIB, Column, Table, count
 
 if TYPE_CHECKING:
-    from specserve.checks.doctor.limits import Line
+    from specserve.checks.doctor import Line
 
 
 def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:

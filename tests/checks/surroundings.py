@@ -26,7 +26,6 @@ HOST = Host(
     numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
 )  # fmt: skip
 HOSTS: Mapping[str, Mapping[str, Any]] = {
-    "SD401": {"compiler": None},
     "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
     "SD404": {"shm_bytes": 512 * 2**20},
     "SD405": {"cache": DownloadFolder("/cache/hub", 64 * GIB, True)},

@@ -94,7 +94,7 @@ def test_a_comment_in_a_parent_hides_what_is_wrong_there_and_is_never_called_unu
 
 
 def test_a_comment_for_a_rule_that_needs_a_machine_is_not_called_unused_without_one(write: Write) -> None:
-    file = write("target: {model: ./m}\nengine:\n  enforce_eager: false  # specserve: ignore[SD401, SD999]")
+    file = write("target: {model: ./m}\nengine:\n  enforce_eager: false  # specserve: ignore[SD403, SD999]")
     assert [item.message for item in lint([str(file)]).findings] == ["this comment hides no finding SD999"]
 
 

@@ -25,8 +25,7 @@ def test_both_forms_tell_the_same_and_the_exit_code_says_whether_something_is_ba
     text = specserve("doctor")
     assert text.returncode == done.returncode
     names = [line["name"] for line in data["lines"]]
-    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "servers"} <= set(names)
-    assert {"Hub", "Hub token"} & set(names)
+    assert names[0] == "vLLM" and {"/dev/shm", "folders", "Hub", "servers"} <= set(names)
     assert set(re.findall(r"^  (?:ok|note|bad) +([^:\n]+):", text.stdout.decode(), re.M)) == set(names)
     assert text.stderr == done.stderr == b""
 
@@ -38,7 +37,7 @@ def test_a_cache_that_cannot_be_used_is_bad_and_the_exit_code_is_1(
     file.touch()
     env = {"HF_HOME": str(file), "HF_HUB_CACHE": "", "HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""}
     done = specserve("doctor", "--format", "json", env=env)
-    cache = next(line for line in json.loads(done.stdout)["lines"] if line["name"] == "cache")
+    cache = next(line for line in json.loads(done.stdout)["lines"] if line["name"] == "folders")
     assert (done.returncode, cache["state"]) == (1, "bad")
     assert cache["text"] == f"{file}/hub: {file} is not a folder"
 
@@ -49,24 +48,24 @@ def test_a_token_is_nowhere_in_what_is_told(format: str, specserve: Program, tmp
     (tmp_path / "token").chmod(0o600)
     address = f"https://me:{SECRET}@hub.example/?{SECRET}"
     for env in ({"HF_TOKEN": SECRET}, {"HF_TOKEN": "", "HF_HOME": str(tmp_path)}):
-        done = specserve("doctor", "--format", format, env={**env, "HF_ENDPOINT": address})
+        done = specserve(
+            "doctor", "--format", format, env={**env, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": ""}
+        )
         told = b"".join((done.stdout + done.stderr).split()).decode()
-        assert "present" in told and "hub.example" in told
+        assert "present" in told
         assert [SECRET[at : at + 6] for at in range(len(SECRET) - 5) if SECRET[at : at + 6] in told] == []
 
 
-def test_each_server_has_a_line_and_its_processes_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_server_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def lines() -> list[tuple[str, str, str | None]]:
-        return [(line.state, line.text, line.fix) for line in server_lines(ours)]
+        return [(line.state, line.text, line.fix) for line in server_lines()]
 
-    ours: set[int] = set()
-    found = [Seen("a", "ready"), Seen("b", "hung", "no token for 40s"), Seen("c", "dead", pids=(4711,))]
+    found = [Seen("a", "ready"), Seen("b", "hung", "no token for 40s"), Seen("c", "dead")]
     monkeypatch.setattr("specserve.serve.detached.observe.observe_all", lambda: found)
     assert lines() == [
         ("ok", "a ready", None),
         ("note", "b hung: no token for 40s", "`specserve down b` ends or clears it"),
         ("note", "c dead", "`specserve down c` ends or clears it"),
     ]
-    assert ours == {4711}
     found.clear()
     assert lines() == [("ok", "none runs detached", None)]

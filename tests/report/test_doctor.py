@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.doctor.limits import Line, State
+from specserve.checks.doctor import Line, State
 from specserve.report.doctor import doctor_text
 
 LINES = [

