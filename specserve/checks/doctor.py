@@ -21,7 +21,7 @@ from typing import Literal
 
 from specserve.checks.rules.memory import gib
 from specserve.checks.rules.site import QUEUE_BYTES, SMALL_SHM_BYTES
-from specserve.hardware.accelerators import Gpu, gpus, kind, selected, this_cpu
+from specserve.hardware.accelerators import Accelerator, gpus, selected, this_cpu
 from specserve.models.hub import hub_cache, is_offline
 from specserve.plan.host import PLUGIN, Host, this_host
 from specserve.plan.launchplan import LaunchPlan
@@ -63,7 +63,7 @@ class Here:
     vllm: Installed | None
     torch: Mapping[str, str] | None
     """Its `__version__`, and that of `cuda`, `hip` or `xpu` if it is built for one."""
-    gpus: Sequence[Gpu]
+    gpus: Sequence[Accelerator]
     host: Host
     cpuinfo: str
     """Text of /proc/cpuinfo."""
@@ -155,7 +155,7 @@ def _gpu(here: Here) -> Iterator[Line]:
         text = f"CUDA_VISIBLE_DEVICES={hidden} hides all {len(here.gpus)}"
         yield bad(text, "unset it, or name the GPUs to use")
     for gpu in shown:
-        text = f"{gpu.index}: {kind(gpu).name}, {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free"
+        text = f"{gpu.index}: {gpu.name}, {gib(gpu.free_bytes or 0)} of {gib(gpu.total_bytes)} free"
         held, fix = "; ".join(gpu.holders), "end what holds it, or choose `hardware.devices`"
         yield note(f"{text}; {held}", fix) if held else ok(text)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +72,14 @@ class Holder:
     command: str
 
     def __str__(self) -> str:
-        return (
-            f"`{self.command}` (pid {self.pid})"
-            if self.pid
-            else "a process that cannot be seen from here"
-        )
+        unseen = "a process that cannot be seen from here"
+        return f"`{self.command}` (pid {self.pid})" if self.pid else unseen
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that is free now."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.bind((_bindable(host), 0))
+        probe.bind((host.strip("[]"), 0))
         return int(probe.getsockname()[1])
 
 
@@ -92,64 +87,35 @@ def holder(host: str, port: int) -> Holder | None:
     """Who stops a server from listening there; None: nobody. Raises OSError for a foreign host."""
     import psutil
 
-    if _can_bind(host, port, as_vllm=True) and (
-        _can_bind(host, port, as_vllm=False) or _in_time_wait(port)
-    ):
+    # with SO_REUSEADDR, as vLLM binds: that gets past closed connections, but also past a vLLM
+    # that still loads (bound, not yet listening), and one of the two would die
+    can_listen, is_alone = (_can_bind(host, port, reuse=reuse) for reuse in (True, False))
+    if can_listen and is_alone:
         return None
-    with contextlib.suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and _port(connection) == port
-                and connection.pid
-            ):
-                return _named(connection.pid)
-    return Holder(None, "")
+    seen = []
+    with suppress(psutil.Error, OSError):
+        every = psutil.net_connections("tcp")
+        seen = [each for each in every if getattr(each.laddr, "port", None) == port]
+    if can_listen and seen:
+        return None
+    pids = [each.pid for each in seen if each.status == psutil.CONN_LISTEN and each.pid]
+    with suppress(psutil.Error):
+        for process in map(psutil.Process, pids):
+            return Holder(process.pid, " ".join(process.cmdline()[:3]) or process.name())
+    return Holder(pids[0] if pids else None, "?")
 
 
-def _can_bind(host: str, port: int, *, as_vllm: bool) -> bool:
-    """As vLLM: with SO_REUSEADDR, so that TIME_WAIT is no obstacle.
-
-    That also gets past a vLLM that is still loading (bound, not yet listening), and one of the two
-    would die at the end of its start.
-    """
+def _can_bind(host: str, port: int, *, reuse: bool) -> bool:
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(as_vllm))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
         try:
-            probe.bind((_bindable(host), port))
+            probe.bind((host.strip("[]"), port))
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise
     return True
-
-
-def _in_time_wait(port: int) -> bool:
-    """Whether closed connections explain that a port cannot be bound exclusively."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        return any(_port(connection) == port for connection in psutil.net_connections("tcp"))
-    return True
-
-
-def _port(connection: Any) -> int | None:
-    return getattr(connection.laddr, "port", None)
-
-
-def _named(pid: int) -> Holder:
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return Holder(
-            pid, " ".join(psutil.Process(pid).cmdline()[:3]) or psutil.Process(pid).name()
-        )
-    return Holder(pid, "?")
-
-
-def _bindable(host: str) -> str:
-    return host.strip("[]")
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from specserve.hardware.accelerators import Gpu, catalogue, kind
+from specserve.hardware.accelerators import Accelerator, catalogue
 from specserve.report.page import Document, Items
 from specserve.report.text import GIB, Column, Table, count
 
@@ -28,7 +28,7 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
     return Document("doctor", "", [Items(rows)], [("", answer)]).text(stream or sys.stdout)
 
 
-def accelerators_text(found: Sequence[Gpu]) -> str:
+def accelerators_text(found: Sequence[Accelerator]) -> str:
     """Returns what is here, and the names of the catalogue; memory is what is usable of it."""
     rows = []
     for item in catalogue():
@@ -41,7 +41,7 @@ def accelerators_text(found: Sequence[Gpu]) -> str:
         "Names for `--assume` and `hardware.accelerator`, with usable memory; those with rates (a "
         "datasheet's peaks, in 16 bits) also for `tune --estimate`"
     )
-    here = ", ".join(f"{gpu.index}: {kind(gpu).name}" for gpu in found)
+    here = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in found)
     answer = f"Found here: {here or 'no NVIDIA GPU'}"
     table = Table((Column("name", "name"), *names), rows)
     return Document("doctor", "", [about, table], [("", answer)]).text(sys.stdout)

@@ -16,7 +16,7 @@ import pytest
 
 from specserve.checks import doctor
 from specserve.checks.doctor import CHECKS, Here, Line, examine, lacks_compiler, this
-from specserve.hardware.accelerators import Accelerator, Gpu, Machine
+from specserve.hardware.accelerators import Accelerator, Machine
 from specserve.plan.host import PLUGIN, Host
 from specserve.plan.launch import launch
 from specserve.profile.load import load_profile
@@ -73,9 +73,9 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return sizes
 
 
-def gpu(index: int = 0, *, free_gib: float = 79.0, holders: tuple[str, ...] = ()) -> Gpu:
+def gpu(index: int = 0, *, free_gib: float = 79.0, holders: tuple[str, ...] = ()) -> Accelerator:
     total, free = int(79.65 * GIB), int(free_gib * GIB)
-    return Gpu(index, f"GPU-{index}", "H100 80GB HBM3", total, free, (9, 0), holders)
+    return Accelerator("H100-80GB", total, index=index, uuid=f"GPU-{index}", free_bytes=free, holders=holders)
 
 
 def says(here: Here, name: str) -> Line | None:
@@ -208,7 +208,7 @@ def test_no_driver_is_no_error_and_a_broken_one_is(cuda: Here, cpu: Here, driver
     ],
 )
 def test_gpus_that_a_launch_would_see_are_listed_with_who_holds_them(
-    gpus: tuple[Gpu, ...], visible: str | None, expected: str, cuda: Here
+    gpus: tuple[Accelerator, ...], visible: str | None, expected: str, cuda: Here
 ) -> None:
     environ = {**cuda.environ, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
     assert state(replace(cuda, gpus=gpus, environ=environ), "GPU") == expected

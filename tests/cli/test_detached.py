@@ -19,7 +19,7 @@ from specserve.checks.prepare import refuse_exposed
 from specserve.cli.app import _run as run
 from specserve.cli.up import start
 from specserve.errors import CheckFailed, LaunchError, UsageError
-from specserve.hardware.accelerators import Gpu
+from specserve.hardware.accelerators import Accelerator
 from specserve.hardware.host import free_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
@@ -272,7 +272,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
 
 
 def test_each_replica_takes_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Gpu(index, f"GPU-{index}", "H100", 80 << 30, 80 << 30, (9, 0)) for index in range(4)]
+    found = [Accelerator("H100", 80 << 30, index=index, uuid=f"GPU-{index}") for index in range(4)]
     monkeypatch.setattr("specserve.hardware.accelerators.gpus", lambda: found)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     profile = tmp_path / "p.yaml"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +15,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.errors import UsageError
+from specserve.errors import CONTROL, UsageError
+from specserve.hardware import accelerators
 from specserve.hardware.accelerators import (
-    Gpu,
+    Accelerator,
     Machine,
     accelerator,
     assume,
     catalogue,
+    find,
     gpus,
-    kind,
-    machine,
-    selected,
+    known_as,
     this_cpu,
 )
 
@@ -31,17 +33,21 @@ GIB = 2**30
 Program = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
-def gpu(name: str, gib: float, *, index: int = 0, free_gib: float | None = None, holder: str = "") -> Gpu:
-    total = int(gib * GIB)
-    free = total if free_gib is None else int(free_gib * GIB)
-    return Gpu(index, f"GPU-{index}abc", name, total, free, (9, 0), (holder,) if holder else ())
+def gpu(name: str, *, index: int = 0, free_gib: int = 20, holder: str = "") -> Accelerator:
+    holders = (holder,) if holder else ()
+    kind, uuid = accelerator(name), f"GPU-{index}abc"
+    return replace(kind, index=index, uuid=uuid, free_bytes=free_gib * GIB, holders=holders)
 
 
-def test_every_name_says_where_its_memory_was_read_and_is_below_its_nameplate() -> None:
+def test_every_name_says_where_its_figures_were_read_and_is_below_its_nameplate() -> None:
+    file = Path(accelerators.__file__).with_name("accelerators.toml")
+    rows = tomllib.loads(file.read_text(encoding="utf-8"))
     for item in catalogue():
         nameplate = int(item.name.rpartition("-")[2].removesuffix("GB"))
         assert 0.9 * nameplate * 10**9 < item.total_bytes < 1.08 * nameplate * 10**9, item.name
-        assert item.seen
+        assert rows[item.name]["seen"]
+        has_rates = item.bandwidth_bytes_per_s is not None and item.flops is not None
+        assert has_rates == ("rates" in rows[item.name])
 
 
 def test_every_accelerator_that_the_shipped_profiles_name_is_known() -> None:
@@ -88,7 +94,7 @@ def test_any_text_is_a_machine_or_a_usage_error(text: str) -> None:
     try:
         told = assume(text)
     except UsageError as error:
-        assert error.hint and error.message.isprintable()
+        assert error.hint and not CONTROL.search(error.message)
     else:
         assert told.count >= 1 and told.nodes >= 1
 
@@ -122,25 +128,29 @@ def test_the_machines_own_memory_is_a_machine_with_what_is_free_of_it() -> None:
     ],
 )
 def test_a_gpu_found_has_the_usable_memory_of_its_name(name: str, gib: float, expected: str) -> None:
-    found = kind(gpu(name, gib))
-    assert (found.name, found) == (expected, accelerator(expected))
+    assert known_as(name, int(gib * GIB)) == accelerator(expected)
 
 
-def test_a_gpu_without_a_name_of_ours_keeps_the_drivers_figures() -> None:
-    assert kind(gpu("H100 80GB HBM3 MIG 1g.10gb", 9.8)).total_bytes == int(9.8 * GIB)
-    assert kind(gpu("Quadro P4000", 8)).name == "Quadro P4000"
+@pytest.mark.parametrize(("name", "gib"), [("H100 80GB HBM3 MIG 1g.10gb", 9.8), ("Quadro P4000", 8)])
+def test_a_product_or_a_size_that_is_not_in_the_catalogue_has_no_name(name: str, gib: float) -> None:
+    assert known_as(name, int(gib * GIB)) is None
 
 
-def test_found_gpus_are_one_machine_of_the_least_kind_with_free_memory_and_holders() -> None:
+def test_found_gpus_are_one_machine_of_the_least_kind_with_free_memory_and_holders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     several = [
-        gpu("H100 80GB HBM3", 79.65, free_gib=10, holder="69.0 GiB by pid 7 (python)"),
-        gpu("A100-SXM4-40GB", 40, index=1),
+        gpu("H100-80GB", free_gib=10, holder="69.0 GiB by pid 7 (python)"),
+        gpu("A100-40GB", index=1, free_gib=40),
     ]
-    assert machine([]) is None
-    assert machine(several) == Machine(
-        accelerator("A100-40GB"), 2, basis="found", free_bytes=(10 * GIB, 40 * GIB),
+    monkeypatch.setattr(accelerators, "gpus", lambda: several)
+    assert find() == Machine(
+        several[1], 2, basis="found", free_bytes=(10 * GIB, 40 * GIB),
         holders=("GPU 0: 69.0 GiB by pid 7 (python)",),
     )  # fmt: skip
+    monkeypatch.setattr(accelerators, "gpus", list)
+    assert find() is None
 
 
 @pytest.mark.parametrize(
@@ -158,8 +168,9 @@ def test_found_gpus_are_one_machine_of_the_least_kind_with_free_memory_and_holde
 def test_a_launch_sees_the_devices_that_cuda_shows(
     devices: list[int] | None, environ: dict[str, str], indices: list[int]
 ) -> None:
-    three = [gpu("L4", 22.5, index=index) for index in range(3)]
-    assert [item.index for item in selected(three, devices=devices, environ=environ)] == indices
+    three = [gpu("L4-24GB", index=index) for index in range(3)]
+    found = accelerators.selected(three, devices=devices, environ=environ)
+    assert [item.index for item in found] == indices
 
 
 def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> None:

@@ -138,7 +138,7 @@ def _unwritable(path: Path, error: OSError) -> FactError:
 def host(platform: str | None) -> dict[str, str]:
     """Return what the servers run on; the cores alone if all of them are at URLs (None)."""
     from specserve import __version__
-    from specserve.hardware.accelerators import gpus, kind, selected
+    from specserve.hardware.accelerators import gpus, selected
     from specserve.vllm.versions import installed
 
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -146,7 +146,7 @@ def host(platform: str | None) -> dict[str, str]:
     if platform is None:
         return found
     cards = selected(gpus(), devices=None, environ=os.environ) if platform != "cpu" else []
-    found["accelerator"] = f"{len(cards)}x{kind(cards[0]).name}" if cards else platform
+    found["accelerator"] = f"{len(cards)}x{cards[0].name}" if cards else platform
     vllm = installed()
     return found | {"specserve": __version__, "vllm": vllm.version if vllm is not None else "?"}
 

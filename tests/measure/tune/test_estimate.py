@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.hardware.accelerators import catalogue
 from specserve.measure.tune.estimate import (
     StepTimes,
     Work,
@@ -31,12 +30,6 @@ def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Pa
     found = step_times(variant(tmp_path), context_tokens=0)
     published_s = 5.886e-3 + 21.0e-6 * tokens
     assert found.model_s(found.target, tokens=tokens, batch=1) == pytest.approx(published_s, rel=0.02)
-
-
-def test_every_accelerator_with_rates_names_where_they_were_read() -> None:
-    for known in catalogue():
-        has_rates = known.bandwidth_bytes_per_s is not None and known.flops is not None
-        assert has_rates == (known.rates is not None)
 
 
 works = st.builds(
