@@ -323,7 +323,7 @@ def start_each(session: Session, step: Step, machine: Json) -> tuple[Json, list[
 
 
 def memory_point(name: str, profile: Json, machine: Json, server: Server) -> Json:
-    """One line of points.jsonl, in the form of tests/memory/vram_points.jsonl."""
+    """One line of points.jsonl: the launch, and what its log says of memory."""
     target, draft, engine = profile["target"], profile.get("speculation"), profile["engine"]
     point: Json = {"id": name, "model": Path(target["model"]).name, "config": sizes(target)}
     point |= {"dtype": target.get("dtype", "bf16"), "draft": None}

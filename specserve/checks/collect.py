@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.rule import Context, Need
-from specserve.checks.rules.contexts import most_tokens
 from specserve.diagnostics import Code, Finding, Severity
 from specserve.errors import FactError, NotHere, UsageError
 from specserve.plan.uses import model_uses
@@ -21,8 +20,7 @@ from specserve.vllm.versions import judged_versions, known_versions
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.pool import Demand
-    from specserve.memory.situation import MemorySituation
+    from specserve.memory.inputs import MemoryInputs
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
@@ -364,14 +362,14 @@ def _estimates(context: Context, shapes: Mapping[str, ModelFacts]) -> dict[str, 
     return found
 
 
-def situation_of(
+def memory_inputs_of(
     context: Context, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
-) -> MemorySituation:
+) -> MemoryInputs:
     """What the memory of one way to speculate depends on. Raises FactError."""
-    from specserve.memory.situation import situation
+    from specserve.memory.inputs import memory_inputs
 
     assert context.machine is not None
-    return situation(
+    return memory_inputs(
         context.profile,
         target=target,
         machine=context.machine,
@@ -385,28 +383,13 @@ def situation_of(
 def _estimate(
     context: Context, path: str, block: Speculation | None, target: ModelFacts, draft: ModelFacts | None
 ) -> MemoryEstimate:
-    """The memory of one way to speculate, without the draft if it is not known."""
-    from specserve.memory.estimate import assess
+    """The memory of one way to speculate: by vLLM if it planned the launch, else about."""
+    from specserve.memory.estimate import by_vllm, estimate
 
-    found = situation_of(context, block, target, draft)
-    needed = _demand_by_vllm(context, path if block else "", found)
-    estimate = assess(found, path=path if block else "speculation", needed=needed)
-    limit, fits = most_tokens(context), estimate.largest_max_model_len
-    if limit is not None:
-        fits = replace(fits, low=min(fits.low, limit), high=min(fits.high, limit))
-        estimate = replace(estimate, largest_max_model_len=fits)
-    is_published = any(facts and facts.origin == "published" for facts in (target, draft))
-    return replace(estimate, basis="published") if is_published else estimate
-
-
-def _demand_by_vllm(context: Context, path: str, found: MemorySituation) -> Demand | None:
-    """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
-    from specserve.memory.demand import demand_by_vllm
-
-    build = next((judged.build for judged in context.vllm if judged.path == path), None)
-    if not build or found.speculative.unknown:
-        return None
-    try:
-        return demand_by_vllm(build, found.target, found.speculative, settings=found.settings)
-    except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
-        return None
+    inputs, place = memory_inputs_of(context, block, target, draft), path if block else ""
+    asked = next((each for each in context.vllm if each.path == place), None)
+    if asked and asked.build and inputs.unknown_draft is None:
+        alone = asked.without.build if asked.without else None
+        with suppress(FactError, KeyError, TypeError, ValueError):  # not all of it was planned
+            return by_vllm(inputs, asked.build, alone, skipped=tuple(asked.skipped))
+    return estimate(inputs)

@@ -33,7 +33,8 @@ from specserve.checks.rule import Context
 from specserve.checks.rules.memory import machine_words
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
-from specserve.memory.situation import HEADS
+from specserve.memory.inputs import HEADS, memory_inputs
+from specserve.memory.reserve import reserve
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import fact_cache
 from specserve.plan.launch import with_models
@@ -111,6 +112,8 @@ class VllmQuestion:
     target: ModelFacts
     draft: ModelFacts | None = None
     method: str | None = None
+    beside: tuple[int, ...] = ()
+    """What vLLM takes beside weights and KV cache, at most and at least: it plans for what each leaves."""
 
 
 def judgements(
@@ -142,8 +145,15 @@ def judgements(
     for path, block in blocks.items():
         profile, platform = replace(context.profile, speculation=block), "cpu" if machine.is_cpu else "cuda"
         plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
-        method = block.method if block else None
-        questions.append(VllmQuestion(plan, shapes["target"], shapes.get(path), method))
+        target, draft = shapes["target"], shapes.get(path)
+        beside: tuple[int, ...] = ()
+        with contextlib.suppress(FactError):
+            inputs = memory_inputs(
+                profile, target=target, machine=machine, version=vllm.version, speculation=block, draft=draft
+            )
+            band = reserve(inputs)
+            beside = (int(band.high), int(band.low))
+        questions.append(VllmQuestion(plan, target, draft, block.method if block else None, beside))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only, tell=tell)
     if not answers:
         return ()
@@ -210,7 +220,8 @@ def _request(question: VllmQuestion) -> dict[str, Any]:
     tensors = {_TARGET: _tensors(target)}
     if is_head or draft is not None:
         tensors[_DRAFT] = _tensors(draft or target)  # stages inside the target are read from its checkpoint
-    build = {"draft_lacks": _lacks(draft) if is_head else [], "tensors": tensors}
+    lacks = _lacks(draft) if is_head else []
+    build = {"draft_lacks": lacks, "beside": question.beside, "tensors": tensors}
     return {"argv": list(plan.argv[2:]), "env": env, "models": models, "build": build}
 
 

@@ -1,11 +1,8 @@
-"""How large the models of a deployment are on disk: by the lock, or by the configurations that ship with specserve."""
+"""How large the models of a deployment are on disk: by the lock, or by what is published of them."""
 
 from __future__ import annotations
 
-from specserve.errors import FactError
-from specserve.memory.demand import demand
-from specserve.memory.situation import Settings, Speculative
-from specserve.models.facts import published
+from specserve.models.facts import published_weights
 from specserve.plan.locking import lock_of
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile
@@ -27,19 +24,17 @@ def locked_bytes(profile: Profile) -> float | None:
 
 
 def published_bytes(profile: Profile) -> tuple[float, str] | None:
-    """Returns what target and draft weigh by the configurations that `check` has for them too, and the basis.
+    """Returns what target and draft weigh by what is published of them, and the basis.
 
-    None if specserve ships none of the target, or it does not tell its weights.
+    None if nothing is published of the target.
     """
-    target, block = published(profile.target.model), profile.speculation
-    draft = published(block.model) if block and block.model else None
-    if target is None:
+    block = profile.speculation
+    weights = published_weights(profile.target.model, "weights")
+    if weights is None:
         return None
-    unknown = block.model if block and draft is None else None
-    speculative = Speculative(block.method if block else None, draft=draft, unknown=unknown)
-    settings = Settings(max_model_len=1, max_num_seqs=1, max_num_batched_tokens=1)
-    try:
-        (stage,) = demand(target, speculative, settings=settings).stages
-    except FactError:
-        return None
-    return stage.weights_bytes, f"by the shipped configuration{', without the draft' if unknown else ''}"
+    total, words = sum(weights.values()), "by what is published of the model"
+    if block and block.model:
+        drafted = published_weights(block.model, "weights")
+        total += sum((drafted or {}).values())
+        words += "" if drafted else ", without the draft"
+    return total, words

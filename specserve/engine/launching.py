@@ -32,9 +32,9 @@ _DTYPES = {
 class Launch:
     """A launch, step by step. `answer` collects the figures.
 
-    `request`: `draft_lacks` names the tables that the draft's checkpoint does not bring; `kv_bytes` lists sizes of the
-    KV cache to plan for, instead of the most that a GPU can have; `tensors` holds what safetensors headers say of
-    `target` and `draft`: lists of name, type and shape.
+    `request`: `draft_lacks` names the tables that the draft's checkpoint does not bring; `beside` lists bytes that
+    something else than weights and KV cache takes, for each of which the KV cache is planned; `tensors` holds what
+    safetensors headers say of `target` and `draft`: lists of name, type and shape.
     """
 
     def __init__(self, config: Any, request: Mapping[str, Any]) -> None:
@@ -103,21 +103,22 @@ class Launch:
                 proposer._raise_if_draft_tp_mismatch()
 
     def _plan(self) -> None:
-        """The KV cache of each size that is asked for, or of what the weights leave of vLLM's share of the GPU."""
+        """The KV cache of what the weights leave of vLLM's share of the GPU, and of what `beside` leaves of that."""
         with as_rank(self.config, stage=self._last):
             from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
             register_all_kvcache_specs(self.config)
             self._choose_layout()
-            plans = []
-            for size in self.request.get("kv_bytes", ()):
+            most, plans = self._most_kv_bytes(), []
+            is_fixed = bool(self.config.cache_config.kv_cache_memory_bytes)
+            for beside in self.request.get("beside", ()) if most else ():
+                sizes = [size if is_fixed else max(size - beside, 0) for size in most]
                 try:
-                    plans.append({"kv_bytes": size, **self._planned([size] * len(self._stages))})
+                    plans.append({"kv_bytes": min(sizes), **self._planned(sizes)})
                 except ValueError as error:
-                    plans.append({"kv_bytes": size, "error": str(error)})
+                    plans.append({"kv_bytes": min(sizes), "error": str(error)})
             self.answer["plans"] = plans
-            most = self._most_kv_bytes()
-            if most and not plans:
+            if most:
                 self._planned(most)
 
     def _choose_layout(self) -> None:

@@ -1,241 +1,354 @@
-"""The KV cache of every layer of a model on one GPU: bytes of a token, block sizes, pages."""
+"""What a model keeps of each request on one GPU: keys and values, latent vectors, windows, states."""
 
 from __future__ import annotations
 
-import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.errors import FactError
-from specserve.memory.situation import Settings
-from specserve.models.shape import Latent, Mixer, Shape, State
-from specserve.vllm.facts import STATE_CHECKPOINTS
+from specserve.memory.inputs import WITHOUT_CACHE, MemoryInputs
+from specserve.models.config import (
+    integer,
+    names,
+    prediction_layers,
+    quantization_of,
+    text_config,
+)
+from specserve.models.facts import ModelFacts
 
+COMPARED = frozenset({
+    "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_oss", "mixtral",
+    "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "falcon", "gpt2", "opt", "bloom", "gpt_neox", "olmo2",
+    "olmo3", "granite", "cohere2", "glm4", "glm4_moe", "stablelm", "starcoder2", "qwen3_next", "mamba2", "falcon_h1",
+    "nemotron_h", "lfm2", "llama4_text", "kimi_k2", "exaone4", "smollm3", "seed_oss", "ernie4_5",
+    "hunyuan_v1_dense", "minimax_m2", "olmoe", "phimoe", "nemotron", "apertus", "glm4_moe_lite",
+    "granitemoehybrid", "jamba", "ministral3", "gemma4_text", "qwen3_5_text", "qwen3_5_moe_text",
+})  # fmt: skip
+"""Model types whose figures were compared with vLLM's own; those of others are rough."""
+_UNKNOWN = frozenset({
+    "deepseek_v4", "deepseek_v41", "mimo_v2_flash", "mimo_v2", "step3p5", "kimi_linear", "minimax_m3", "zamba2",
+    "hy_v4", "bailing_hybrid", "inkling", "longcat_flash", "nemotron-nas", "qwen4_exp", "dots3_note", "whisper",
+    "t5", "bart", "iquest_loopcoder", "minimax", "plamo2", "rwkv",
+})  # fmt: skip
+_STRANGE = (
+    "compress_ratios", "compress_ratio", "linear_attn_config", "block_types", "cross_attention_layers",
+    "sparse_attention_config", "num_kv_shared_layers",
+)  # fmt: skip
+"""Keys that change the KV cache, and that are read for a few model types only."""
+_WRAPPER = re.compile(r"_(?:unified|vl|omni)(?=_|$)")
+"""Words for what stands around a language model that is otherwise the same."""
 _BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float64": 8}
-_KV_BYTES = {**_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "int8": 1}
-_SCALED = {"fp8_per_token_head": 2, "int8_per_token_head": 2, "int4_per_token_head": 1}
-"""Half bytes of an element; each head then has an fp32 scale for its keys, and one for its values."""
+_KV_BYTES = {**_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8"), 1)}
 _LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Bytes of a token in the packed layouts of latent attention (layers/attention/mla_attention.py 0.32)."""
-LayerKind = Literal["full", "mla", "indexer", "sliding", "chunked", "state"]
+"""Bytes of a token in the packed layouts of latent attention (mla_attention.py 0.32)."""
+_STATES = frozenset({"mamba", "mamba1", "mamba2", "linear_attention", "conv", "recurrent", "M"})
+_NO_CACHE = frozenset({"mlp", "moe", "-", "E"})
+_WINDOW_PATTERN = {
+    "gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4, "llama4_text": 4,
+}  # fmt: skip
+"""Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
+_MAMBA_2 = {
+    "groups": ("n_groups", "mamba_n_groups"),
+    "state": ("ssm_state_size", "state_size", "mamba_d_state"),
+    "kernel": ("conv_kernel", "mamba_d_conv"),
+    "heads": ("mamba_num_heads", "mamba_n_heads", "num_heads"),
+    "head_dim": ("mamba_head_dim", "mamba_d_head", "head_dim"),
+}
+_MOST_LAYERS = 2000
+Kind = Literal["full", "window", "state"]
 
 
-def served_bytes(dtype: str, *, given: str | None) -> int:
-    """Bytes of an unquantized weight. `given`: config.json's own; vLLM serves float32 in half precision on `auto`.
+class UnknownArchitecture(FactError):
+    """What a model keeps for each request cannot be estimated from its config.json."""
 
-    Raises FactError for a type that vLLM has no name for.
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"the KV cache of model type `{kind}` is not known without vLLM",
+            hint="`specserve check` asks vLLM if it is installed",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayers:
+    """Layers that keep the same; `bytes` on one GPU: of a token, or a whole state."""
+
+    kind: Kind
+    bytes: int
+    count: int
+    window: int = 0
+    is_draft: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """What requests take of one GPU. `in_flight`: tokens of the steps that run at once."""
+
+    layers: tuple[KvLayers, ...]
+    states: int = 1
+    """States that a request holds: one, one more for each draft token, one more for prefix caching."""
+    in_flight: int = 0
+
+    def per_token(self, *, draft: bool = False) -> int:
+        """Bytes of one token in all layers, those with a window as if they saw all."""
+        own = (each for each in self.layers if each.is_draft is draft and each.kind != "state")
+        return sum(each.bytes * each.count for each in own)
+
+    @property
+    def _group(self) -> int:
+        """Layers that share a block table: vLLM groups different kinds of layers by the fewest."""
+        kinds = Counter[Kind]()
+        for each in self.layers:
+            if not each.is_draft:
+                kinds[each.kind] += each.count
+        fewest, most = min(kinds.values(), default=1), max(kinds.values(), default=1)
+        return most if most < 1.5 * fewest else fewest
+
+    def request_bytes(self, tokens: int) -> float:
+        """Bytes of one request of so many tokens, in whole blocks: an attention page is as long as a state's."""
+        total, group = 0, self._group
+        states = max((each.bytes for each in self.layers if each.kind == "state"), default=0)
+        per_token = next((each.bytes for each in self.layers if each.kind != "state"), 0)
+        page = max(16, -(-states // (16 * per_token)) * 16) if per_token else 16
+        for each in self.layers:
+            count = each.count if each.is_draft else -(-each.count // group) * group
+            kept = self.states if each.kind == "state" else -(-tokens // page) * page
+            if each.kind == "window":
+                kept = min(kept, each.window - 1 + self.in_flight + page)
+            total += each.bytes * count * kept
+        return total
+
+    def longest(self, kv_bytes: float, *, limit: int) -> int:
+        """The longest request that so many bytes hold; 0 if not even one of 16 tokens."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            is_enough = self.request_bytes(middle) <= kv_bytes
+            low, high = (middle, high) if is_enough else (low, middle - 1)
+        return low
+
+    def state_blocks(self, kv_bytes: float) -> int | None:
+        """Blocks that can hold a state, of which vLLM wants one for each request; None without states.
+
+        An attention page is made as long as a state's, and layers share blocks by group.
+        """
+        page = max((each.bytes for each in self.layers if each.kind == "state"), default=0)
+        return int(max(kv_bytes, 0.0) // (page * self._group)) if page else None
+
+
+def kv_cache(inputs: MemoryInputs) -> KvCache:
+    """What requests take of one GPU of the last pipeline stage, with the draft's layers.
+
+    Raises FactError for an unknown architecture, and for a config.json that does not make sense.
     """
-    wanted = dtype.lower()
-    if wanted == "auto":
-        return 2 if given in (None, "float32", "float64") or given not in _BYTES else _BYTES[given]
-    if wanted not in _BYTES:
+    stages, mtp, draft = inputs.pipeline_parallel_size, inputs.method == "mtp", inputs.draft
+    text = text_config(inputs.target.config)
+    weight_bytes = number_bytes(inputs.dtype, text)
+    own = [
+        KvLayers(kind, size, -(-count // stages), window)
+        for (kind, size, window), count in _layers(inputs, inputs.target, weight_bytes).items()
+    ]
+    drafted = Counter[tuple[Kind, int, int]]()
+    if draft is not None and inputs.method not in WITHOUT_CACHE:
+        size = weight_bytes
+        if inputs.method == "draft_model":
+            size = number_bytes(inputs.dtype, text_config(draft.config))
+        drafted = _layers(inputs, draft, size)
+    elif mtp and inputs.unknown_draft is None:
+        attention = _attention(text, model_family(text), inputs, inputs.target, weight_bytes)
+        drafted["full", attention, 0] = prediction_layers(inputs.target.config) or 1
+    own += [KvLayers(kind, size, n, window, True) for (kind, size, window), n in drafted.items()]
+    is_hybrid = {"state", "full"} <= {each.kind for each in own}
+    states = 1 + inputs.num_speculative_tokens + (inputs.enable_prefix_caching and is_hybrid)
+    batches = stages + (not inputs.machine.is_cpu)  # asynchronous scheduling has one more
+    return KvCache(tuple(own), states, inputs.max_num_batched_tokens * batches)
+
+
+def is_rough(facts: ModelFacts) -> bool:
+    """Whether nobody compared the figures of this model type with vLLM's own."""
+    return model_family(text_config(facts.config)) not in COMPARED
+
+
+def model_family(text: Mapping[str, Any]) -> str:
+    """The model type that a language part's is another name of, such as `gemma4_text` of `gemma4_unified_text`."""
+    kind = str(text.get("model_type") or "")
+    bare = _WRAPPER.sub("", kind)
+    known = (name for name in (kind, bare, bare.removesuffix("_text")) if name in COMPARED | _UNKNOWN)
+    return next(known, kind)
+
+
+def number_bytes(dtype: str, text: Mapping[str, Any]) -> int:
+    """Bytes of an unquantized weight; vLLM serves float32 in half precision on `auto`. Raises FactError."""
+    given = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
+    if dtype.lower() == "auto":
+        return 2 if given in ("float32", "float64") else _BYTES.get(given, 2)
+    if dtype.lower() not in _BYTES:
         raise FactError(f"`{dtype}` is not a dtype of vLLM")
-    return _BYTES[wanted]
+    return _BYTES[dtype.lower()]
 
 
-def kv_dtype(wanted: str, *, quantization: Mapping[str, Any]) -> str:
-    """The KV cache's type: what is asked for, else what a ModelOpt checkpoint says of itself, else `auto`.
+def _layer_count(text: Mapping[str, Any]) -> int:
+    count = integer(text, "num_hidden_layers", "n_layer", "n_layers", least=0)
+    if count > _MOST_LAYERS:
+        raise FactError(f"`num_hidden_layers` in config.json is {count}: more than {_MOST_LAYERS}")
+    return count
 
-    Source: `resolve_kv_cache_dtype_string` in vllm/utils/torch_utils.py 0.32.
-    """
-    if wanted != "auto" or not str(quantization.get("quant_method", "")).startswith("modelopt"):
-        return wanted
+
+def _layers(inputs: MemoryInputs, facts: ModelFacts, weight_bytes: int) -> Counter[tuple[Kind, int, int]]:
+    """How many layers keep how much: (kind, bytes, window) -> count."""
+    text, found = text_config(facts.config), Counter[tuple[Kind, int, int]]()
+    kind = model_family(text)
+    if kind in _UNKNOWN or (kind not in COMPARED and any(text.get(key) for key in _STRANGE)):
+        raise UnknownArchitecture(kind)
+    count = _layer_count(text)
+    kinds = _layer_kinds(text, kind, count)
+    windows = _windows(text, kind, count)
+    shared = integer(text, "num_kv_shared_layers", default=0, least=0) if kind == "gemma4_text" else 0
+    for at, each in enumerate(kinds):
+        if each in ("state", "both"):
+            found["state", _state_bytes(text, kind, inputs, weight_bytes), 0] += 1
+        if each in ("attention", "both") and at < count - shared:
+            window = windows[at]
+            size = _attention(text, kind, inputs, facts, weight_bytes, is_global=not window)
+            found["window" if window else "full", size, window] += 1
+    return found
+
+
+def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
+    """For each layer: `attention`, `state`, `both` or `none`. Raises FactError for a list that does not fit."""
+    if kind in ("mamba", "mamba2", "falcon_mamba"):
+        return ["state"] * count
+    if kind == "falcon_h1":
+        return ["both"] * count
+    types = names(text, "layers_block_type") or names(text, "layer_types")
+    types = list(str(text.get("hybrid_override_pattern") or "")) or types
+    every, first = 0, 0
+    if kind == "jamba":
+        every, first = (
+            integer(text, "attn_layer_period", default=8),
+            integer(text, "attn_layer_offset", default=4, least=0),
+        )
+    elif "linear_num_value_heads" in text and not types:
+        every = integer(text, "full_attention_interval", default=4)
+        first = every - 1
+    if every:
+        return ["attention" if at % every == first else "state" for at in range(count)]
+    if types and len(types) < count:
+        raise FactError(f"config.json gives the kinds of only {len(types)} of {count} layers")
+    read = ("none" if t in _NO_CACHE else "state" if t in _STATES else "attention" for t in types)
+    return list(read)[:count] if types else ["attention"] * count
+
+
+def _windows(text: Mapping[str, Any], kind: str, count: int) -> list[int]:
+    """Tokens that each layer sees; 0: all."""
+    window = integer(text, "sliding_window", "attention_chunk_size", default=0, least=0)
+    if kind != "llama4_text" and not text.get("sliding_window"):
+        return [0] * count
+    if not window or not text.get("use_sliding_window", not kind.startswith("qwen")):
+        return [0] * count
+    types, pattern = names(text, "layer_types"), text.get("sliding_window_pattern")
+    if types and kind != "llama4_text":
+        sees = [name != "sliding_attention" for name in types]
+    elif kind in _WINDOW_PATTERN:
+        every = len(pattern) if isinstance(pattern, str) else _WINDOW_PATTERN[kind]
+        keys = ("no_rope_layer_interval" if kind == "llama4_text" else "sliding_window_pattern",)
+        every = every if isinstance(pattern, str) else integer(text, *keys, default=every, least=0)
+        sees = [every != 0 and (at + 1) % every == 0 for at in range(count)]
+    else:
+        first = integer(text, "max_window_layers", default=count, least=0) if "qwen" in kind else 0
+        sees = [at < first for at in range(count)]
+    return [0 if sees_all else window for sees_all in sees]
+
+
+def _attention(
+    text: Mapping[str, Any],
+    kind: str,
+    inputs: MemoryInputs,
+    facts: ModelFacts,
+    weight_bytes: int,
+    *,
+    is_global: bool = True,
+) -> int:
+    """Bytes of one token in an attention layer on one GPU. Raises FactError."""
+    dtype = inputs.kv_cache_dtype
+    if facts is inputs.draft or inputs.draft is None:
+        dtype = inputs.draft_kv_cache_dtype or dtype
+    if dtype == "auto":
+        dtype = _stored_kv_dtype(quantization_of(facts.config))
+    element = _KV_BYTES.get(dtype, weight_bytes)
+    if dtype not in (*_KV_BYTES, *_LATENT_BYTES, "auto"):
+        raise FactError(f"the size of a KV cache of type `{dtype}` is not known without vLLM")
+    if text.get("kv_lora_rank") and text.get("qk_rope_head_dim"):
+        width = integer(text, "kv_lora_rank") + integer(text, "qk_rope_head_dim")
+        index = integer(text, "index_head_dim", default=0, least=0)  # the key of a sparse indexer
+        return _LATENT_BYTES.get(dtype, width * element) + index + index // 128 * 4
+    heads = integer(text, "num_attention_heads", "n_head", "n_heads")
+    head_dim = integer(text, "head_dim", "hidden_size_per_head", default=0, least=0)
+    head_dim = head_dim or integer(text, "hidden_size", "n_embd", "d_model") // heads
+    kv_heads = integer(
+        text, "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num",
+        "num_attention_groups", default=heads,
+    )  # fmt: skip
+    is_old = kind == "gpt_bigcode" or (kind == "falcon" and not text.get("new_decoder_architecture"))
+    if is_old:
+        kv_heads = 1 if text.get("multi_query", True) else heads
+    if is_global and kind == "gemma4_text":  # fewer heads, but wider
+        head_dim = integer(text, "global_head_dim", default=head_dim)
+        if text.get("attention_k_eq_v"):
+            kv_heads = integer(text, "num_global_key_value_heads", default=kv_heads)
+    return 2 * max(1, kv_heads // inputs.tensor_parallel_size) * head_dim * element
+
+
+def _stored_kv_dtype(quantization: Mapping[str, Any]) -> str:
+    """The KV cache's type that a ModelOpt checkpoint asks for (`resolve_kv_cache_dtype_string`)."""
+    if not str(quantization.get("quant_method", "")).startswith("modelopt"):
+        return "auto"
     inner = quantization.get("quantization")
-    for part in (inner if isinstance(inner, Mapping) else quantization, quantization):
+    for part in (inner if isinstance(inner, Mapping) else {}, quantization):
         for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
             found = part.get(key)
             if isinstance(found, Mapping):
-                return {8: "fp8", 4: "nvfp4"}.get(found.get("num_bits", 0), "auto")
+                return "fp8" if found.get("num_bits") == 8 else "auto"
             if isinstance(found, str):
-                return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(found.lower(), "auto")
+                return "fp8" if found.lower() == "fp8" else "auto"
     return "auto"
 
 
-def state_bytes(dtype: str, *, weight_bytes: int) -> int:
-    """Bytes of an element of a recurrent state."""
-    return _BYTES.get(dtype, weight_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKv:
-    """One layer's cache. Equal ones share a block table. Source: vllm/v1/kv_cache_interface.py 0.32."""
-
-    kind: LayerKind
-    block_size: int
-    """Tokens in a block; for a state, vLLM's `mamba_block_size`."""
-    bytes_per_token: int = 0
-    """0 for a state."""
-    cell: tuple[int, ...] = ()
-    """Heads, sizes and bytes of an element: layers of one size that differ here are not alike."""
-    window: int | None = None
-    """Tokens of a sliding window, or of an attention chunk."""
-    state_bytes: int = 0
-    state_blocks: int = 1
-    """States that a request holds: one, one more for each draft token, one more for prefix caching."""
-    padded_bytes: int | None = None
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one block of this layer."""
-        return self.padded_bytes or self.state_bytes or self.block_size * self.bytes_per_token
-
-    @property
-    def base(self) -> str:
-        """The family whose layers may share a block table though their sizes differ."""
-        return "full" if self.kind in ("full", "mla", "indexer") else self.kind
-
-    def resized(self, page_bytes: int) -> LayerKv:
-        """The same with pages of so many bytes: longer blocks if that divides, else padding.
-
-        Raises ValueError for MLA, which vLLM cannot pad (`unify_kv_cache_spec_page_size`).
-        """
-        if self.kind == "state":
-            return replace(self, padded_bytes=page_bytes)
-        ratio, rest = divmod(page_bytes, self.page_bytes)
-        if rest == 0:
-            padded = None if self.padded_bytes is None else page_bytes
-            return replace(self, block_size=self.block_size * ratio, padded_bytes=padded)
-        if self.kind in ("mla", "indexer"):
-            raise ValueError("pages of MLA layers cannot be padded")
-        return replace(self, padded_bytes=page_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class KvFormat:
-    """What all layers of one model share."""
-
-    settings: Settings
-    dtype: str
-    weight_bytes: int
-    block_size: int
-    draft_tokens: int = 0
-    is_aligned: bool = False
-    """Whether states are kept at block ends, for prefix caching."""
-    state_padded_bytes: int | None = None
-
-
-def kv_format(
-    shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int, draft_tokens: int
-) -> KvFormat:
-    """Block sizes and types of the target, before its layers are listed.
-
-    With recurrent layers, attention pages are as long as a state's, and states are padded to them.
-    """
-    mixers = [mixer for layer in shape.layers for mixer in layer]
-    attention = next((mixer for mixer in mixers if not isinstance(mixer, State)), None)
-    state = next((mixer for mixer in mixers if isinstance(mixer, State)), None)
-    is_latent = any(isinstance(mixer, Latent) for mixer in mixers)
-    size = default_block_size(settings, is_latent=is_latent)
-    is_aligned = settings.enable_prefix_caching and shape.is_hybrid
-    plain = KvFormat(settings, dtype, weight_bytes, size, draft_tokens, is_aligned)
-    if state is None or attention is None:
-        return plain
-    per_token = layer_kv(attention, plain)[0].bytes_per_token
-    size, padded = hybrid_blocks(
-        size, _state_page_bytes(state, plain), per_token=per_token, settings=settings, is_latent=is_latent
-    )
-    return replace(plain, block_size=size, state_padded_bytes=padded)
-
-
-def default_block_size(settings: Settings, *, is_latent: bool) -> int:
-    """Tokens in a block before states are looked at."""
-    if settings.platform == "cpu":
-        return 16 if is_latent else settings.block_size or 128
-    return settings.block_size or (64 if is_latent else 16)
-
-
-def hybrid_blocks(
-    block_size: int, page: int, *, per_token: int, settings: Settings, is_latent: bool
-) -> tuple[int, int | None]:
-    """Blocks so long that an attention page holds a state of `page` bytes, and what a state is padded to.
-
-    Source: `_align_hybrid_block_size` in vllm/platforms/interface.py 0.32.
-    """
-    smallest = 32 if settings.platform == "cpu" else 16
-    step = max(smallest, block_size, 128 if is_latent else 0)
-    size = max(block_size, step * -(-page // (step * per_token)))
-    return size, size * per_token if size * per_token != page else None
-
-
-def kv_heads_per_gpu(heads: int, *, tensor_parallel_size: int) -> int:
-    """KV heads on one GPU: at least one, which then is held more than once."""
-    return max(1, heads // tensor_parallel_size)
-
-
-def layer_kv(mixer: Mixer, cache: KvFormat) -> list[LayerKv]:
-    """The caches of one mixer: none, one, or for sparse latent attention two."""
-    if isinstance(mixer, State):
-        return [_state_kv(mixer, cache)]
-    if isinstance(mixer, Latent):
-        return _latent_kv(mixer, cache)
-    if mixer.is_shared:
-        return []
-    heads = kv_heads_per_gpu(mixer.kv_heads, tensor_parallel_size=cache.settings.tensor_parallel_size)
-    size = _token_bytes(cache, heads=heads, width=mixer.head_dim + mixer.head_dim_v)
-    cell = (heads, mixer.head_dim, mixer.head_dim_v, size)
-    kind: LayerKind = "chunked" if mixer.chunk is not None else "full" if mixer.window is None else "sliding"
-    return [LayerKv(kind, cache.block_size, size, cell, mixer.chunk or mixer.window)]
-
-
-def _token_bytes(cache: KvFormat, *, heads: int, width: int) -> int:
-    """Keys and values of one token in one layer on one GPU. Raises FactError for a packed type that is not known."""
-    dtype = cache.dtype
-    if dtype in _SCALED:
-        return heads * (width * _SCALED[dtype] // 2 + 8)
-    if dtype != "auto" and dtype not in _KV_BYTES:
-        raise FactError(
-            f"the size of a KV cache of type `{dtype}` is not known",
-            hint="run `specserve check --vllm installed` to ask the installed vLLM what it needs",
+def _state_bytes(text: Mapping[str, Any], kind: str, inputs: MemoryInputs, weight_bytes: int) -> int:
+    """One recurrent state of one layer on one GPU. Raises FactError."""
+    tp, columns, dtype = inputs.tensor_parallel_size, inputs.num_speculative_tokens, "auto"
+    if "linear_num_value_heads" in text:
+        keys = integer(text, "linear_num_key_heads") * integer(text, "linear_key_head_dim")
+        values = integer(text, "linear_num_value_heads") * integer(text, "linear_value_head_dim")
+        channels, kernel = 2 * keys + values, integer(text, "linear_conv_kernel_dim", default=4)
+        recurrent, dtype = (
+            values * integer(text, "linear_key_head_dim"),
+            str(text.get("mamba_ssm_dtype") or "auto"),
         )
-    return heads * width * _KV_BYTES.get(dtype, cache.weight_bytes)
-
-
-def _latent_kv(mixer: Latent, cache: KvFormat) -> list[LayerKv]:
-    width = mixer.kv_lora_rank + mixer.rope_dim
-    size = _LATENT_BYTES.get(cache.dtype) or _token_bytes(cache, heads=1, width=width)
-    kept = [LayerKv("mla", cache.block_size, size, (1, width, 0, size))]
-    if mixer.indexer_dim is not None:
-        kept.append(LayerKv("indexer", cache.block_size, mixer.indexer_dim, (1, mixer.indexer_dim, 0, 1)))
-    return kept
-
-
-def _state_kv(mixer: State, cache: KvFormat) -> LayerKv:
-    """The state of one layer; with prefix caching a request holds one more, and some are kept inside a prefill."""
-    more = 0
-    if cache.is_aligned:
-        more = 1 + (mixer.checkpoints if STATE_CHECKPOINTS.at(cache.settings.version) else 0)
-    return LayerKv(
-        "state",
-        cache.block_size if cache.is_aligned else cache.settings.max_model_len,
-        state_bytes=_state_page_bytes(mixer, cache),
-        state_blocks=1 + cache.draft_tokens + more,
-        padded_bytes=cache.state_padded_bytes,
-    )
-
-
-def element_bytes(settings: Settings, *, recurrent: str | None, weight_bytes: int) -> tuple[int, int]:
-    """Bytes of an element of a convolution's state, and of a recurrence whose type is `recurrent`.
-
-    The CPU's kernels know only float32 (vllm/platforms/cpu.py).
-    """
-    first = state_bytes(settings.mamba_cache_dtype, weight_bytes=weight_bytes)
-    own = settings.mamba_ssm_cache_dtype
-    wanted = own if own != "auto" else recurrent or "auto"
-    return first, state_bytes("float32" if settings.platform == "cpu" else wanted, weight_bytes=first)
-
-
-def _state_page_bytes(mixer: State, cache: KvFormat) -> int:
-    """One state of one layer on one GPU. Raises FactError if vLLM cannot divide it."""
-    tp, groups = cache.settings.tensor_parallel_size, mixer.groups
-    convolved, recurrent = element_bytes(
-        cache.settings, recurrent=mixer.recurrent_dtype, weight_bytes=cache.weight_bytes
-    )
-    if groups % tp:
-        groups = tp  # vLLM repeats groups so that each GPU has those of its heads
-    channels = mixer.conv_dim + groups * mixer.group_dim
-    if channels % tp or (mixer.recurrent and mixer.recurrent[0] % tp):
-        raise FactError(f"a recurrent state of {channels} channels cannot be divided evenly among {tp} GPUs")
-    columns = mixer.conv_kernel - 1 + (cache.draft_tokens if mixer.grows_with_drafts else 0)
-    total = channels // tp * columns * convolved
-    return total + (math.prod(mixer.recurrent) // tp * recurrent if mixer.recurrent else 0)
+    elif "conv_L_cache" in text:
+        channels, kernel = integer(text, "conv_dim", "hidden_size"), integer(text, "conv_L_cache")
+        recurrent, columns = 0, 0
+    elif kind in ("mamba", "falcon_mamba", "jamba"):
+        expand = integer(text, "mamba_expand", "expand", default=2)
+        channels = integer(text, "intermediate_size")
+        channels = expand * integer(text, "hidden_size") if kind == "jamba" else channels
+        kernel, columns = integer(text, *_MAMBA_2["kernel"]), 0
+        recurrent = channels * integer(text, *_MAMBA_2["state"])
+    elif all(any(key in text for key in keys) for keys in _MAMBA_2.values()):
+        groups, size, kernel, heads, head_dim = (integer(text, *keys) for keys in _MAMBA_2.values())
+        expand = integer(text, "mamba_expand", "expand", default=2)
+        inner = integer(text, "mamba_d_ssm", default=expand * integer(text, "hidden_size"))
+        if kind.startswith("nemotron_h"):
+            inner, dtype = heads * head_dim, str(text.get("mamba_ssm_cache_dtype") or "float32")
+        groups = tp if groups % tp else groups  # repeated, so that each GPU has those of its heads
+        channels, recurrent = inner + 2 * groups * size, heads * head_dim * size
+    else:
+        raise UnknownArchitecture(kind)
+    if channels % tp or recurrent % tp:
+        raise FactError(f"a state of {channels} channels cannot be divided evenly among {tp} GPUs")
+    convolved = _BYTES.get(inputs.mamba_cache_dtype, weight_bytes)
+    dtype = dtype if inputs.mamba_ssm_cache_dtype == "auto" else inputs.mamba_ssm_cache_dtype
+    element = 4 if inputs.machine.is_cpu else _BYTES.get(dtype, convolved)
+    return channels // tp * (kernel - 1 + columns) * convolved + recurrent // tp * element

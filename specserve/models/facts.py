@@ -308,3 +308,9 @@ def published(model: str) -> ModelFacts | None:
 def _published() -> dict[str, Mapping[str, Any]]:
     models: dict[str, Mapping[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
     return models
+
+
+def published_weights(model: str, part: Literal["weights", "mtp"]) -> Mapping[str, float] | None:
+    """Bytes of a published model, or of its prediction layers, by how they are divided; None if not known."""
+    weights: Mapping[str, float] | None = _published().get(model, {}).get(part)
+    return weights

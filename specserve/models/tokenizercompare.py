@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specserve.errors import FactError
 from specserve.models import sample
-from specserve.models.config import text_fields
+from specserve.models.config import text_config
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.files import read_regular
 from specserve.models.vocabulary import (
@@ -132,12 +132,8 @@ def _vocab_size(facts: ModelFacts) -> int | None:
 
     Source: vllm/transformers_utils/model_arch_config_convertor.py, `get_vocab_size`, 0.32.
     """
-    try:
-        fields, _ = text_fields(facts.model, facts.config)
-        return fields.optional("vocab_size")
-    except FactError:
-        size = facts.config.get("vocab_size")
-        return size if type(size) is int and size > 0 and "text_config" not in facts.config else None
+    size = text_config(facts.config).get("vocab_size")
+    return size if type(size) is int and size > 0 else None
 
 
 def _same_bytes(left: ModelFile, right: ModelFile) -> bool:

@@ -12,8 +12,8 @@ from specserve.checks.rules.memory import too_large_because
 from specserve.checks.rules.site import reasons
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Severity
 from specserve.hardware.accelerators import Machine
-from specserve.memory.constants import Bounds
 from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.reserve import Bounds
 from specserve.report.console import escaped, styled, wrapped
 from specserve.report.findings import remark, render
 from specserve.report.page import Items, Section, text_lines
@@ -24,6 +24,11 @@ _TOKENIZERS = {
     "special_tokens_differ": "identical but for special tokens",
     "overlap": "different",
     "not_checked": "not compared",
+}
+_BASES = {
+    "vllm": "vLLM's own planner",
+    "headers": "the bytes of the safetensors headers, divided",
+    "published": "what is published of the model, divided",
 }
 _FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
 _SMALL = 0.005
@@ -70,7 +75,7 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
         words += [item.reason for item in skipped if item.group == "hardware"]
     elif memory.verdict == "does_not_fit":
         words = [_fits(memory), too_large_because(memory, machine)]
-        words += [f"fits with {knob.setting}" for knob in memory.knobs if knob.verdict == "fit"]
+        words += [f"fits with {fix.setting}" for fix in memory.fixes if fix.verdict == "fit"]
         words += [f"{to_fix} besides"] if errors else []
     else:
         fits = _fits(memory)
@@ -79,13 +84,14 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
             words.append(memory.reason)
         if memory.is_kv_known:
             many = _range(memory.max_concurrency, between=" to ")
-            requests = "request" if many == "1" else "requests"
+            many = many if memory.basis == "vllm" else f"about {many}"
+            requests = "request" if many.endswith(" 1") or many == "1" else "requests"
             length = f"{memory.max_model_len:,} tokens"
             where = _machine_words(machine)
             words.append(f"room for {many} {requests} of {length} at once on {where}")
-        if memory.speculation_cost >= _SMALL:
+        if memory.draft_cost and memory.draft_cost.share >= _SMALL:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
-            words.append(f"{what} costs {100 * memory.speculation_cost:.0f} % of the KV cache")
+            words.append(f"{what} costs {memory.draft_cost}")
     if verdict.tokenizer and verdict.tokenizer.verdict != "not_applicable":
         found = verdict.tokenizer.verdict
         words.append(f"tokenizers {_TOKENIZERS.get(found, found)}")
@@ -126,8 +132,7 @@ def _memory(estimates: Mapping[str, MemoryEstimate]) -> Section:
             "verdict",
             "weights",
             "of the draft",
-            "activations",
-            "other",
+            "activations, graphs, libraries",
             "KV cache",
             "limit",
             "tokens",
@@ -136,11 +141,11 @@ def _memory(estimates: Mapping[str, MemoryEstimate]) -> Section:
     for estimate in estimates.values():
         sizes = estimate.per_gpu_bytes
         row = [f"{size / GIB:.2f}" for size in (sizes.target_weights, sizes.draft_weights)]
-        row += [_range(each, GIB) for each in (sizes.activation, sizes.other, sizes.kv_cache)]
+        row += [_range(each, GIB) for each in (sizes.reserve, sizes.kv_cache)]
         tokens = _range(estimate.kv_cache_tokens) if estimate.is_kv_known else "unknown"
         rows.append([_fits(estimate), *row, f"{sizes.budget / GIB:.2f}", tokens])
     first, columns = estimates["launch"], [Column("GiB", "name"), *map(Column, estimates)]
-    notes = [*first.notes, f"basis: {first.basis}", first.calibration]
+    notes = [*first.notes, f"basis: {_BASES[first.basis]}"]
     table = Table(columns, list(zip(*rows, strict=True)))
     return Section("Memory per GPU or rank", [table, Items([("", note) for note in notes])])
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specserve.models.tensors import expected_tensors
-
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -53,6 +51,27 @@ def layer(prefix: str, config: Config, *, inputs: int | None = None) -> Shapes:
         f"{prefix}.input_layernorm.weight": (hidden,),
         f"{prefix}.post_attention_layernorm.weight": (hidden,),
     }
+
+
+def convolutions(config: Config) -> Shapes:
+    """Short convolutions, with attention in some layers."""
+    hidden, middle, vocab = config["hidden_size"], config["block_ff_dim"], config["vocab_size"]
+    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
+    head = hidden // heads
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.embedding_norm.weight": (hidden,)}
+    for at, kind in enumerate(config["layer_types"]):
+        prefix, mixer = f"model.layers.{at}", {}
+        if kind == "conv":
+            mixer = {"conv.conv": (hidden, 1, config["conv_L_cache"]), "conv.in_proj": (3 * hidden, hidden)}
+            mixer |= {"conv.out_proj": (hidden, hidden)}
+        else:
+            mixer = {f"self_attn.{each}_proj": (keys * head, hidden) for each in "kv"}
+            mixer |= {f"self_attn.{each}_layernorm": (head,) for each in "qk"}
+            mixer |= {f"self_attn.{each}_proj": (hidden, hidden) for each in ("q", "out")}
+        mixer |= {"operator_norm": (hidden,), "ffn_norm": (hidden,), "feed_forward.w2": (hidden, middle)}
+        mixer |= {f"feed_forward.{each}": (middle, hidden) for each in ("w1", "w3")}
+        shapes |= {f"{prefix}.{name}.weight": size for name, size in mixer.items()}
+    return shapes
 
 
 def decoder(config: Config) -> Shapes:
@@ -352,7 +371,7 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-cut": Recipe(LLAMA, decoder, weights="cut"),
     "llama-mute": Recipe(LLAMA, decoder, tokens=False),
     "gemma2": Recipe({**GEMMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, decoder),
-    "lfm2": Recipe(CONVOLUTIONS, lambda config: expected_tensors("lfm2", config) or {}),
+    "lfm2": Recipe(CONVOLUTIONS, convolutions),
     "gpt2": Recipe(
         {
             "architectures": ["GPT2LMHeadModel"],

@@ -11,22 +11,29 @@ import pytest
 from specserve.checks.check import Checked, check
 from specserve.checks.collect import CheckOptions, collect
 from specserve.hardware.accelerators import assume
-from specserve.models.facts import _FILE, published
-from specserve.models.shape import read_shape
+from specserve.models.facts import _FILE, published, published_weights
 from specserve.profile.load import examine
-from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
 BY_VLLM_ALONE = {
     "MiniMaxAI/MiniMax-M3",
+    "Qwen/Qwen3-VL-235B-A22B-Instruct",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "Qwen/Qwen3-VL-8B-Instruct",
     "XiaomiMiMo/MiMo-V2-Flash",
+    "deepseek-ai/DeepSeek-V3.2",
     "deepseek-ai/DeepSeek-V4-Flash",
     "deepseek-ai/DeepSeek-V4-Pro",
+    "moonshotai/Kimi-K2.5",
     "moonshotai/Kimi-K3",
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",
+    "stepfun-ai/Step-3.7-Flash",
+    "zai-org/GLM-5",
+    "zai-org/GLM-5.1",
+    "zai-org/GLM-5.2",
 }
-"""Those whose memory only vLLM itself can tell (`--vllm installed`): the formula has no layers of their kind."""
+"""Those whose size nobody published in a form that is at hand."""
 PAIR = """\
 target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4, max_model_len: 8192}
 speculation: {method: draft_model, model: meta-llama/Llama-3.1-8B-Instruct, num_speculative_tokens: 5}
@@ -98,11 +105,8 @@ def test_a_draft_that_nobody_published_leaves_the_memory_of_the_target(write: Ca
     assert alone is not None and memory is not None
     assert alone.verdict == "fit" and memory.verdict == "tight"
     assert memory.per_gpu_bytes.target_weights == alone.per_gpu_bytes.target_weights
-    assert (
-        memory.reason == "the size of `meta-llama/Llama-9.9-8B` is unknown, so the estimate leaves it out"
-        and not memory.knobs
-    )
-    assert memory.without_speculation_kv_cache_tokens is None  # what speculation costs cannot be said
+    assert memory.reason == "the size of `meta-llama/Llama-9.9-8B` is not known" and not memory.fixes
+    assert memory.draft_cost is None
 
 
 def test_a_draft_that_is_not_known_is_no_excuse_for_a_target_that_does_not_fit(
@@ -137,27 +141,23 @@ def test_a_model_that_nobody_published_leaves_the_estimate_out(write: Callable[.
     assert verdict.memory is None
 
 
-def test_a_model_that_can_be_read_is_read(profile: Callable[[str], Profile], tmp_path: Path) -> None:
-    """A directory of the same name wins: the published fields are for what nobody can tell."""
+def test_a_directory_of_the_same_name_wins_and_without_weights_it_is_not_known(tmp_path: Path) -> None:
     folder = tmp_path / "meta-llama" / "Llama-3.1-8B-Instruct"
     folder.mkdir(parents=True)
-    small = {**ENTRIES["meta-llama/Llama-3.1-8B-Instruct"]["config"], "num_hidden_layers": 2}
-    (folder / "config.json").write_text(json.dumps(small))
+    (folder / "config.json").write_text(json.dumps(ENTRIES["meta-llama/Llama-3.1-8B-Instruct"]["config"]))
     file = tmp_path / "p.yaml"
     file.write_text(f"target: {{model: {folder}, max_model_len: 4096}}\n")
-    memory = checked(file).memory
-    assert memory is not None and memory.basis == "formula"
+    assert checked(file).memory is None
 
 
 @pytest.mark.parametrize("model", sorted(ENTRIES))
 def test_an_entry_names_its_source_holds_no_hash_and_has_a_known_shape(model: str) -> None:
     entry = ENTRIES[model]
-    assert set(entry) - {"is_whole"} == {"source", "config"} and entry["source"]
+    assert set(entry) - {"is_whole", "weights", "mtp"} == {"source", "config"} and entry["source"]
     assert not {"_commit_hash", "_name_or_path", "transformers_version"} & entry["config"].keys()
     facts = published(model)
     assert facts is not None and facts.commit is None and not facts.files
-    if model not in BY_VLLM_ALONE:
-        assert read_shape(model, facts.config).layers
+    assert (published_weights(model, "weights") is None) is (model in BY_VLLM_ALONE)
 
 
 def test_every_target_of_the_shipped_profiles_has_a_configuration() -> None:

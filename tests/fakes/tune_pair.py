@@ -6,20 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve.hardware.accelerators import Machine, accelerator
-from specserve.memory.situation import MemorySituation as Situation
-from specserve.memory.situation import situation
-from specserve.models.facts import ModelFacts
+from specserve.memory.inputs import MemoryInputs, memory_inputs
 from specserve.profile.load import load_profile
+from tests.memory.models import LLAMA_1B, LLAMA_8B, decoder
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA_1B = {
-    **LLAMA_8B, "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "head_dim": 64,
-    "tie_word_embeddings": True,
-}  # fmt: skip
 MIXTURE: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
     "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
@@ -39,18 +29,18 @@ def variant(
     target: dict[str, Any] = LLAMA_8B,
     count: int | None = None,
     **sizes: Any,
-) -> Situation:
+) -> MemoryInputs:
     """A target and how it speculates, on accelerators of that name; `sizes` go to `target` of the profile."""
     file = folder / "p.yaml"
     keys = {"max_model_len": 8192, **sizes}
     told = ", ".join(f"{key}: {value}" for key, value in keys.items())
     file.write_text(f"target: {{model: m/target, {told}}}\nspeculation: {speculation}\n", encoding="utf-8")
     profile = load_profile(str(file))
-    return situation(
+    return memory_inputs(
         profile,
-        target=ModelFacts("m/target", "hub", target),
+        target=decoder(target, "m/target"),
         machine=Machine(accelerator(name), count or keys.get("tensor_parallel_size", 1)),
         version="0.33",
         speculation=profile.speculation,
-        draft=ModelFacts("m/1b", "hub", LLAMA_1B) if speculation == PAIR else None,
+        draft=decoder(LLAMA_1B, "m/1b") if speculation == PAIR else None,
     )

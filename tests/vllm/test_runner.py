@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from specserve.checks.rule import choice
-from specserve.memory.situation import runner_of
-from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from specserve.vllm.runner import SWITCH, which_runner
 
@@ -70,19 +67,3 @@ def test_without_triton_v2_was_refused_until_vllm_stopped_asking() -> None:
         assert found and ("CPUs: it needs Triton" in [lack.what for lack in found.lacks]) is (
             version != "0.33"
         )
-
-
-@pytest.mark.parametrize("version", READ)
-@pytest.mark.parametrize(
-    ("engine", "env"),
-    [({"enable_dbo": True}, {}), ({}, {SWITCH: "2"}), ({}, {SWITCH: "true"}), ({"ubatch_size": 2}, {})],
-)
-def test_the_checks_and_the_memory_estimate_get_one_answer(
-    version: str, engine: dict[str, Any], env: dict[str, str]
-) -> None:
-    block = Speculation("eagle3", {"method": "eagle3", "num_speculative_tokens": 2})
-    profile = Profile("p.yaml", "p", Target("org/t"), speculation=block, engine=engine, env=env)
-    judged = choice(profile, block, version=version, config=DENSE)
-    assert judged is not None
-    weighed = runner_of(profile, version, block.keys, config=DENSE)
-    assert weighed == judged.runner.lower()

@@ -28,12 +28,6 @@ def allows_long(ctx: Context) -> bool:
     return ctx.profile.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("0", "")
 
 
-def most_tokens(ctx: Context) -> int | None:
-    """The longest sequence that vLLM takes for the target; None if it is not known, or the profile waives it."""
-    length = None if allows_long(ctx) else ctx.length(ctx.target_config)
-    return length.most if length else None
-
-
 @rule("SD226", ERROR, needs="models")
 def too_long_context(ctx: Context) -> Hits:
     """The profile asks for more context than the model has.

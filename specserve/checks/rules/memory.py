@@ -1,4 +1,4 @@
-"""SD301, SD302, SD312, SD313: whether weights, draft and KV cache fit the machine."""
+"""SD301, SD302, SD312: whether weights, draft and KV cache fit the machine, and whether it has room now."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.constants import Bounds
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.verdict import Knob
+    from specserve.memory.reserve import Bounds
 
 _GIB = 2**30
 _BETTER = {"fit": "make it fit", "tight": "make it a tight fit"}
-
-
-_LARGE_BYTES, _TENTH = 2**30, 0.1
 _SHARE = "gpu_memory_utilization"
 
 
@@ -60,17 +56,15 @@ def _parts(memory: MemoryEstimate, machine: Machine) -> str:
         weights += f" + {gib(per_gpu.draft_weights)} of the draft"
     if memory.unknown_draft:
         weights += " without the draft"
-    where, total = "per GPU", gib(per_gpu.total)
+    where, total, rest = "per GPU", gib(per_gpu.total), ""
     if machine.is_cpu:
         where = f"each of {memory.ranks} ranks on this host" if memory.ranks > 1 else "on this host"
-    head = (
-        f" of {total}, estimated: "
-        if is_fixed(memory)
-        else f": vLLM may use {gib(per_gpu.budget)} of {total}; estimated: "
-    )
-    shown = f"activations {_span(per_gpu.activation)}, other {_span(per_gpu.other)}"
-    rest = "" if is_fixed(memory) else " (the rest)"
-    return f"{where}{head}weights {weights}, {shown}, KV cache {_span(per_gpu.kv_cache)}{rest}"
+    head = f" of {total}"
+    if not is_fixed(memory):
+        head, rest = f": vLLM may use {gib(per_gpu.budget)} of {total}", " (the rest)"
+    shown = f"activations, graphs and libraries about {_span(per_gpu.reserve)}"
+    by = "vLLM's own" if memory.basis == "vllm" else "estimated"
+    return f"{where}{head}; {by}: weights {weights}; {shown}; KV cache {_span(per_gpu.kv_cache)}{rest}"
 
 
 def _span(bounds: Bounds) -> str:
@@ -79,29 +73,21 @@ def _span(bounds: Bounds) -> str:
     return f"{low} GiB" if low == high else f"{low}-{high} GiB"
 
 
-def _counts(bounds: Bounds, between: str = "-") -> str:
-    """`1,024-2,048`."""
-    low, high = f"{int(bounds.low):,}", f"{int(bounds.high):,}"
-    return low if low == high else f"{low}{between}{high}"
-
-
 def capacity(memory: MemoryEstimate) -> str:
-    """What the KV cache holds."""
-    tokens = _counts(memory.kv_cache_tokens)
-    return f"one request may need {memory.max_model_len:,} tokens, and the KV cache holds {tokens}"
+    """What the KV cache holds, at most."""
+    states = memory.state_blocks
+    if states and states.high < memory.max_num_seqs:
+        many = f"{memory.max_num_seqs:,} requests need a block each for their recurrent states"
+        return f"{many}, and the KV cache has at most about {int(states.high):,}"
+    tokens = f"{int(memory.kv_cache_tokens.high):,}"
+    return (
+        f"one request may need {memory.max_model_len:,} tokens, and the KV cache holds at most about {tokens}"
+    )
 
 
-def _advice(memory: MemoryEstimate, *, without: str | None = None) -> str | None:
-    """The knobs that change the verdict, or those that free memory. `without`: an argument that is left out."""
-    shown = [knob for knob in memory.knobs if without is None or without not in knob.path]
-    is_better = any(knob.verdict != memory.verdict for knob in memory.knobs)
-    ways = "; ".join(_way(knob, is_better=is_better) for knob in shown)
-    return ways + ("" if is_better else ", but no single setting frees enough") if ways else None
-
-
-def _way(knob: Knob, *, is_better: bool) -> str:
-    gain = _BETTER[knob.verdict] if is_better else f"free {gib(knob.frees_bytes)}"
-    return f"{knob.setting} would {gain}"
+def _advice(memory: MemoryEstimate) -> str | None:
+    """The settings that make the verdict better."""
+    return "; ".join(f"{fix.setting} would {_BETTER[fix.verdict]}" for fix in memory.fixes) or None
 
 
 def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
@@ -123,6 +109,8 @@ def _largest_part(path: str, memory: MemoryEstimate) -> str:
     per_gpu, tokens = memory.per_gpu_bytes, memory.kv_cache_tokens.high
     per_token = per_gpu.kv_cache.high / tokens if tokens else memory.target_kv_bytes_per_token
     parts = {"target.model": per_gpu.target_weights, "target.max_model_len": memory.max_model_len * per_token}
+    if memory.is_short_of_states:
+        return "engine.max_num_seqs"
     if is_fixed(memory):
         parts = {
             "target.model": per_gpu.target_weights,
@@ -149,7 +137,7 @@ def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
 
 def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
     """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
-    from specserve.memory.constants import Bounds
+    from specserve.memory.reserve import Bounds
 
     per_gpu = memory.per_gpu_bytes
     if not is_fixed(memory):
@@ -164,7 +152,9 @@ def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
     vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
-    says by how much the KV cache is too small for one request. Not even the optimistic end of the estimate holds one.
+    says by how much the KV cache is too small for one request. Not even the optimistic end of the estimate holds one. A
+    recurrent state takes a whole block of the KV cache, and vLLM also aborts if there are fewer blocks than
+    `max_num_seqs`.
     This is a warning if the profile sets what the estimate leaves out and what may make room, such as `cpu_offload_gb`.
     Example:
         target: {model: ./llama, max_model_len: 2048}
@@ -177,7 +167,7 @@ def insufficient_memory(ctx: Context) -> Hits:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
+        if memory.verdict == "does_not_fit":
             yield Hit(
                 _largest_part(path, memory),
                 f"{_misfit(ctx, 'is')}{_of_alternative(path)}: {too_large_because(memory, ctx.machine)}",
@@ -214,21 +204,21 @@ def tight_memory(ctx: Context) -> Hits:
         engine: {gpu_memory_utilization: 0.99}
         hardware: {accelerator: L4-24GB}
     Instead: engine: {gpu_memory_utilization: 0.9}
-    Source: specserve, memory/verdict.py
+    Source: specserve, memory/estimate.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
-        if memory.verdict == "tight" and not is_told:
-            unknown = "`--vllm installed` lets the installed vLLM compute it"
-            text = f"{_misfit(ctx, 'may be')}{_of_alternative(path)}: {memory.reason or capacity(memory)}"
-            if memory.is_only_in_doubt and memory.unknown_draft:
-                text = f"it is not known whether the launch fits: the size of `{memory.unknown_draft}` is unknown"
+        if memory.verdict == "tight" and lacking_free_bytes(ctx, memory) is None:
+            text = f"{_misfit(ctx, 'may be')}{_of_alternative(path)}: {memory.reason}"
+            if memory.is_only_in_doubt:
+                text = f"it is not known whether the launch fits: {memory.reason}"
             yield Hit(
                 path if memory.is_only_in_doubt else _largest_part(path, memory),
                 text,
                 notes=(_parts(memory, ctx.machine), *memory.notes),
-                help=_advice(memory) if memory.is_kv_known else unknown,
+                help=_advice(memory)
+                if memory.is_kv_known
+                else "`specserve check` asks vLLM if it is installed",
                 severity=INFO if memory.is_only_in_doubt else None,
             )
 
@@ -255,9 +245,7 @@ def occupied_memory(ctx: Context) -> Hits:
             continue
         need, ways = needed_at_once(memory, machine), []
         if max(need.low, memory.per_gpu_bytes.target_weights + memory.per_gpu_bytes.draft_weights) <= total:
-            ways.append(
-                "stop the processes that hold the rest"
-            )  # else the machine is too small even when empty
+            ways.append("stop the processes that hold the rest")  # else too small even when empty
         path, words = f"engine.{_SHARE}", f"vLLM asks for {gib(need.high)}"
         share = int(100 * (free - 2**29) / total) / 100
         if is_fixed(memory):
@@ -278,41 +266,3 @@ def _fits_in(memory: MemoryEstimate, share: float) -> bool:
     if left <= 0 or not memory.is_kv_known:
         return left > 0
     return memory.kv_cache_tokens.high * left / per_gpu.kv_cache.high >= memory.max_model_len
-
-
-@rule("SD313", ERROR, needs="hardware")
-def missing_state_blocks(ctx: Context) -> Hits:
-    """The KV cache has fewer blocks for recurrent states than `max_num_seqs`.
-
-    A recurrent state (Mamba, gated delta nets, short convolutions) takes a whole block per request. After loading, vLLM
-    counts the blocks, and aborts if there are fewer than `max_num_seqs`. The default of `max_num_seqs` is 1024 on GPUs
-    with at least 70 GiB, except the A100. The number of blocks is estimated as a range. If its upper end suffices, this
-    is a warning.
-    Example:
-        target: {model: ./lfm2, max_model_len: 2048}
-        engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
-        hardware: {accelerator: L4-24GB}
-    Instead: engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
-    Source: vllm/config/compilation.py, `exceeds available Mamba cache `
-    """
-    for _, memory in estimates(ctx):
-        states = memory.states
-        if states is None or states.blocks.low >= states.max_num_seqs:
-            continue
-        blocks, most = _counts(states.blocks, " to "), states.largest_max_num_seqs
-        wanted = states.max_num_seqs
-        # the largest that boots comes first, then what else would help
-        ways = [
-            f"write `max_num_seqs: {most}` or less: fewer requests leave more memory for blocks"
-            if most
-            else None,
-            _advice(memory, without="max_num_seqs"),
-        ]
-        yield Hit(
-            "engine.max_num_seqs",
-            f"{wanted:,} requests need {wanted:,} blocks for their recurrent states; the KV cache has {blocks}",
-            notes=memory.notes,
-            help="; or ".join(filter(None, ways)) or None,
-            severity=None if states.blocks.high < states.max_num_seqs and memory.certain else WARNING,
-        )
-        return

@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from specserve.checks.collect import CheckOptions, collect, situation_of
+from specserve.checks.collect import CheckOptions, collect, memory_inputs_of
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import assume
 from specserve.measure.intervals import Estimate
 from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
-from specserve.memory.breakdown import sizes_of
-from specserve.memory.demand import demand
-from specserve.memory.estimate import assess
-from specserve.memory.kv import served_bytes
-from specserve.memory.situation import HEADS, MemorySituation
-from specserve.memory.weights import tallied, weigh
-from specserve.models.config import language_part
+from specserve.memory.estimate import estimate as estimate_memory
+from specserve.memory.inputs import HEADS, MemoryInputs
+from specserve.memory.kv import kv_cache, number_bytes
+from specserve.memory.weights import draft_bytes, weights_of
+from specserve.models.config import integer, text_config
 from specserve.models.facts import published
-from specserve.models.shape import read_shape
 from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -34,6 +31,8 @@ from specserve.vllm.speculation import BLOCK_DRAFTS
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+_ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HINT = (
     "`--acceptance 0.7` is the probability of each draft token, given the one before; `3.6@4` is a "
@@ -176,20 +175,21 @@ def estimate_tune(request: TuneRequest, accelerator: str, acceptance: str | None
     assert target is not None  # else it is among the unread
     draft = known.context.drafts.get("speculation")
     draft = draft or (published(block.model) if block.model else None)
-    s = situation_of(known.context, block, target, draft)
+    inputs = memory_inputs_of(known.context, block, target, draft)
     k_max = request.most_tokens or USUAL_MOST_TOKENS
-    return estimate(s, acceptance=probability, loads=loads or DEFAULT_LOADS, k_max=k_max)
+    return estimate(inputs, acceptance=probability, loads=loads or DEFAULT_LOADS, k_max=k_max)
 
 
 def estimate(
-    s: MemorySituation, *, acceptance: float, loads: Sequence[int], k_max: int
+    inputs: MemoryInputs, *, acceptance: float, loads: Sequence[int], k_max: int
 ) -> TuneEstimate:
     """The best K at each load that may run at once. Raises UsageError if none is left."""
-    context_tokens = min(s.settings.max_model_len, CONTEXT_TOKENS)
-    times, memory, points = step_times(s, context_tokens=context_tokens), assess(s), []
-    count, accelerator = s.machine.count * s.machine.nodes, s.machine.accelerator.name
+    context_tokens = min(inputs.max_model_len, CONTEXT_TOKENS)
+    times, memory = step_times(inputs, context_tokens=context_tokens), estimate_memory(inputs)
+    machine, points = inputs.machine, []
+    count, accelerator = machine.count * machine.nodes, machine.accelerator.name
     room = int(memory.kv_cache_tokens.high // (context_tokens + k_max))
-    most = 0 if memory.verdict == "does_not_fit" else min(room, s.settings.max_num_seqs)
+    most = 0 if memory.verdict == "does_not_fit" else min(room, inputs.max_num_seqs)
     for batch in sorted({load for load in loads if load <= most}):
         gains = [times.speedup(acceptance, batch, tokens) for tokens in range(k_max + 1)]
         best = max(range(k_max + 1), key=lambda tokens: gains[tokens].value)
@@ -198,44 +198,46 @@ def estimate(
         few = f"not even {min(loads)} requests of {context_tokens:,} tokens"
         hint = "`specserve check PROFILE --assume …` shows what to change"
         raise UsageError(f"{few} run at once on {count}x {accelerator}", hint=hint)
-    method = s.speculative.method or ""
-    about = (accelerator, count, method, acceptance, context_tokens, most)
+    about = (accelerator, count, inputs.method or "", acceptance, context_tokens, most)
     return TuneEstimate(*about, tuple(points))
 
 
-def step_times(s: MemorySituation, *, context_tokens: float) -> StepTimes:
+def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
     """Target and draft on the machine. Raises UsageError, FactError."""
-    known, method, settings = s.machine.accelerator, s.speculative.method or "", s.settings
+    known, method, facts = inputs.machine.accelerator, inputs.method or "", inputs.draft
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
             f"nothing can be estimated for `{known.name}`: its bandwidth and FLOP/s are not known",
             hint="leave `--estimate` out to measure, or name another accelerator",
         )
-    layout, experts, share = read_shape(s.target.model, s.target.config), 0.0, 1.0
-    bytes_per_weight = served_bytes(settings.dtype, given=layout.dtype)
-    if count := language_part(s.target).optional(*_EXPERTS, least=0):
-        share = sizes_of(s.target).experts_per_token / count
-        groups = tallied(s.target, online=settings.quantization).items()
-        routed = {kind: number for kind, number in groups if kind.role.division == "expert"}
-        sizes = weigh(routed, layout, settings=settings, weight_bytes=bytes_per_weight)
-        experts = float(sum(sizes.stages))
-    each = bytes_per_weight / settings.tensor_parallel_size
-    table = layout.vocab_size * layout.hidden_size * each
-    stages = demand(s.target, s.speculative, settings=settings).stages
-    dense = sum(stage.target_weights_bytes for stage in stages) - experts
-    dense -= 0.0 if layout.is_tied else table  # a step looks rows up
-    kv_bytes = float(sum(stage.target_kv_bytes_per_token for stage in stages))
-    target = Work(max(0.0, dense), len(layout.layers), kv_bytes, experts, share, bytes_per_weight)
-    draft, facts = None, s.speculative.draft
+    tp, stages, config = (
+        inputs.tensor_parallel_size,
+        inputs.pipeline_parallel_size,
+        inputs.target.config,
+    )
+    text, weights, share = text_config(config), weights_of(inputs.target, inputs), 1.0
+    if count := integer(text, *_EXPERTS, default=0, least=0):
+        share = integer(text, *_ACTIVE, default=count) / count
+    table = (weights.output or weights.embeddings) / tp
+    experts = replace(weights, layers=0.0, whole=0.0, encoders=0.0, embeddings=0.0, output=0.0)
+    experts_bytes = experts.per_gpu(inputs, config)
+    dense = weights.per_gpu(inputs, config) - experts_bytes
+    dense -= weights.embeddings / tp if weights.output else 0.0  # a step looks rows up
+    kv, layers = kv_cache(inputs), integer(text, *_LAYERS)
+    bytes_per_weight = number_bytes(inputs.dtype, text)
+    target = Work(
+        dense, layers, float(kv.per_token()) * stages, experts_bytes, share, bytes_per_weight
+    )
+    draft = None
     if method not in WITHOUT_MODEL:
-        read, layers = float(stages[-1].draft_weights_bytes), 1
+        read, layers = draft_bytes(inputs), 1
         if method not in HEADS and facts is not None:
-            layers = len(read_shape(facts.model, facts.config).layers)
-        elif method in HEADS and "lm_head" not in " ".join((facts and facts.tensors) or ()):
+            layers = integer(text_config(facts.config), *_LAYERS)
+        elif facts is None or not weights_of(facts, inputs).output:
             read += table  # a head computes the target's output table, too
-        draft = Work(read, layers, float(stages[-1].draft_kv_bytes_per_token))
+        draft = Work(read, layers, float(kv.per_token(draft=True)))
     return StepTimes(
         *(target, draft, context_tokens, known.bandwidth_bytes_per_s, known.flops),
-        is_parallel=s.speculative.is_parallel or method in BLOCK_DRAFTS,
-        is_divided=settings.tensor_parallel_size > 1,
+        is_parallel=inputs.is_parallel or method in BLOCK_DRAFTS,
+        is_divided=tp > 1,
     )

@@ -225,7 +225,7 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
 
 
 def _declared_room(plan: LaunchPlan, devices: tuple[str, ...]) -> DeviceRoom:
-    from specserve.memory.situation import GPU_MEMORY_UTILIZATION
+    from specserve.memory.inputs import GPU_MEMORY_UTILIZATION
 
     least_bytes = kv_cache_bytes(plan.engine_kwargs, plan.env if plan.platform == "cpu" else {})
     utilization = plan.engine_kwargs.get("gpu_memory_utilization")

@@ -20,7 +20,9 @@ from specserve.measure.tune.estimate import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_pair import LLAMA_8B, MIXTURE, NGRAM, variant
+from tune_pair import MIXTURE, NGRAM, variant
+
+from tests.memory.models import LLAMA_8B
 
 LOADS = (1, 4, 16, 64, 128)
 
@@ -76,7 +78,7 @@ def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Pa
     head = "{method: mtp, num_speculative_tokens: 4}"
     draft = step_times(variant(tmp_path, target=target, speculation=head), context_tokens=0).draft
     assert draft is not None
-    assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]
+    assert draft.dense_bytes >= 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]
 
 
 def test_loads_that_the_kv_cache_cannot_hold_are_left_out(tmp_path: Path) -> None:

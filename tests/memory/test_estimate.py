@@ -1,0 +1,235 @@
+"""What fits, what surely does not, what helps, what a draft costs, and what vLLM's own planner answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.hardware.accelerators import assume
+from specserve.memory.estimate import VERDICTS, MemoryEstimate, by_vllm, estimate
+from specserve.memory.inputs import MemoryInputs, PromisedLoad
+from specserve.memory.kv import kv_cache
+from specserve.models.facts import ModelFacts, published
+from tests.memory.models import LLAMA_1B, LLAMA_8B, decoder, recorded
+
+GIB = 2**30
+TARGET, DRAFT = decoder(LLAMA_8B, "org/8b"), decoder(LLAMA_1B, "org/1b")
+DRAFTING: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 5, "draft": DRAFT}
+QWEN_27B: dict[str, Any] = {
+    "model_type": "qwen3_5_text", "num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 17408,
+    "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320,
+    "linear_num_value_heads": 48, "linear_num_key_heads": 16, "linear_value_head_dim": 128,
+    "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def launch(machine: str = "1xH100-80GB", *, target: ModelFacts = TARGET, **more: Any) -> MemoryInputs:
+    values = {"max_model_len": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 8192, **more}
+    return MemoryInputs(target, assume(machine), **values)
+
+
+def judged(machine: str = "1xH100-80GB", **more: Any) -> MemoryEstimate:
+    return estimate(launch(machine, **more))
+
+
+def test_an_8b_model_serves_on_an_h100_as_its_boot_log_says() -> None:
+    # llm-d-incubation/llm-d-planner#205: 0.19, 0.95 of 79.19 GiB: 58.11 GiB, 476,016 tokens
+    found = judged(max_num_seqs=1024, gpu_memory_utilization=0.95)
+    assert (found.verdict, found.basis, found.fixes) == ("fit", "headers", ())
+    assert found.per_gpu_bytes.kv_cache.low < 58.11 * GIB < found.per_gpu_bytes.kv_cache.high
+    assert found.kv_cache_tokens.low < 476_016 < found.kv_cache_tokens.high
+    assert found.per_gpu_bytes.target_weights == pytest.approx(14.96 * GIB, rel=0.005)
+
+
+def test_the_parts_of_a_gpu_add_up_to_the_budget() -> None:
+    parts = judged(**DRAFTING).per_gpu_bytes
+    weights = parts.target_weights + parts.draft_weights
+    assert parts.kv_cache.low + parts.reserve.high + weights == pytest.approx(parts.budget, abs=4)
+    assert parts.kv_cache.high + parts.reserve.low + weights == pytest.approx(parts.budget, abs=4)
+    assert parts.budget == pytest.approx(0.92 * parts.total, abs=1)
+
+
+def test_weights_that_alone_exceed_the_gpu_are_certain_unless_something_may_make_room() -> None:
+    found = judged("1xT4-16GB")
+    assert (found.verdict, found.certain, found.kv_cache_tokens.high) == ("does_not_fit", True, 0)
+    found = judged("1xT4-16GB", may_make_room=("cpu_offload_gb",))
+    assert (found.verdict, found.certain) == ("does_not_fit", False)
+    assert any("`cpu_offload_gb`, which may make room" in note for note in found.notes)
+    assert judged("1xT4-16GB", may_take_more=("enable_lora",)).certain
+
+
+def test_a_length_inside_of_the_band_is_tight() -> None:
+    between = judged("1xRTX-4090-24GB", max_num_batched_tokens=2048).kv_cache_tokens
+    length = int(between.low + between.high) // 2
+    found = judged("1xRTX-4090-24GB", max_num_batched_tokens=2048, max_model_len=length)
+    assert (found.verdict, found.certain) == ("tight", False)
+    assert f"one request may need {length:,} tokens" in found.reason
+
+
+def test_every_fix_holds() -> None:
+    found = judged("2xL4-24GB", max_model_len=65536, max_num_batched_tokens=2048)
+    assert found.verdict != "fit"
+    assert [fix.path for fix in found.fixes] == [
+        "target.max_model_len",
+        "target.tensor_parallel_size",
+        "target.quantization",
+    ]
+    for fix in found.fixes:
+        name = fix.path.partition(".")[2]
+        again = judged(
+            "2xL4-24GB", **{"max_model_len": 65536, "max_num_batched_tokens": 2048, name: fix.value}
+        )
+        assert again.verdict == fix.verdict
+        assert VERDICTS.index(fix.verdict) < VERDICTS.index(found.verdict)
+
+
+def test_a_draft_costs_its_weights_and_its_part_of_every_token_and_of_the_requests() -> None:
+    found, alone = judged(**DRAFTING), judged()
+    assert found.draft_kv_bytes_per_token * 4 == found.target_kv_bytes_per_token
+    cost = found.draft_cost
+    assert cost is not None and alone.draft_cost is None
+    assert (cost.tokens, cost.tokens_without) == (found.kv_cache_tokens.high, alone.kv_cache_tokens.high)
+    assert (cost.requests, cost.requests_without) == (
+        found.max_concurrency.high,
+        alone.max_concurrency.high,
+    )
+    assert 0.2 < cost.share < 0.3
+    assert str(cost).startswith("23% of the KV cache: ") and " requests at once instead of " in str(cost)
+
+
+def test_a_draft_that_is_not_known_is_only_a_doubt() -> None:
+    found = judged(method="draft_model", num_speculative_tokens=5, unknown_draft="org/1b")
+    assert (found.verdict, found.is_only_in_doubt, found.draft_cost) == ("tight", True, None)
+    assert found.reason == "the size of `org/1b` is not known"
+
+
+def test_a_promise_that_the_lower_end_cannot_keep_is_tight() -> None:
+    few, many = PromisedLoad(16, 4000), PromisedLoad(200, 4000)
+    assert judged(promises=(few,)).verdict == "fit"
+    found = judged(promises=(many,))
+    assert (found.verdict, "promised 200 requests of 4,000 tokens" in found.reason) == ("tight", True)
+
+
+def test_a_kv_cache_with_a_size_of_its_own_is_exact_and_must_fit_beside_the_weights() -> None:
+    found = judged(kv_cache_memory_bytes=4 * GIB)
+    assert found.kv_cache_tokens.low == found.kv_cache_tokens.high == 32768
+    assert judged(kv_cache_memory_bytes=66 * GIB).verdict == "does_not_fit"
+
+
+def test_a_launch_that_leaves_nothing_for_sampling_is_tight_where_vllm_does_not_see_it() -> None:
+    tight: dict[str, Any] = {"gpu_memory_utilization": 0.97, "max_num_seqs": 1024}
+    assert judged(**tight, is_sampling_unseen=True).verdict == "tight"
+    found = judged(**tight, **{**DRAFTING, "num_speculative_tokens": 7})
+    assert found.verdict == "tight" and "drafts being verified" in found.reason
+
+
+def test_blocks_for_recurrent_states_are_as_many_as_a_public_log_says() -> None:
+    # vllm-project/vllm#49064: TP 2, 3.86 GiB for the KV cache, "exceeds available Mamba cache blocks (161)"
+    facts = replace(decoder({**LLAMA_8B, **QWEN_27B}), config=QWEN_27B)
+    more: dict[str, Any] = {"target": facts, "max_model_len": 122633, "max_num_batched_tokens": 2048}
+    inputs = launch("2xRTX-5090-32GB", tensor_parallel_size=2, **more)
+    assert kv_cache(inputs).state_blocks(3.86 * GIB) == 161
+    few = replace(inputs, max_model_len=8192, kv_cache_memory_bytes=int(3.86 * GIB))
+    found = estimate(few)
+    assert found.verdict == "does_not_fit" and found.is_short_of_states
+    assert estimate(replace(few, max_num_seqs=160)).is_short_of_states is False
+    assert [fix.value for fix in found.fixes if fix.path == "engine.max_num_seqs"] == [161]
+
+
+def test_an_architecture_of_another_kind_is_weighed_and_never_fits() -> None:
+    config = {**LLAMA_8B, "model_type": "minimax_m3"}
+    found = judged(target=replace(TARGET, config=config))
+    assert (found.verdict, found.is_kv_known, found.is_only_in_doubt) == ("tight", False, True)
+    assert found.per_gpu_bytes.target_weights == judged().per_gpu_bytes.target_weights
+    assert any("not known without vLLM" in note for note in found.notes)
+    rough = judged(target=replace(TARGET, config={**LLAMA_8B, "model_type": "brand_new"}))
+    assert rough.verdict == "fit" and any(note.startswith("rough: ") for note in rough.notes)
+
+
+def test_a_model_without_headers_is_known_by_what_is_published_or_not_at_all() -> None:
+    bare = ModelFacts("meta-llama/Llama-3.1-8B-Instruct", "published", LLAMA_8B)
+    found = judged(target=bare)
+    assert found.basis == "published"
+    weights = judged().per_gpu_bytes.target_weights
+    assert found.per_gpu_bytes.target_weights == pytest.approx(weights, rel=0.001)
+    with pytest.raises(FactError, match=r"weights of `org/other` is not known without vLLM"):
+        judged(target=replace(bare, model="org/other"))
+    with pytest.raises(FactError, match=r"quantized by `awq` is not known without vLLM"):
+        judged(quantization="awq")
+
+
+def test_fp8_while_loading_halves_what_is_no_table() -> None:
+    full, halved = judged().per_gpu_bytes, judged(quantization="fp8").per_gpu_bytes
+    tables = 2 * 2 * 128256 * 4096
+    assert halved.target_weights - tables == pytest.approx((full.target_weights - tables) / 2, rel=0.001)
+
+
+def test_mxfp4_experts_are_padded_as_public_logs_of_gpt_oss_show() -> None:
+    # vllm-project/vllm#33155: 64.38 GiB on an H100; llm-d-planner's report: 13.47 GiB
+    for name, logged in (("openai/gpt-oss-120b", 64.38), ("openai/gpt-oss-20b", 13.47)):
+        facts = published(name)
+        assert facts is not None
+        weights = estimate(launch(target=facts)).per_gpu_bytes.target_weights
+        assert weights == pytest.approx(logged * GIB, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "gemma3", "deepseek-v3", "gpt-oss", "falcon-h1"])
+def test_more_is_never_better(name: str) -> None:
+    inputs = launch(target=recorded(name), max_model_len=2048)
+    kv = kv_cache(inputs)
+    sizes = [kv.request_bytes(tokens) for tokens in range(16, 8192, 160)]
+    assert sizes == sorted(sizes)
+    assert kv.longest(kv.request_bytes(2048), limit=4096) >= 2048
+
+
+@given(st.integers(256, 200_000), st.integers(1, 1024), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+def test_a_longer_context_or_less_memory_never_makes_it_fit(length: int, seqs: int, share: float) -> None:
+    inputs = launch(max_model_len=length, max_num_seqs=seqs, gpu_memory_utilization=share)
+    here = VERDICTS.index(estimate(inputs).verdict)
+    assert VERDICTS.index(estimate(replace(inputs, max_model_len=2 * length)).verdict) >= here
+    less = replace(inputs, machine=assume("1xL4-24GB"))
+    assert VERDICTS.index(estimate(less).verdict) >= here
+
+
+def plan(kv_gib: float, **figures: Any) -> dict[str, Any]:
+    return {"kv_bytes": int(kv_gib * GIB), **figures}
+
+
+def built(*plans: dict[str, Any], kind: str = "FullAttentionSpec") -> dict[str, Any]:
+    layer = {"kind": kind, "draft": False, "page_bytes": 65536, "block_size": 16}
+    stage = {"target": {"parameters": 15 * GIB}, "draft": {"parameters": 2 * GIB}, "kv": [layer]}
+    return {"plans": list(plans), "stages": [stage]}
+
+
+def test_what_vllm_planned_stands_as_it_answers() -> None:
+    low = plan(50, blocks=100, tokens=400_000, concurrency=48.8)
+    high = plan(55, blocks=110, tokens=450_000, concurrency=54.9)
+    before = plan(60, blocks=120, tokens=500_000, concurrency=61.0)
+    inputs = launch(**DRAFTING)
+    found = by_vllm(inputs, built(low, high), built(before, before))
+    assert (found.verdict, found.basis) == ("fit", "vllm")
+    assert (found.kv_cache_tokens.low, found.kv_cache_tokens.high) == (400_000, 450_000)
+    assert (found.max_concurrency.low, found.max_concurrency.high) == (48.8, 54.9)
+    assert found.per_gpu_bytes.draft_weights == 2 * GIB and found.target_kv_bytes_per_token == 4096
+    assert found.draft_cost is not None and found.draft_cost.share == pytest.approx(0.1)
+    refused = plan(1, error="To serve at least one request …")
+    assert by_vllm(inputs, built(refused, high)).verdict == "tight"
+    assert by_vllm(inputs, built(refused, refused)).verdict == "does_not_fit"
+    many = replace(inputs, promises=(PromisedLoad(100, 4000),))
+    assert by_vllm(many, built(low, high)).verdict == "tight"
+    states = by_vllm(inputs, built(low, high, kind="MambaSpec"))
+    assert (states.verdict, states.is_short_of_states) == ("does_not_fit", True)
+    with pytest.raises(ValueError, match="unpack"):
+        by_vllm(inputs, built())
+
+
+def test_nothing_surely_fits_where_vllm_could_not_take_a_step() -> None:
+    good = plan(50, blocks=100, tokens=400_000, concurrency=48.8)
+    found = by_vllm(launch(), built(good, good), skipped=("attention backends",))
+    assert found.verdict == "tight" and "attention backends" in found.reason
