@@ -54,10 +54,13 @@ class DraftCost:
         return max(0.0, 1 - self.tokens / self.tokens_without) if self.tokens_without else 0.0
 
     def __str__(self) -> str:
-        words = f"{self.share:.0%} of the KV cache: {self.tokens:,} tokens instead of {self.tokens_without:,}"
-        if not self.requests_without:
-            return words
-        return f"{words}, {self.requests:.1f} requests at once instead of {self.requests_without:.1f}"
+        words = f"{self.tokens:,} tokens instead of {self.tokens_without:,}"
+        if self.requests_without:
+            now, before = (
+                f"{n:,.0f}" if n >= 10 else f"{n:.1f}" for n in (self.requests, self.requests_without)
+            )
+            words += f", {now} requests at once instead of {before}"
+        return f"{100 * self.share:.0f} % of the KV cache: {words}"
 
 
 @dataclass(frozen=True, slots=True)
