@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from specserve.report.manual import Page, manual, pages
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the pages of this tree, not of an installed one
+from specserve.report.manual import Page, manual, pages  # noqa: E402
 
-FILE = Path(__file__).parents[1] / "docs" / "rules.md"
+FILE = ROOT / "docs" / "rules.md"
 _GROUPS = {
     "SD0": "The file itself",
     "SD1": "The profile alone",
@@ -28,8 +30,8 @@ def document(pages: Iterable[Page]) -> str:
         "Every finding of `specserve lint` and `specserve check`. `specserve rules CODE` shows a page on the",
         "terminal, `specserve rules` the list. An *error* will not start, or serves wrong or crippled output; a",
         "*warning* works, but slower, riskier or not as the profile reads; an *info* is worth knowing. What a rule",
-        "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, and SD201 and SD202",
-        "by the names of published models; `check` runs all that have what they need. A *policy* is an error of",
+        "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, and what some of the",
+        "others see in names alone; `check` runs all that have what they need. A *policy* is an error of",
         "specserve's own, which vLLM does not refuse: for a raw command (`specserve lint -- vllm serve …`) it is a",
         "warning. One finding is silenced by a comment on one of its lines: `# specserve: ignore[SD104] reason`.",
         "",

@@ -51,8 +51,8 @@ def _quote(by: str, match: re.Match[str], text: str) -> Quote:
 def quotes() -> Iterator[Quote]:
     """Every quote of vLLM in the manual pages of rules and in the tables of causes."""
     for rule in all_rules():
-        for line in rule.doc.partition("## Source\n")[2].splitlines():
-            if match := _LINE.fullmatch(line.strip()):
+        for line in rule.doc.splitlines():
+            if match := _LINE.fullmatch(line.removeprefix("Source: ")):
                 yield _quote(rule.code, match, match["text"])
     for row in table():
         for who, text in row.says:

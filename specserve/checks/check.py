@@ -11,7 +11,7 @@ from specserve.checks.collect import CheckOptions, CollectedFacts, Read, Unread,
 from specserve.checks.oraclechild import VllmVerdict
 from specserve.checks.rule import Context, Need
 from specserve.checks.rules import all_rules, memory, tokenizers
-from specserve.checks.run import Examined, context_of, examined_in, identity, rules_for, verdict_of
+from specserve.checks.run import RuleRun, context_of, identity, rules_for, run_rules, verdict_of
 from specserve.diagnostics import Finding, ProfileVerdict, Report, Skipped
 from specserve.errors import SpecserveError
 from specserve.profile.partial import UnreadableValue
@@ -28,7 +28,7 @@ _CAUSES: dict[str, Cause] = {
     **dict.fromkeys(("offline", "elsewhere"), "by_request"),
     **dict.fromkeys(("not_found", "gated", "unreachable"), "unreachable"),
 }
-_OF_FILES = {"SD231", "SD234", "SD245", "SD250", "SD255"}
+_OF_FILES = {"SD231", "SD234", "SD245", "SD250"}
 """The rules about models, besides those about tokenizers, that look at files and tensors."""
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
@@ -83,7 +83,7 @@ def check(
             continue
         known = _gathered(profile, wanted, read)
         broken = filter(None, (item.finding(known.profile) for item in known.unread))
-        found = examined_in(known.context, problems=[*problems, *broken])
+        found = run_rules(known.context, problems=[*problems, *broken])
         skipped = _skipped(known)
         verdicts.append(_verdict(path, known, found, skipped, not_run=found.stopped if problems else ()))
         findings |= dict.fromkeys(found.findings)
@@ -142,7 +142,7 @@ def _on_this_machine(known: CollectedFacts, wanted: CheckOptions) -> tuple[Conte
 
 
 def _verdict(
-    path: str, known: CollectedFacts, found: Examined, skipped: list[Skipped], *, not_run: tuple[str, ...]
+    path: str, known: CollectedFacts, found: RuleRun, skipped: list[Skipped], *, not_run: tuple[str, ...]
 ) -> Checked:
     context, result = known.context, verdict_of(found.findings)
     own = None

@@ -31,19 +31,10 @@ UNREADABLE = Code(
     Severity.ERROR,
     """A model of the profile does not exist, is not accessible, or is broken.
 
-    ## Why is this bad?
-    vLLM ends with an error: `Invalid repository ID or local directory specified`, a 401 from the Hub, or an error
-    of the parser about a broken file. An error about the draft comes only after the target was read. With `--assume`,
-    an absolute path that is not on this machine is skipped instead, because it may be on the other one.
-
-    ## Example
-        target: {model: ./no-such-directory}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
+    vLLM ends with `Invalid repository ID or local directory specified`, a 401, or an error of a parser. With
+    `--assume`, an absolute path that is not on this machine is skipped: it may be on the other one.
+    Instead: what the help says, such as the name that was meant, or `HF_TOKEN` for a gated model.
+    Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
     """,
 )
 Read = Callable[[str, str | None], "ModelFacts"]
@@ -293,7 +284,7 @@ def _machine(profile: Profile, wanted: CheckOptions) -> tuple[Machine | None, st
     if hardware and hardware.accelerator:
         try:
             named = accelerator(hardware.accelerator)
-        except UsageError as error:  # SD314 reports it
+        except UsageError as error:  # SD006 reports it
             return None, error.message
         if not wanted.launch:
             return assume(f"{hardware.nodes}x{hardware.count}x{named.name}", basis="profile"), ""

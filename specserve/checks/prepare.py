@@ -19,6 +19,7 @@ from specserve.profile.schema import Profile
 from specserve.profile.source import COMMAND, recall
 
 if TYPE_CHECKING:
+    from specserve.checks.rule import Need
     from specserve.plan.launchplan import LaunchPlan
 
 _UNHEARD = NoNotices()
@@ -81,9 +82,11 @@ def _run_rules(profile: Profile, options: LaunchOptions, notices: Notices, **her
 
     Raises CheckFailed for errors.
     """
-    from specserve.checks.run import examined
+    from specserve.checks.run import run_rules_on_profile
 
-    found = examined(profile, here=options.starts, needs=("nothing", "host"), **here).findings
+    # a start is judged with its models afterwards: else what their names tell is told now
+    needs: tuple[Need, ...] = ("nothing", "host") if options.starts else ("nothing", "host", "models")
+    found = run_rules_on_profile(profile, here=options.starts, needs=needs, **here).findings
     # an alternative that is not launched cannot stop the launch
     own = (item for item in found if not item.span.path.startswith("alternatives."))
     refuse_errors(own, profile.file, options, notices)
@@ -166,7 +169,7 @@ def child(lines: JsonLines) -> None:
 
 def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.collect import CheckOptions, collect
-    from specserve.checks.run import examined_in
+    from specserve.checks.run import run_rules
     from specserve.profile.source import keep
 
     if request["text"] is not None:
@@ -187,7 +190,7 @@ def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[l
     known = collect(profile, wanted=wanted)
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
-    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))
+    found = run_rules(known.context, problems=filter(None, broken), needs=("models", "hardware"))
     return found.findings, missing
 
 
@@ -213,9 +216,9 @@ def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> Non
 
 def refuse_secrets(profile: Profile) -> None:
     """Raises CheckFailed if a profile contains a secret: what is rendered from it would, too."""
-    from specserve.checks.run import examined
+    from specserve.checks.run import run_rules_on_profile
 
-    found = [item for item in examined(profile).findings if item.code == "SD107"]
+    found = [item for item in run_rules_on_profile(profile).findings if item.code == "SD107"]
     if found:
         raise CheckFailed(
             f"`{profile.file}` contains secrets, which no rendered file may",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specserve.checks.config import Config, head_config, text_config
@@ -280,8 +280,8 @@ class Rule(NamedTuple):
     needs: Need = "nothing"
     policy: bool = False
     """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
-    published: bool = False
-    """Whether it also runs if the models are not read, by what specserve ships about published ones."""
+    in_lint: bool = False
+    """Whether it also runs, with less to see, if the models are not read."""
 
     @property
     def name(self) -> str:
@@ -290,39 +290,19 @@ class Rule(NamedTuple):
 
     @property
     def doc(self) -> str:
-        """The manual page in Markdown: what, why, example, what to use instead, source."""
-        from inspect import cleandoc
-
-        heads = "Example|Use instead|Instead|Source"
-        text, *parts = re.split(rf"^({heads}):", cleandoc(self.check.__doc__ or ""), flags=re.M)
-        what, _, why = text.partition("\n\n")
-        bodies = dict(zip(parts[::2], map(cleandoc, parts[1::2]), strict=True))
-        if "Instead" in bodies:
-            bodies["Use instead"] = _changed(bodies["Example"], bodies["Instead"])
-        page = [what, "", "## Why is this bad?", why.strip()]
-        for heading, indent in (("Example", "    "), ("Use instead", "    "), ("Source", "")):
-            page += ["", f"## {heading}", *(f"{indent}{line}" for line in bodies[heading].splitlines())]
-        return "\n".join(page)
-
-
-def _changed(example: str, changes: str) -> str:
-    """The example with these top-level keys instead of its own, or as well."""
-    blocks = {}
-    for block in re.split(r"^(?=\S)", f"{example}\n{changes}", flags=re.M):
-        if block:
-            blocks[block.partition(":")[0]] = block.rstrip()
-    return "\n".join(blocks.values())
+        """The manual page: what it is, why that is bad, what to do instead, and the source."""
+        return cleandoc(self.check.__doc__ or "")
 
 
 def rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, published: bool = False
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, in_lint: bool = False
 ) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
     """Makes a rule of a function that looks at a profile; the function's name is the rule's."""
-    return lambda check: Rule(code, severity, check, needs, policy, published)
+    return lambda check: Rule(code, severity, check, needs, policy, in_lint)
 
 
 def variant_rule(
-    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, published: bool = False
+    code: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False, in_lint: bool = False
 ) -> Callable[[Callable[[Variant], Iterable[Hit]]], Rule]:
     """Makes a rule of a function that looks at one way to speculate: it is called for each in the profile."""
 
@@ -332,6 +312,6 @@ def variant_rule(
             for variant in ctx.variants:
                 yield from check(variant)
 
-        return Rule(code, severity, each, needs, policy, published)
+        return Rule(code, severity, each, needs, policy, in_lint)
 
     return wrap

@@ -26,19 +26,10 @@ UNUSED_IGNORE = Code(
     Severity.WARNING,
     """A `# specserve: ignore[…]` comment that hides nothing.
 
-    ## Why is this bad?
-    The finding that the comment hid is gone, or the code in the comment is misspelt. If the comment stays, it may later
-    hide a new finding. If a rule did not run, its comments are not reported:
-    `lint`, for example, does not run the rules about models.
-
-    ## Example
-        target: {model: org/target}  # specserve: ignore[SD104] patched build
-
-    ## Use instead
-        target: {model: org/target}
-
-    ## Source
-    specserve, checks/run.py
+    What it hid is gone, or its code is misspelt; if it stays, it may later hide a new finding. Comments for
+    rules that did not run, such as those about models in `lint`, are not reported.
+    Instead: remove the comment.
+    Source: specserve, checks/run.py
     """,
 )
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
@@ -48,7 +39,7 @@ _OF_READING = "SD290"
 _ORDER = {severity: order for order, severity in enumerate(Severity)}
 
 
-class Examined(NamedTuple):
+class RuleRun(NamedTuple):
     """What the rules find in a profile."""
 
     findings: list[Finding]
@@ -72,7 +63,7 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = (), fingerprints: bo
             findings |= dict.fromkeys(problems)
             verdicts.append(ProfileVerdict(path, None, None, "invalid"))
             continue
-        found = examined(profile, problems=problems)
+        found = run_rules_on_profile(profile, problems=problems)
         findings |= dict.fromkeys(found.findings)
         hidden += found.hidden
         name, mark = identity(profile, found.findings) if fingerprints else (None, None)
@@ -85,7 +76,7 @@ def lint_text(text: str, *, file: str) -> list[Finding]:
     """What `lint` finds in a profile that is not a file yet; findings name it `file`."""
     keep(file, text.encode())
     profile, problems = examine(file)
-    return examined(profile, problems=problems).findings if profile else problems
+    return run_rules_on_profile(profile, problems=problems).findings if profile else problems
 
 
 def verdict_of(findings: list[Finding]) -> str:
@@ -103,7 +94,7 @@ def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str
     return profile.name, fingerprint(profile)
 
 
-def examined(
+def run_rules_on_profile(
     profile: Profile,
     *,
     problems: Iterable[Finding] = (),
@@ -111,13 +102,13 @@ def examined(
     host: Host | None = None,
     here: bool = False,
     needs: Collection[Need] | None = None,
-) -> Examined:
+) -> RuleRun:
     """What the rules find that look at no model. With a plan and a host, the rules about this machine run too.
 
     `here`: the installed vLLM is judged as well. `needs`: only the rules that look at these.
     """
     context = context_of(profile, here=here or plan is not None)
-    return examined_in(replace(context, plan=plan, host=host), problems=problems, needs=needs)
+    return run_rules(replace(context, plan=plan, host=host), problems=problems, needs=needs)
 
 
 def context_of(profile: Profile, *, here: bool = False) -> Context:
@@ -129,12 +120,12 @@ def context_of(profile: Profile, *, here: bool = False) -> Context:
     return Context(profile, versions)
 
 
-def examined_in(
+def run_rules(
     context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
-) -> Examined:
+) -> RuleRun:
     """What the rules find that have what they need. `problems`: findings of the file itself."""
     found, stopped, ran = list[Finding](), list[str](), rules_for(context, needs=needs)
-    unsure = {rule.code for rule in ran if rule.published and context.target is None}
+    unsure = {rule.code for rule in ran if rule.in_lint and context.target is None}
     for rule in ran:
         try:
             found.extend(_finding(rule, hit, context) for hit in rule.check(context))
@@ -147,7 +138,7 @@ def examined_in(
     if context.profile.file == COMMAND:
         found = [_in_command(finding) for finding in found]
     kept, hidden = _suppressed(found, context.profile, {rule.code for rule in ran} - unsure - set(stopped))
-    return Examined(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
+    return RuleRun(sorted(set(kept), key=lambda finding: finding.sort_key), hidden, tuple(stopped))
 
 
 def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
@@ -162,7 +153,7 @@ def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tup
     return tuple(
         rule
         for rule in rules
-        if (rule.published or there.get(rule.needs, True)) and (needs is None or rule.needs in needs)
+        if (rule.in_lint or there.get(rule.needs, True)) and (needs is None or rule.needs in needs)
     )
 
 

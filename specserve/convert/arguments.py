@@ -202,7 +202,7 @@ def command_settings(
         return settings
     if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
         text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
-        found.append(finding("SD103", text, config.node.span, help="write it as two words"))
+        found.append(finding("SD005", text, config.node.span, help="write it as two words"))
         return settings
     return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
 
@@ -244,7 +244,7 @@ def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Findi
     severity = Severity.ERROR if refused else Severity.WARNING
     what = "is said twice, which vLLM refuses" if refused else "occurs twice, and the later one wins"
     text, hint = f"`{later.written}` {what}", "leave one of them out"
-    return finding("SD103", text, later.place, severity=severity, related=(related,), help=hint)
+    return finding("SD004", text, later.place, severity=severity, related=(related,), help=hint)
 
 
 def _file_settings(
@@ -260,7 +260,7 @@ def _file_settings(
     except (OSError, ValueError) as error:
         text = f"cannot read the arguments in {quoted(name)}: {system_reason(error)}"
         hint = "put the arguments on the command line"
-        unresolved.append(finding("SD103", text, config.node.span, help=hint))
+        unresolved.append(finding("SD005", text, config.node.span, help=hint))
         return {}
     tree, problems = parse(data, file=name)
     unresolved += problems

@@ -246,7 +246,7 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
         return node
     for other in value[1:]:
         message = f"specserve serves under one name: {quoted(str(other.value))} is left out"
-        found.append(finding("SD103", message, other.span, severity=Severity.INFO))
+        found.append(finding("SD005", message, other.span, severity=Severity.INFO))
     return replace(value[0], key=node.key, value=str(value[0].value))
 
 
@@ -268,7 +268,7 @@ def _without_place(setting: Setting) -> Finding:
     if setting.name == "headless":
         message = "this worker answers no requests; everything else is judged as on the first node"
         severity = Severity.INFO
-    return finding("SD103", message, setting.place, severity=severity)
+    return finding("SD005", message, setting.place, severity=severity)
 
 
 def _speculation(config: Node, found: list[Finding]) -> Node:

@@ -70,9 +70,10 @@ class Note:
 
 
 _NAMES = {
+    "SD004": "duplicate-key",
+    "SD005": "unknown-key",
     "SD006": "wrong-value",
     "SD102": "unknown-argument",
-    "SD103": "misplaced-argument",
     "SD105": "wrong-argument-value",
     "SD107": "secret-in-profile",
     "SD108": "open-bind",

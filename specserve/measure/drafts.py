@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from specserve.checks.collect import CheckOptions, Read, collect
 from specserve.checks.rules.heads import method_of, predicts
-from specserve.checks.run import context_of, examined_in
+from specserve.checks.run import context_of, run_rules
 from specserve.diagnostics import Severity
 from specserve.errors import FactError, UsageError
 from specserve.models.config import prediction_layers
@@ -105,7 +105,7 @@ def find_drafts(
         options = CheckOptions(offline=not online, machine=machine, here=False, locked=False)
         known = collect(profile, wanted=options, read=read)
         broken = filter(None, (item.finding(profile) for item in known.unread))
-        findings = examined_in(known.context, problems=broken).findings
+        findings = run_rules(known.context, problems=broken).findings
         shown = {each.code: each.message for each in findings if each.severity is not Severity.INFO}
         is_refused = any(each.severity is Severity.ERROR for each in findings)
         verdict, size = None, None

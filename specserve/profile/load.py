@@ -93,13 +93,8 @@ def _over(tree: Node, lone: Node, keys: list[str], *, at: int) -> Node:
 
 
 MAX_PARENTS = 10
+_ABSENT = "no such file"
 _NOT_INHERITED = ("extends", "name")
-_REASONS = {
-    "SD001": "it is not UTF-8",
-    "SD002": "it is not valid YAML",
-    "SD003": "it is not a mapping of keys",
-    "SD008": "it is too large",
-}
 
 
 def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Finding]]:
@@ -178,9 +173,11 @@ def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Find
         return None, [_bad(node, f"cannot read the parent {written}: {system_reason(error)}")]
     tree, findings = parse(data, file=shown)
     if tree is None:
-        first = findings[-1]
-        reason = f"{_REASONS[first.code]} (line {first.span.line})"
-        return None, [_bad(node, f"the parent {written} is not a profile: {reason}")]
+        # its own problem may quote a file that nobody meant to show
+        message = (
+            f"the parent {written} is not a profile: it cannot be read from line {findings[-1].span.line} on"
+        )
+        return None, [_bad(node, message)]
     if not _is_profile(tree):
         message = f"the parent {written} is not a profile: it has neither `target` nor `extends`"
         return None, [_bad(node, message)]
@@ -220,7 +217,7 @@ def load_profile(
     if profile is None or findings:
         count = f"{len(findings)} problem{'s' if len(findings) > 1 else ''}"
         hint = None
-        if [finding.code for finding in findings] == ["SD001"] and not findings[0].help:
+        if [(finding.message, finding.help) for finding in findings] == [(_ABSENT, None)]:
             hint = "a profile to start from is `configs/demo.yaml` in specserve's repository"
         raise ProfileError(
             f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
@@ -254,10 +251,10 @@ def examine_partial(
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         missing = isinstance(error, FileNotFoundError)
         near = near_file(file) if missing else None
-        absent = "no such file" if Path(file).suffix else "no such file or folder"
+        absent = _ABSENT if Path(file).suffix else "no such file or folder"
         message = absent if missing else f"cannot read the file: {system_reason(error)}"
         help = f"did you mean `{near}`?" if near else None
-        return None, [problem("SD001", message, Span(file), help=help)]
+        return None, [problem("SD002", message, Span(file), help=help)]
     tree, findings = parse(data, file=file)
     if tree is None:
         return None, findings

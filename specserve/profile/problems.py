@@ -5,176 +5,97 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from inspect import cleandoc
-from textwrap import indent
 
 from specserve.diagnostics import Code, Finding, Related, Severity, Span
 
 
-def _page(code: str, name: str, what: str, why: str, bad: str, good: str, *, file: str) -> Code:
-    """A code with its manual page: what it is, why it is bad, an example and what to write in its place."""
-    parts = {"Why is this bad?": cleandoc(why), "Example": indent(cleandoc(bad), "    ")}
-    parts |= {"Use instead": indent(cleandoc(good), "    "), "Source": f"specserve, profile/{file}.py"}
-    sections = (f"\n\n## {title}\n{text}" for title, text in parts.items())
-    return Code(code, name, Severity.ERROR, "".join((cleandoc(what), *sections, "\n")))
+def _page(code: str, name: str, doc: str) -> Code:
+    return Code(code, name, Severity.ERROR, cleandoc(doc))
 
 
 CODES: tuple[Code, ...] = (
     _page(
-        "SD001",
-        "unreadable-file",
-        "A file or folder that cannot be opened, or that is not UTF-8.",
-        "The file was not judged. If specserve skipped it, a CI run would pass for the wrong reason.",
-        "$ specserve lint no/such.yaml",
-        "$ specserve lint configs/demo.yaml",
-        file="load",
-    ),
-    _page(
         "SD002",
-        "invalid-yaml",
-        "The text is not YAML, or it contains YAML that has no meaning in a profile.",
+        "unreadable-file",
         """
-        A parser's guess about broken text may not be what the author meant. A tag such as `!!python/object`
-        asks for code to be run, and a character that YAML does not allow may be invisible.
+        A file that cannot be opened, that is not YAML in UTF-8, or that is no profile.
+
+        A parser's guess about broken text may not be what the author meant, and a list, a tag such as
+        `!!python/object`, or aliases of aliases that fill the memory have no meaning in a profile.
+        Instead: what the help says; a profile is one mapping, of at most 1 MB, 50 levels and 20,000 values.
+        Source: specserve, profile/source.py
         """,
-        "target: {model: org/target",
-        "target: {model: org/target}",
-        file="source",
-    ),
-    _page(
-        "SD003",
-        "not-a-mapping",
-        "The file holds a list, a single value, several documents or nothing, but a profile is one mapping.",
-        "specserve reads nothing from such a file. Probably it is another kind of file, or the wrong file was named.",
-        "- target: {model: org/target}",
-        "target: {model: org/target}",
-        file="source",
     ),
     _page(
         "SD004",
         "duplicate-key",
-        "A key that occurs twice in one mapping.",
         """
-        YAML parsers keep one of the two values, usually the last, without a warning. A reader of the file
-        may look at the value that is not used.
+        A key or an option that occurs twice.
+
+        YAML parsers and vLLM keep one of the two values, usually the last, without a warning.
+        Instead: leave one of them out.
+        Source: specserve, profile/source.py
         """,
-        """
-        target: {model: org/target}
-        engine:
-          max_num_seqs: 64
-          max_num_seqs: 128
-        """,
-        """
-        target: {model: org/target}
-        engine:
-          max_num_seqs: 128
-        """,
-        file="source",
     ),
     _page(
         "SD005",
         "unknown-key",
-        "A key that a profile does not have, or that belongs elsewhere.",
         """
-        A misspelt key sets nothing. specserve never drops a key silently. If you check a vLLM command
-        (`lint -- vllm serve …`) instead of a profile, a key that vLLM accepts but never reads is a warning.
+        A key that a profile does not have, or that belongs elsewhere.
+
+        A misspelt key sets nothing, and each argument has exactly one place in a profile. For a vLLM command
+        (`lint -- vllm serve …`), what vLLM takes and a profile does not is a warning.
+        Instead: the key that the help names.
+        Source: specserve, profile/schema.py and plan/arguments.py
         """,
-        """
-        target: {model: org/target}
-        speculation: {method: ngram, num_speculative_token: 5}
-        """,
-        """
-        target: {model: org/target}
-        speculation: {method: ngram, num_speculative_tokens: 5}
-        """,
-        file="schema",
     ),
     _page(
         "SD006",
         "wrong-value",
-        "A value of the wrong type, or out of its range.",
         """
-        vLLM would end with a usage error, or take the value for something else. A profile does not accept the method
-        `extract_hidden_states` or the method of a plug-in, although vLLM does.
-        For a vLLM command (`lint -- vllm serve …`), such a method is only a warning.
+        A value of the wrong type, out of its range, or of no known kind.
+
+        vLLM would end with a usage error, or take it for something else. Methods of plug-ins and
+        `extract_hidden_states`, which vLLM takes, are a warning in a vLLM command.
+        Instead: a value that the help names; `specserve doctor --accelerators` lists the accelerators.
+        Source: specserve, profile/values.py; vllm/v1/spec_decode/dynamic/utils.py for schedules of K
         """,
-        "target: {model: org/target, tensor_parallel_size: four}",
-        "target: {model: org/target, tensor_parallel_size: 4}",
-        file="values",
     ),
     _page(
         "SD007",
         "missing-key",
-        "A required key is missing.",
         """
-        It has no default: a profile needs a target, a block of speculation needs its method, and most
-        methods need a model and a number of tokens.
+        A required key is missing.
+
+        A profile needs a target, a block of speculation its method, and most methods a model and a number of
+        tokens. A head's config.json may have that number (`n_predict`): `lint`, which cannot see it, warns.
+        Instead: write the key that the message names.
+        Source: specserve, profile/validate.py
+        Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
         """,
-        """
-        target: {model: org/target}
-        speculation: {method: draft_model, num_speculative_tokens: 5}
-        """,
-        """
-        target: {model: org/target}
-        speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
-        """,
-        file="validate",
-    ),
-    _page(
-        "SD008",
-        "too-complex",
-        "The file is larger or deeper than any profile, or refers to itself.",
-        """
-        Aliases of aliases can make a short file fill all memory. The limits (1 MB, 50 levels, 20,000
-        values) are far above what a profile needs.
-        """,
-        """
-        target: {model: org/target}
-        engine: &a {b: *a}
-        """,
-        """
-        target: {model: org/target}
-        engine: {max_num_seqs: 64}
-        """,
-        file="source",
     ),
     _page(
         "SD009",
         "bad-extends",
-        "The parent that `extends` names cannot be used.",
         """
-        It does not exist, is not a profile, refers to itself, or lies outside of the repository. Without
-        the parent, the launch is not known, so nothing else can be judged.
+        The parent that `extends` names cannot be used.
+
+        It does not exist, is no profile, refers to itself, or lies outside of the repository: without it, the
+        launch is not known, and nothing else can be judged.
+        Instead: the path of a profile, from this file.
+        Source: specserve, profile/load.py
         """,
-        """
-        extends: ./no-such-parent.yaml
-        target: {model: org/target}
-        """,
-        "target: {model: org/target}",
-        file="load",
-    ),
-    _page(
-        "SD010",
-        "unknown-schema",
-        "The profile is written for another version of the profile schema.",
-        "Its keys may have another meaning in that version. A newer specserve may be able to read it.",
-        """
-        schema: 2
-        target: {model: org/target}
-        """,
-        """
-        schema: 1
-        target: {model: org/target}
-        """,
-        file="schema",
     ),
     _page(
         "SD011",
         "ambiguous-scalar",
-        "A plain value that YAML reads differently than a person does.",
-        "YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.",
-        "target: {model: org/target, tensor_parallel_size: 010}",
-        "target: {model: org/target, tensor_parallel_size: 8}",
-        file="values",
+        """
+        A plain value that YAML reads differently than a person does.
+
+        YAML 1.1 reads `010` as eight, a person reads it as ten. The file does not say which was meant.
+        Instead: write `8`, or put a text in quotes.
+        Source: specserve, profile/values.py
+        """,
     ),
 )
 

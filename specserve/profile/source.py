@@ -42,9 +42,9 @@ class Builder:
         self.count += 1
         if self.count > MAX_VALUES:
             message = f"the aliases of this file expand to more than {MAX_VALUES:,} values"
-            raise Stop(problem("SD008", message, span))
+            raise Stop(problem("SD002", message, span))
         if id(node) in self.open:
-            raise Stop(problem("SD008", "the value contains an alias of itself", span))
+            raise Stop(problem("SD002", "the value contains an alias of itself", span))
         if node.tag not in _TAGS:
             tag = quoted(node.tag.removeprefix(_TAG))
             self.findings.append(problem("SD002", f"the YAML tag {tag} has no meaning in a profile", span))
@@ -147,7 +147,7 @@ def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | Non
         tree = Builder(file, findings).build(root)
         if tree.mapping is None and not is_value:
             found = "a list" if isinstance(tree.value, list) else "a single value"
-            raise Stop(problem("SD003", f"a profile must be a mapping of keys; found {found}", tree.span))
+            raise Stop(problem("SD002", f"a profile must be a mapping of keys; found {found}", tree.span))
     except Stop as stop:
         return None, ordered([*findings, stop.finding])
     return tree, ordered(findings)
@@ -156,14 +156,14 @@ def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | Non
 def _decoded(data: bytes, *, file: str) -> str:
     if len(data) > MAX_BYTES:
         message = f"the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
-        raise Stop(problem("SD008", message, Span(file)))
+        raise Stop(problem("SD002", message, Span(file)))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         start = error.start + (len(data) - len(error.object))  # the codec has taken the mark off
         span = _place(data[:start].decode("utf-8-sig"), file=file)
         message = f"the file is not UTF-8: byte 0x{data[start]:02x}"
-        raise Stop(problem("SD001", message, span, help="save it as UTF-8")) from error
+        raise Stop(problem("SD002", message, span, help="save it as UTF-8")) from error
     if not text.strip():
         raise Stop(_empty(file))
     unprintable = _UNPRINTABLE.search(text)
@@ -181,7 +181,7 @@ def _place(before: str, *, file: str) -> Span:
 
 
 def _empty(file: str) -> Finding:
-    return problem("SD003", "the file is empty", Span(file), help=_HELP)
+    return problem("SD002", "the file is empty", Span(file), help=_HELP)
 
 
 def _composed(text: str, *, file: str) -> yaml.Node:
@@ -211,11 +211,11 @@ def _check_events(events: Iterable[yaml.Event], *, file: str) -> None:
         count += isinstance(event, yaml.NodeEvent)
         if documents > 1:
             message = "the file holds several YAML documents, but a profile is a single one"
-            raise Stop(problem("SD003", message, _at(event.start_mark, file=file)))
+            raise Stop(problem("SD002", message, _at(event.start_mark, file=file)))
         if depth > MAX_DEPTH or count > MAX_VALUES:
             limit = f"{MAX_DEPTH} levels of nesting" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
             message = f"the file has more than {limit}, the limit for a profile"
-            raise Stop(problem("SD008", message, _at(event.start_mark, file=file)))
+            raise Stop(problem("SD002", message, _at(event.start_mark, file=file)))
 
 
 def _at(mark: Any, *, file: str) -> Span:

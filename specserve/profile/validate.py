@@ -52,7 +52,7 @@ def read_profile(
     reader = _Reader()
     profile = reader.profile(tree, file=file)
     found = [finding for finding in reader.found if whole or finding.code != "SD007"]
-    usable = whole and all(finding.code != "SD010" for finding in found)
+    usable = whole and reader.is_of_this_schema
     found = [*problems, *found]
     if not usable:
         return None, found
@@ -81,6 +81,7 @@ class _Reader:
     def __init__(self) -> None:
         self.found: list[Finding] = []
         self.unread: set[str] = set()
+        self.is_of_this_schema = True
 
     def wrong(
         self, code: str, message: str, span: Span, path: str, *, help: str | None = None, policy: bool = False
@@ -192,7 +193,8 @@ class _Reader:
         if node and number != SCHEMA:
             text = f"schema {shown(node)} is unknown to specserve {__version__}, which reads schema {SCHEMA}"
             hint = "a newer specserve reads it" if number > SCHEMA else f"write `schema: {SCHEMA}`"
-            self.wrong("SD010", text, node.span, "schema", help=hint)
+            self.is_of_this_schema = False
+            self.wrong("SD006", text, node.span, "schema", help=hint)
 
     def name(self, node: Node | None, file: str) -> str:
         """The name of the deployment, by default the file's."""

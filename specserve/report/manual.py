@@ -83,19 +83,14 @@ def manual(page: Page) -> str:
     silenced = f"silenced by `{silence}`" if page.can_be_silenced else "cannot be silenced"
     policy = ", a policy" if page.policy else ""
     about = f"*{page.severity}{policy}, needs {page.needs}, {silenced}*"
-    text, heading, sources = cleandoc(page.doc).partition("## Source\n")
-    text = re.sub(r"^## (.+)\n", r"### \1\n\n", text, flags=re.MULTILINE)
-    text = re.sub(r"(?<=\S)\n(?=[^\s#])", " ", text)  # a paragraph is one line
-    text += "#" + heading + "\n" + sources.replace("\n", "\n\n")
+    text = re.sub(r"\n(Instead|Source): ", r"\n\n**\1:** ", cleandoc(page.doc))
+    text = re.sub(r"(?<=\S)\n(?=\S)", " ", text)  # a paragraph is one line
     return f"## {page.code} {page.name}\n\n{about}\n\n{text}\n"
 
 
 def manual_text(page: Page) -> str:
-    """Returns the same with paragraphs of at most 80 columns; code stands as it was written."""
-    return "\n".join(
-        line if line.startswith("    ") else wrapped(line, stream=sys.stdout)
-        for line in manual(page).split("\n")
-    )
+    """Returns the same with paragraphs of at most 80 columns."""
+    return "\n".join(wrapped(line, stream=sys.stdout) for line in manual(page).split("\n"))
 
 
 def listing(pages: Iterable[Page]) -> str:

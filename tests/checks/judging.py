@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from specserve.checks.rule import Context
-from specserve.checks.run import examined, examined_in
+from specserve.checks.run import run_rules, run_rules_on_profile
 from specserve.diagnostics import Finding
 from specserve.profile.schema import Profile
 
 
 def judge(profile: Profile) -> list[Finding]:
     """What the rules find that look at nothing but the profile."""
-    return examined(profile).findings
+    return run_rules_on_profile(profile).findings
 
 
 def judged(context: Context) -> list[Finding]:
     """What the rules find that have what they need."""
-    return examined_in(context).findings
+    return run_rules(context).findings
 
 
 def of(code: str, profile: Profile) -> list[Finding]:

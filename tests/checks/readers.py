@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.checks.collect import CheckOptions, collect
+from specserve.checks.rules import all_rules
 from specserve.diagnostics import Finding
 from specserve.errors import ModelNotFound
 from specserve.models.facts import ModelFacts, Tensor
@@ -23,8 +24,15 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
     return {name.replace("__", "."): Tensor("BF16", shape) for name, shape in shapes.items()}
 
 
-def findings(loaded: Profile, models: Mapping[str, ModelFacts], *, first: str = "SD220") -> list[Finding]:
-    """What the rules about models say, from a code on; a model that is not among these cannot be read."""
+OF_MODELS = {
+    rule.code
+    for rule in all_rules()
+    if rule.needs == "models" and rule.code not in ("SD201", "SD202", "SD209")
+}
+
+
+def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]:
+    """What the rules about models say, but for tokenizers; a model that is not among these cannot be read."""
 
     def read(model: str, revision: str | None) -> ModelFacts:
         del revision
@@ -34,7 +42,7 @@ def findings(loaded: Profile, models: Mapping[str, ModelFacts], *, first: str = 
         raise ModelNotFound(f"no `{model}`")
 
     context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read).context
-    return [item for item in judged(context) if first <= item.code <= "SD269"]
+    return [item for item in judged(context) if item.code in OF_MODELS]
 
 
 def codes(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[str]:

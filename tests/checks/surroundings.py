@@ -29,7 +29,7 @@ HOSTS: Mapping[str, Mapping[str, Any]] = {
     "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
     "SD404": {"shm_bytes": 512 * 2**20},
     "SD405": {"cache": DownloadFolder("/cache/hub", 64 * GIB, True)},
-    "SD406": {"cache": DownloadFolder("/cache/hub", 64 * GIB, False)},
+    "SD405 read-only": {"cache": DownloadFolder("/cache/hub", 64 * GIB, False)},
 }
 """How the host of a rule's example differs from an ordinary one, by code."""
 MACHINES: Mapping[str, Machine] = {
@@ -63,28 +63,28 @@ def answers(rule: Rule, loaded: Profile) -> tuple[VllmVerdict, ...]:
 
 DRIFT: Mapping[str, Drift] = {
     "SD270": Drift("target.model", "unreadable", "p.lock.json", ("`p.lock.json` is not valid JSON",)),
-    "SD271": Drift("speculation.model", "unlocked", "./llama-draft"),
-    "SD272": Drift("target.model", "changed", "./llama", ("`config.json` differs from the lock",)),
-    "SD273": Drift("target.model", "moved", "org/small", ("0123456789" * 4,)),
+    "SD270 unlocked": Drift("speculation.model", "unlocked", "./llama-draft"),
+    "SD270 changed": Drift("target.model", "changed", "./llama", ("`config.json` differs from the lock",)),
+    "SD270 moved": Drift("target.model", "moved", "org/small", ("0123456789" * 4,)),
 }
 """What is not as a lock says, where the example speaks of a lock."""
 
 
-def surroundings(rule: Rule, loaded: Profile) -> Context:
-    """All that a rule may look at; what it does not need is left out."""
-    models = rule.needs in ("models", "hardware") or "cache" in HOSTS.get(rule.code, {})
+def surroundings(rule: Rule, loaded: Profile, *, case: str) -> Context:
+    """All that a rule may look at; what it does not need is left out. `case`: of which of its examples."""
+    models = rule.needs in ("models", "hardware") or case in DRIFT or "cache" in HOSTS.get(case, {})
     context = Context(loaded, in_range(loaded.vllm or ""))
     if models:
-        wanted = CheckOptions(offline=True, here=False, machine=MACHINES.get(rule.code))
+        wanted = CheckOptions(offline=True, here=False, machine=MACHINES.get(case))
         context = collect(loaded, wanted=wanted, read=read).context
-    if rule.code in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
-        context = replace(context, drift=(DRIFT[rule.code],))
+    if case in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
+        context = replace(context, drift=(DRIFT[case],))
     if rule.needs == "vllm":
         context = replace(context, vllm=answers(rule, loaded))
     if rule.needs != "hardware":
         context = replace(context, machine=None)
     if rule.needs in ("nothing", "host"):
-        host = replace(HOST, **HOSTS.get(rule.code, {}))
+        host = replace(HOST, **HOSTS.get(case, {}))
         context = replace(context, plan=planned(loaded), host=host)
     return context
 

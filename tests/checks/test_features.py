@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specserve.checks.rule import Context
-from specserve.checks.run import examined_in
+from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.profile.schema import Profile
@@ -23,6 +23,7 @@ NEWEST = known_versions()[-1]
 GPUS = {7: "T4-16GB", 8: "L4-24GB", 9: "H100-80GB", 12: "RTX-5090-32GB"}
 OTHER: dict[str, Any] = {
     "pipeline": False, "data": False, "experts": None, "cache": "", "target": "llama", "draft": None, "gpu": 10,
+    "interleaved": False,
 }  # fmt: skip
 """What stands in the place of each condition in a sound counterpart."""
 ANY: dict[str, Any] = {
@@ -45,6 +46,8 @@ def found(
     engine = dict(_under("engine", when))
     engine |= {"data_parallel_size": 2} if when.get("data") else {}
     engine |= {"kv_cache_dtype": "fp8"} if when.get("cache") else {}
+    parts = {"decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 16}
+    engine |= parts if when.get("interleaved") else {}
     target = {"model": "org/m", "pipeline_parallel_size": 2 if when.get("pipeline") else 1}
     text: dict[str, Any] = {
         "target": target,
@@ -68,9 +71,7 @@ def found(
     )
     versions = judged_versions(loaded.vllm)
     context = Context(loaded, versions, facts(config), {"speculation": facts(draft)}, machine=machine)
-    return [
-        item for item in examined_in(context).findings if item.code == "SD140" and row.text in item.message
-    ]
+    return [item for item in run_rules(context).findings if item.code == "SD140" and row.text in item.message]
 
 
 def _under(section: str, when: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -136,5 +137,5 @@ def test_a_range_that_holds_more_versions_is_told_in_which_it_is_so(profile: Loa
     text = f"target: {{model: org/m}}\nspeculation: {{method: dspark, model: org/d}}\nengine: {engine}"
     loaded = profile(f'{text}\nvllm: ">=0.28"')
     context = Context(loaded, in_range(">=0.28"))
-    (finding,) = [item for item in examined_in(context).findings if "#56281" in " ".join(item.notes)]
+    (finding,) = [item for item in run_rules(context).findings if "#56281" in " ".join(item.notes)]
     assert finding.notes[0] == "this applies to vLLM 0.28 to 0.29"

@@ -97,7 +97,7 @@ def test_a_head_is_known_under_the_name_that_vllm_gives_it(
 )
 def test_what_is_no_draft_model_is_not_run_as_one(profile: Load, head: Any, hits: int) -> None:
     models = {"org/t": facts(LLAMA), "org/d": facts(head)}
-    assert codes(profile(block("draft_model")), models).count("SD236") == hits
+    assert codes(profile(block("draft_model")), models).count("SD101") == hits
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: i
 )
 def test_a_head_reads_layers_that_the_target_has(profile: Load, more: Any, hits: int) -> None:
     models = {"org/t": facts(LLAMA), "org/d": facts({**EAGLE3, **more})}
-    assert codes(profile(block("eagle3")), models).count("SD238") == hits
+    assert codes(profile(block("eagle3")), models).count("SD237") == hits
 
 
 def test_a_directory_does_not_say_which_model_it_holds(profile: Load) -> None:
@@ -139,7 +139,7 @@ def test_a_directory_does_not_say_which_model_it_holds(profile: Load) -> None:
     head = facts({**SPECULATOR, "target_hidden_size": 64})
     assert codes(profile(text), {"/models/t": facts(LLAMA), "org/d": head}) == []
     named = facts({**LLAMA, "_name_or_path": "org/Small-Llama"})
-    assert codes(profile(text), {"/models/t": named, "org/d": head}) == ["SD239"]
+    assert codes(profile(text), {"/models/t": named, "org/d": head}) == ["SD237"]
 
 
 def test_a_published_head_of_another_width_is_one_finding_that_names_its_target(profile: Load) -> None:
@@ -148,7 +148,7 @@ def test_a_published_head_of_another_width_is_one_finding_that_names_its_target(
         "Qwen/Qwen3-32B": facts({**QWEN3, "hidden_size": 5120}),
         "AngelSlim/Qwen3-14B_eagle3": facts({**EAGLE3, "hidden_size": 64}),
     }
-    assert codes(profile(text), models) == ["SD239"]
+    assert codes(profile(text), models) == ["SD237"]
 
 
 @pytest.mark.parametrize(
@@ -270,5 +270,5 @@ def test_a_target_hands_out_its_hidden_states_or_not(
 )
 def test_a_draft_whose_method_vllm_sees_is_no_error(profile: Load, head: Any, method: str) -> None:
     models = {"org/t": facts(LLAMA), "org/d": facts(head)}
-    (found,) = [item for item in findings(profile(block("draft_model")), models) if item.code == "SD236"]
+    (found,) = [item for item in findings(profile(block("draft_model")), models) if item.code == "SD101"]
     assert found.severity is Severity.INFO and found.help == f"write `method: {method}`"

@@ -102,7 +102,7 @@ def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
 
 def test_a_cache_that_cannot_be_written_matters_for_what_is_not_there_yet(profile: Load) -> None:
     cache = DownloadFolder("/cache", 90 * GIB, False)
-    assert codes(profile(""), target=hub_model(a__safetensors=GIB), cache=cache) == ["SD406"]
+    assert codes(profile(""), target=hub_model(a__safetensors=GIB), cache=cache) == ["SD405"]
     assert codes(profile(""), target=hub_model(readme__md=GIB), cache=cache) == []
 
 

@@ -125,7 +125,7 @@ def test_a_speculators_head_as_target_is_replaced_by_its_verifier(
 )
 def test_min_p_of_the_model_is_refused_unless_it_is_overridden(profile: Load, engine: str, hits: int) -> None:
     models = {"org/t": facts(LLAMA, generation_config={"min_p": 0.05})}
-    assert codes(profile(f"target: {{model: org/t}}\n{NGRAM}\nengine: {engine}"), models) == ["SD225"] * hits
+    assert codes(profile(f"target: {{model: org/t}}\n{NGRAM}\nengine: {engine}"), models) == ["SD148"] * hits
     assert codes(profile(f"target: {{model: org/t}}\nengine: {engine}"), models) == []
 
 
@@ -194,7 +194,7 @@ def test_a_tokenizer_is_a_vocabulary_for_target_and_draft(
     there = {name: ModelFile() for name in ("config.json", *files)}
     target = replace(facts(LLAMA, files=there), origin="directory")
     found = codes(profile("target: {model: org/t}"), {"org/t": target})
-    assert [code for code in found if code == "SD255"] == ["SD255"] * hits
+    assert found == ["SD250"] * (1 + hits)  # the weights are not there either
     assert holds_tokenizer(there) is not bool(hits)
 
 

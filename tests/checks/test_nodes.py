@@ -44,7 +44,7 @@ def test_lint_sees_more_ranks_than_the_profile_s_hardware(
 @pytest.mark.parametrize(("name", "hits"), [("B9000", 1), ("1.5", 1), ("h100-80gb", 0), ("cpu", 0)])
 def test_an_unknown_accelerator_is_reported_where_it_is_written(profile: Load, name: str, hits: int) -> None:
     loaded = profile(f"target: {{model: ./m}}\nhardware: {{accelerator: {name}}}")
-    found = of("SD314", loaded)
+    found = of("SD006", loaded)
     assert len(found) == hits
     assert all("there is no accelerator named `" in finding.message for finding in found)
     context = collect(loaded, wanted=CheckOptions(offline=True, here=False), read=read)

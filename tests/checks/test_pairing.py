@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
-from specserve.checks.rules.pairing import shortened_context
+from specserve.checks.rules.contexts import shorter_draft
 from specserve.diagnostics import Finding, Severity
 from specserve.models.drafts import Draft, catalogue
 from specserve.profile.schema import Profile, Speculation, Target
@@ -31,9 +31,9 @@ def test_a_draft_s_own_context_below_the_target_s_shortens_it(
     block = Speculation(method, keys if draft is None else {**keys, "max_model_len": draft})
     profile = Profile("p.yaml", "p", Target("./m", max_model_len=target), speculation=block)
     known = target is not None and target > 0 and draft is not None
-    shorter = [*shortened_context.check(Context(profile, ("0.33",)))]
+    shorter = [*shorter_draft.check(Context(profile, ("0.33",)))]
     assert bool(shorter) == (known and draft < target and method == "draft_model")  # type: ignore[operator]
-    assert [*shortened_context.check(Context(profile, ("0.32",)))] == []
+    assert [*shorter_draft.check(Context(profile, ("0.32",)))] == []
 
 
 def test_v1_can_pause_speculation_and_keeps_the_context(profile: Load) -> None:
@@ -41,8 +41,8 @@ def test_v1_can_pause_speculation_and_keeps_the_context(profile: Load) -> None:
         'vllm: ">=0.33"\ntarget: {model: ./m, max_model_len: 32768}\n'
         "speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, max_model_len: 4096}\n"
     )
-    assert len(of("SD153", profile(text))) == 1
-    assert of("SD153", profile(text + "env: {VLLM_USE_V2_MODEL_RUNNER: 0}")) == []
+    assert len(of("SD227", profile(text))) == 1
+    assert of("SD227", profile(text + "env: {VLLM_USE_V2_MODEL_RUNNER: 0}")) == []
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_v1_can_pause_speculation_and_keeps_the_context(profile: Load) -> None:
     ],
 )  # fmt: skip
 def test_published_heads_are_known_by_their_names(profile: Load, model: str) -> None:
-    assert len(of("SD156", profile(f"target: {{model: {model}}}"))) == 1
+    assert len(of("SD221", profile(f"target: {{model: {model}}}"))) == 1
 
 
 def test_a_head_beside_ngram_is_still_a_head(profile: Load) -> None:
     text = (
         "target: {model: z-lab/Qwen3-8B-DFlash-b16}\nspeculation: {method: ngram, num_speculative_tokens: 3}"
     )
-    assert len(of("SD156", profile(text))) == 1
+    assert len(of("SD221", profile(text))) == 1
 
 
 def test_a_head_that_names_its_target_can_be_served(profile: Load) -> None:
-    (found,) = of("SD156", profile("target: {model: RedHatAI/Qwen3-8B-speculator.eagle3}"))
+    (found,) = of("SD221", profile("target: {model: RedHatAI/Qwen3-8B-speculator.eagle3}"))
     assert found.severity is Severity.INFO
 
 
@@ -81,7 +81,7 @@ def test_a_head_that_names_its_target_can_be_served(profile: Load) -> None:
     ],
 )
 def test_a_checkpoint_that_holds_target_and_head_can_be_served(profile: Load, model: str, block: str) -> None:
-    assert of("SD156", profile(f"target: {{model: {model}}}\nspeculation: {block}")) == []
+    assert of("SD221", profile(f"target: {{model: {model}}}\nspeculation: {block}")) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_holds_target_and_head_can_be_served(profile: Load, mo
     ],
 )  # fmt: skip
 def test_a_model_or_a_folder_is_not_taken_for_a_head(profile: Load, model: str) -> None:
-    assert of("SD156", profile(f"target: {{model: {model}}}")) == []
+    assert of("SD221", profile(f"target: {{model: {model}}}")) == []
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_head_s_own_rank_count_is_told_to_be_ignored(
         f"target: {{model: ./m, tensor_parallel_size: {ranks}}}\n"
         f"speculation: {{method: {method}, model: ./h, num_speculative_tokens: 1, draft_tensor_parallel_size: {draft}}}"
     )
-    assert len(of("SD157", profile(text))) == hits
+    assert len(of("SD104", profile(text))) == hits
 
 
 HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
@@ -114,7 +114,7 @@ HEAD_14B, HEAD_LLAMA = "AngelSlim/Qwen3-14B_eagle3", "yuhuili/EAGLE3-LLaMA3.1-In
 
 def of_pair(profile: Load, target: str, head: str, *, method: str = "eagle3", k: int = 3) -> list[Finding]:
     text = f"{{method: {method}, model: {head}, num_speculative_tokens: {k}}}"
-    return of("SD239", profile(f"target: {{model: {target}}}\nspeculation: {text}"))
+    return of("SD237", profile(f"target: {{model: {target}}}\nspeculation: {text}"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_head_of_its_target_or_of_none_that_is_known_is_no_finding(
 def test_an_independent_draft_is_not_judged_as_a_head(profile: Load) -> None:
     text = "{method: draft_model, model: Qwen/Qwen3-1.7B, num_speculative_tokens: 3}"
     assert (
-        of("SD239", profile(f"target: {{model: meta-llama/Llama-3.1-8B-Instruct}}\nspeculation: {text}"))
+        of("SD237", profile(f"target: {{model: meta-llama/Llama-3.1-8B-Instruct}}\nspeculation: {text}"))
         == []
     )
 

@@ -15,7 +15,7 @@ from specserve.profile.partial import UnreadableValue
 
 Write = Callable[..., Path]
 WRONG = "engine: {max_num_seqs: 8, max_num_batched_tokens: 4}\nserver: {host: 0.0.0.0}\n"
-"""SD108 and SD136, whatever stands beside it."""
+"""SD108 and SD138, whatever stands beside it."""
 
 
 @pytest.mark.parametrize(

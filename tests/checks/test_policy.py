@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.rules import all_rules
-from specserve.checks.run import can_be_passed, examined, lint
+from specserve.checks.run import can_be_passed, lint, run_rules_on_profile
 from specserve.convert.command import profile_of
 from specserve.diagnostics import Finding, Severity
 
@@ -21,7 +21,7 @@ HEAD = '"method": "eagle3", "model": "org/head", "num_speculative_tokens": 2'
 def judged(command: str) -> dict[str, Severity]:
     """The codes that lint finds in a raw command, without the infos."""
     profile, findings = profile_of(shlex.split(command))
-    kept = examined(profile, problems=findings)[0] if profile else findings
+    kept = run_rules_on_profile(profile, problems=findings)[0] if profile else findings
     return {item.code: item.severity for item in kept if item.severity is not Severity.INFO}
 
 
@@ -36,7 +36,7 @@ def spoken(block: str) -> str:
         (f"{SERVE} --api-key abcdefgh", "SD107"),
         ("vllm serve org/target --host 0.0.0.0", "SD108"),
         ("vllm serve org/target", "SD108"),
-        (f"{SERVE} --grpc", "SD103"),
+        (f"{SERVE} --grpc", "SD005"),
         (spoken(f'{HEAD}, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2'), "SD127"),
         (spoken('"method": "extract_hidden_states", "num_speculative_tokens": 1'), "SD006"),
         (spoken('"method": "arctic", "model": "org/draft", "num_speculative_tokens": 3'), "SD006"),
@@ -52,7 +52,7 @@ def test_policy_is_a_warning_in_a_raw_command(command: str, code: str) -> None:
     [
         ("server: {host: 0.0.0.0}", "SD108"),
         ("env: {MY_TOKEN: averysecretword}", "SD107"),
-        ("frontend: {grpc: true}", "SD103"),
+        ("frontend: {grpc: true}", "SD005"),
         ("speculation: {method: arctic, num_speculative_tokens: 3}", "SD006"),
         ("speculation: {method: extract_hidden_states, num_speculative_tokens: 1}", "SD006"),
     ],

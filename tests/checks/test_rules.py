@@ -1,93 +1,90 @@
-"""Each rule against its own manual page: the example is found, the advice is clean, the source is there."""
+"""Each rule on its example and on a sound counterpart, and its manual page."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import cleandoc
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
+import yaml
 
-from specserve.checks.rule import Rule
 from specserve.checks.rules import all_rules
-from specserve.checks.run import examined, examined_in
+from specserve.checks.run import run_rules, run_rules_on_profile
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.host import Host
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
+from specserve.report.manual import Page, pages
 from specserve.vllm.facts import READ
-from specserve.vllm.versions import in_range, table
+from specserve.vllm.versions import table
 from tests.checks.checkpoints import beside
 from tests.checks.judging import judge
 from tests.checks.surroundings import surroundings
 
 Load = Callable[[str], Profile]
-HEADINGS = ["Why is this bad?", "Example", "Use instead", "Source"]
 BARE = Host(
     python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
     numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
-each = pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.code)
+EXAMPLES: list[dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("examples.yaml").read_text(encoding="utf-8")
+)
+RULES = {rule.code: rule for rule in all_rules()}
+each = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["of"])
 
 
-def section(rule: Rule, heading: str) -> str:
-    """The text under a heading of the manual page."""
-    page = dedent("    " + rule.doc)
-    return dedent(page.partition(f"## {heading}\n")[2].partition("\n## ")[0]).strip("\n")
-
-
-def found(loaded: Profile) -> list[Finding]:
-    """All findings that no comment hides, on a machine without a compiler."""
-    minor = (in_range(loaded.vllm or "") or ("0.33",))[-1]
-    clean = replace(loaded, engine={}, speculation=None, frontend={})
-    plan = launch(clean, table=table(minor), platform="cpu")
-    return examined(loaded, plan=replace(plan, engine_kwargs=loaded.engine), host=BARE)[0]
-
-
-def of_rule(rule: Rule, loaded: Profile) -> list[Finding]:
+def judge_example(example: dict[str, str], which: str, profile: Load, folder: Path) -> list[Finding]:
     """The findings where the rule has what it needs, in surroundings of its own."""
-    return examined_in(surroundings(rule, loaded))[0]
+    beside(folder, example[which])
+    rule = RULES[example["of"][:5]]
+    return run_rules(surroundings(rule, profile(example[which]), case=example["of"])).findings
+
+
+def test_every_rule_has_an_example() -> None:
+    assert {example["of"][:5] for example in EXAMPLES} == set(RULES)
 
 
 @each
-def test_a_manual_page_says_what_why_how_and_where(rule: Rule) -> None:
-    assert re.findall(r"## (.+)", rule.doc) == HEADINGS
-    first = rule.doc.splitlines()[0]
-    assert first.endswith(".") and (first[0].isupper() or first.startswith("vLLM"))
-    assert all(section(rule, heading) for heading in HEADINGS)
-
-
-@each
-def test_the_example_is_found_and_nothing_else(rule: Rule, profile: Load, tmp_path: Path) -> None:
-    beside(tmp_path, section(rule, "Example"))
-    (finding,) = of_rule(rule, profile(section(rule, "Example")))
+def test_the_example_is_found_and_nothing_else(
+    example: dict[str, str], profile: Load, tmp_path: Path
+) -> None:
+    (finding,) = judge_example(example, "bad", profile, tmp_path)
+    rule = RULES[example["of"][:5]]
     assert (finding.code, finding.name) == (rule.code, rule.name)
-    assert finding.severity is rule.severity
+    assert finding.severity == example.get("severity", "error")
     assert finding.span.line >= 1 and finding.span.file.endswith("p.yaml")
     assert not finding.message.endswith(".")
 
 
 @each
-def test_what_the_page_advises_is_clean(rule: Rule, profile: Load, tmp_path: Path) -> None:
-    beside(tmp_path, section(rule, "Use instead"))
-    assert of_rule(rule, profile(section(rule, "Use instead"))) == []
+def test_its_sound_counterpart_is_clean(example: dict[str, str], profile: Load, tmp_path: Path) -> None:
+    assert judge_example(example, "good", profile, tmp_path) == []
 
 
-@each
-def test_a_source_of_our_own_exists(rule: Rule) -> None:
-    text = section(rule, "Source")
-    assert all(line.startswith(("vllm/", "specserve")) for line in text.splitlines())
-    for name in re.findall(r"plan/[\w.]+", text):
-        assert (Path(__file__).parents[2] / "specserve" / name).exists()
+@pytest.mark.parametrize("page", pages().values(), ids=lambda page: page.code)
+def test_a_manual_page_has_at_most_six_lines_what_why_instead_and_source(page: Page) -> None:
+    what, rest = cleandoc(page.doc).split("\n\n")
+    assert what.endswith(".") and "\n" not in what and (what[0].isupper() or what.startswith("vLLM"))
+    lines = rest.splitlines()
+    assert len(lines) <= 5
+    starts = [line.partition(":")[0] for line in lines]
+    assert starts.count("Instead") == 1 and 1 <= starts.count("Source") <= 2
+    assert starts.index("Instead") in (1, 2, 3)
+    for line in lines:
+        if line.startswith("Source: "):
+            assert line.removeprefix("Source: ").startswith(("vllm/", "specserve, "))
+            for name in re.findall(r"(?:plan|profile|models|memory|checks)/[\w./]+", line):
+                assert (Path(__file__).parents[2] / "specserve" / name).exists() or "vllm/" in line
 
 
 def test_codes_and_names_are_unique_and_in_order() -> None:
     codes = [rule.code for rule in all_rules()]
     assert codes == sorted(set(codes))
     assert len({rule.name for rule in all_rules()}) == len(all_rules())
-    assert all(re.fullmatch(r"SD[1-5]\d\d", code) for code in codes)
+    assert all(re.fullmatch(r"SD[0-5]\d\d", code) for code in codes)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name) for rule in all_rules())
 
 
@@ -200,7 +197,7 @@ def test_what_only_older_versions_refuse_is_an_error_for_the_one_that_will_run_i
     text = "{method: draft_model, model: ./d, num_speculative_tokens: 4, fly_window_size: 3}"
     loaded = profile(f"speculation: {text}")
     plan = launch(replace(loaded, speculation=None), table=table(version), platform="cuda")
-    found = examined(loaded, plan=plan, host=BARE).findings
+    found = run_rules_on_profile(loaded, plan=plan, host=BARE).findings
     assert [item.severity for item in found if item.code == "SD102"] == [severity]
 
 

@@ -1,4 +1,4 @@
-"""The schedule of K: what vLLM refuses, clamps, drops, and what it costs."""
+"""The schedule of K: what vLLM refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.rules.schedules import problem_of
+from specserve.checks.rules.arguments import schedule_problem
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import installed
 from tests.checks.judging import of, places
@@ -37,21 +37,16 @@ def text(rows: str, *, method: str = "eagle3", k: int = 5, more: str = "") -> st
     ],
 )
 def test_a_schedule_that_vllm_refuses_is_found_at_its_row(profile: Load, rows: str, message: str) -> None:
-    (finding,) = of("SD118", profile(text(rows)))
+    (finding,) = of("SD006", profile(text(rows)))
     assert finding.message == message
     assert "_per_batch_size[" in finding.span.path
-
-
-def test_a_schedule_that_is_dropped_is_refused_and_clamped_by_nobody(profile: Load) -> None:
-    loaded = profile(text("[[2, 4, 9]]", more="engine: {data_parallel_size: 2}"))
-    assert of("SD118", loaded) == []
 
 
 @pytest.mark.parametrize(
     "rows", ["[[1, 4, 3]]", "[[5, 8, 1], [1, 4, 3]]", "[[1, 4, 3], [9, 12, 0]]", "[[1, 1, 5]]"]
 )
 def test_gaps_order_and_a_k_of_zero_are_fine(profile: Load, rows: str) -> None:
-    assert of("SD118", profile(text(rows))) == []
+    assert of("SD006", profile(text(rows))) == []
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +72,7 @@ def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
         refused = False
     except ValueError:
         refused = True
-    assert (problem_of(rows) is not None) == (refused and bool(rows))
+    assert (schedule_problem(rows) is not None) == (refused and bool(rows))
 
 
 def test_the_variants_are_judged_each_at_its_own_place(profile: Load) -> None:
@@ -85,4 +80,4 @@ def test_the_variants_are_judged_each_at_its_own_place(profile: Load) -> None:
     block = f"{{method: eagle3, model: ./h, num_speculative_tokens: 2, {key}: [[2, 3, 1]]}}"
     loaded = profile(f"speculation: {block}\nalternatives: {{other: {block}}}")
     key = f"{key}[0]"
-    assert places("SD118", loaded) == [f"speculation.{key}", f"alternatives.other.{key}"]
+    assert places("SD006", loaded) == [f"speculation.{key}", f"alternatives.other.{key}"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from specserve.checks.collect import CheckOptions, collect
-from specserve.checks.run import examined_in
+from specserve.checks.run import run_rules
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
@@ -94,7 +94,7 @@ def pair(tmp_path: Path, profile: Load) -> Pair:
         context = replace(
             collect(loaded, wanted=CheckOptions(offline=True, here=False)).context, machine=None
         )
-        return [item for item in examined_in(context)[0] if item.code in CODES]
+        return [item for item in run_rules(context)[0] if item.code in CODES]
 
     return judge
 
@@ -133,20 +133,20 @@ def test_padding_is_served_where_the_vocabularies_are_mapped(pair: Pair) -> None
 
 def test_an_older_release_that_lacks_marks_of_the_template_is_a_warning(pair: Pair) -> None:
     (finding,) = pair((document(specials=QWEN3), QWEN_THINK), (document(specials=QWEN25), QWEN_CHAT))
-    assert (finding.code, finding.severity) == ("SD203", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
     assert finding.notes == ("in the chat template, with the draft's token: 808 `<think>` (nothing)",)
 
 
 def test_renamed_reserved_tokens_that_no_template_uses_are_worth_knowing(pair: Pair) -> None:
     (finding,) = pair((document(specials=LLAMA31), LLAMA_CHAT), (document(specials=LLAMA3), LLAMA_BASE))
-    assert (finding.code, finding.severity) == ("SD203", Severity.INFO)
+    assert (finding.code, finding.severity) == ("SD202", Severity.INFO)
     assert "the chat template uses none of them" in finding.message
 
 
 def test_a_distilled_target_with_marks_of_its_own_is_a_warning(pair: Pair) -> None:
     marks = chat("<\uff5cUser\uff5c>{{ m.content }}<\uff5cAssistant\uff5c>", bos=R1_LLAMA[0], eos=R1_LLAMA[1])
     (finding,) = pair((document(specials=R1_LLAMA), marks), (document(specials=LLAMA31), LLAMA_CHAT))
-    assert (finding.code, finding.severity) == ("SD203", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("SD202", Severity.WARNING)
     assert "`<\uff5cUser\uff5c>` (`<|start_header_id|>`)" in finding.notes[0]
 
 
@@ -190,7 +190,7 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
         loaded = profile(f"target: {{model: ./llama}}\nspeculation: {block}")
         context = collect(loaded, wanted=CheckOptions(offline=True, here=False)).context
         assert all(variant.tokenizer is None for variant in context.variants)
-        assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
+        assert not CODES & {item.code for item in run_rules(replace(context, machine=None))[0]}
 
 
 @pytest.mark.vllm

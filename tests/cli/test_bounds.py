@@ -136,7 +136,7 @@ def test_a_name_that_cannot_be_one_is_refused(specserve: Run, arguments: list[st
         ("convert -", "<&-", 2, "found nothing in `stdin` that starts vLLM"),
         ("plan -", "<&- 2>&-", 2, ""),
         ("--bogus", "2>&-", 2, ""),
-        ("rules", "2>&-", 0, "SD001"),
+        ("rules", "2>&-", 0, "SD002"),
     ],
 )
 def test_a_closed_stream_is_no_bug(arguments: str, closed: str, code: int, words: str) -> None:

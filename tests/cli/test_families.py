@@ -258,7 +258,7 @@ def test_a_head_under_the_method_of_another_is_an_error(
     block = f"{{method: {method}, model: {head}, num_speculative_tokens: 3}}"
     file = write(f"target: {{model: org/target}}\nspeculation: {block}")
     assert _run(["lint", str(file), "--format", "json"]) == (1 if kind else 0)
-    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD239"]
+    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD237"]
     assert [item["help"] for item in found] == ([f"write `method: {kind}`"] if kind else [])
 
 

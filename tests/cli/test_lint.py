@@ -58,9 +58,9 @@ def test_a_head_of_another_model_fails_and_is_named_with_its_target(
 ) -> None:
     text = "target: {{model: {}}}\nspeculation: {{method: eagle3, model: {}, num_speculative_tokens: 3}}"
     assert _run(["lint", str(write(text.format("Qwen/Qwen3-32B", head)))]) == 1
-    assert "error[SD239]: the head was trained for `" in capsys.readouterr().out
+    assert "error[SD237]: the head was trained for `" in capsys.readouterr().out
     assert _run(["lint", str(write(text.format("/models/foo", head)))]) == 0
-    assert "SD239" not in capsys.readouterr().out
+    assert "SD237" not in capsys.readouterr().out
 
 
 def test_of_a_folder_the_profiles_are_judged_and_nothing_else(write: Write, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
     assert _run(["check", "--locked", str(clone), "--format", "json"]) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     codes = [item["code"] for item in findings if item["span"]["path"] == "target.model"]
-    assert codes.count("SD290") == 1 and "SD271" not in codes
+    assert codes.count("SD290") == 1 and "SD270" not in codes
 
 
 def test_a_check_by_the_lock_alone_reads_no_model_and_says_so(clone: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_vllm_takes_and_a_profile_has_no_place_for_is_no_error(
     flag: str, severity: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(["lint", "--", *SERVE, flag]) == 0
-    assert f"{severity}[SD103]" in capsys.readouterr().out
+    assert f"{severity}[SD005]" in capsys.readouterr().out
 
 
 def test_a_worker_that_answers_no_requests_opens_no_port(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.checks.run import examined
+from specserve.checks.run import run_rules_on_profile
 from specserve.convert.command import profile_of
 from specserve.convert.convert import Converted, converted
 from specserve.convert.invocation import EngineStart
@@ -155,7 +155,7 @@ def test_lint_refuses_what_the_parser_of_the_judged_version_refuses(tmp_path: Pa
             ["vllm", "serve", *line], settings=[f"vllm={json.dumps('==' + found.version)}"]
         )
         if profile:
-            findings = examined(profile, problems=findings)[0]
+            findings = run_rules_on_profile(profile, problems=findings)[0]
         codes = {item.code for item in findings if item.severity is Severity.ERROR}
         refused = "refused" in answer
         if (refused and not codes) or (not refused and "SD102" in codes):

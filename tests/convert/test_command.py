@@ -135,7 +135,7 @@ def test_without_a_host_vllm_listens_everywhere_which_is_a_warning() -> None:
 
 def test_what_stands_twice_is_told_with_both_places() -> None:
     (found,) = findings("vllm serve org/target --host 127.0.0.1 --seed 1 --seed 2")
-    assert (found.code, found.severity) == ("SD103", Severity.WARNING)
+    assert (found.code, found.severity) == ("SD004", Severity.WARNING)
     assert marked(found.span) == "--seed" and found.related[0].span.column < found.span.column
     assert profile("vllm serve org/target --seed 1 --seed 2").engine["seed"] == 2
 

@@ -244,13 +244,13 @@ FAILS_LOADING: tuple[Case, ...] = (
         "a head for a deeper target",
         _pair(_target("qwen3-flat"), "method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7"),
         "load",
-        "SD238",
+        "SD237",
     ),
     Case(
         "prediction layers as a draft model",
         _pair(_target(), "method: draft_model, model: ./mimo-small, num_speculative_tokens: 1"),
         "load",
-        "SD236",
+        "SD101",
     ),
     Case("a directory without weights", f'vllm: "==0.32.*"\n{_target("llama-empty")}', "load", "SD250"),
     Case("a download that was cut short", f'vllm: "==0.32.*"\n{_target("llama-cut")}', "load", "SD250"),
@@ -261,7 +261,7 @@ FAILS_LOADING: tuple[Case, ...] = (
         "load",
         "SD253",
     ),
-    Case("a model without its tokenizer", f'vllm: "==0.32.*"\n{_target("llama-mute")}', "load", "SD255"),
+    Case("a model without its tokenizer", f'vllm: "==0.32.*"\n{_target("llama-mute")}', "load", "SD250"),
 )
 
 SOUND: tuple[Case, ...] = (

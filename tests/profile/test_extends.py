@@ -214,17 +214,17 @@ _SECRET = "hunter2"
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", "it is not a mapping of keys (line 1)"),
-        (f"root: {_SECRET}: 0\n", "it is not valid YAML (line 1)"),
-        (f"ok: 1\n{_SECRET}\n", "it is not valid YAML (line 2)"),
-        (f"a: *{_SECRET}\n", "it is not valid YAML (line 1)"),
+        (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", "it cannot be read from line 1 on"),
+        (f"root: {_SECRET}: 0\n", "it cannot be read from line 1 on"),
+        (f"ok: 1\n{_SECRET}\n", "it cannot be read from line 2 on"),
+        (f"a: *{_SECRET}\n", "it cannot be read from line 1 on"),
         (f"a: !{_SECRET} b\n", "it has neither `target` nor `extends`"),
         (f"{_SECRET}: 1\n{_SECRET}: 2\n", "it has neither `target` nor `extends`"),
         (f"name: app\nservices: {{{_SECRET}: x}}\n", "it has neither `target` nor `extends`"),
-        (f"- {_SECRET}\n", "it is not a mapping of keys (line 1)"),
-        (f"\x00{_SECRET}\n", "it is not valid YAML (line 1)"),
-        ("", "it is not a mapping of keys (line 1)"),
-        ("[" * 99, "it is too large (line 1)"),
+        (f"- {_SECRET}\n", "it cannot be read from line 1 on"),
+        (f"\x00{_SECRET}\n", "it cannot be read from line 1 on"),
+        ("", "it cannot be read from line 1 on"),
+        ("[" * 99, "it cannot be read from line 1 on"),
     ],
 )
 def test_a_parent_that_is_no_profile_is_never_quoted(
@@ -244,5 +244,5 @@ def test_a_parent_of_other_bytes_is_never_quoted(write: Write, problems: Problem
     write(b"target: \xff\n", "secret.bin")
 
     assert problems("extends: secret.bin\n") == [
-        "1:10 SD009 the parent `secret.bin` is not a profile: it is not UTF-8 (line 1)"
+        "1:10 SD009 the parent `secret.bin` is not a profile: it cannot be read from line 1 on"
     ]

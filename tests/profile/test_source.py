@@ -122,10 +122,10 @@ def test_what_is_left_open_shows_where_it_begins_too() -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"a: \xff\n", "1:4 SD001 the file is not UTF-8: byte 0xff | save it as UTF-8"),
-        (b"a: 1\n\xc3\xa9: \xe9t\n", "2:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
-        (b"\xef\xbb\xbf\xc3\xa9: \xe9t\n", "1:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
-        ("a: 1".encode("utf-16"), "1:1 SD001 the file is not UTF-8: byte 0xff | save it as UTF-8"),
+        (b"a: \xff\n", "1:4 SD002 the file is not UTF-8: byte 0xff | save it as UTF-8"),
+        (b"a: 1\n\xc3\xa9: \xe9t\n", "2:4 SD002 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
+        (b"\xef\xbb\xbf\xc3\xa9: \xe9t\n", "1:4 SD002 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
+        ("a: 1".encode("utf-16"), "1:1 SD002 the file is not UTF-8: byte 0xff | save it as UTF-8"),
         (b"\x7fELF\x00\x01", "1:1 SD002 the file has a character that YAML does not allow: U+007F"),
     ],
 )
@@ -141,19 +141,19 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(problems: Problems) ->
     "text", ["", " ", "\n\n", "# only a comment\n", "---\n", "---\n# x\n...\n", "\ufeff"]
 )
 def test_a_file_without_a_value_is_empty(problems: Problems, text: str) -> None:
-    assert problems(text) == ["1:1 SD003 the file is empty | a profile needs `target.model`"]
+    assert problems(text) == ["1:1 SD002 the file is empty | a profile needs `target.model`"]
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("- a\n", "1:1 SD003 a profile must be a mapping of keys; found a list"),
-        ("# hi\nhello\n", "2:1 SD003 a profile must be a mapping of keys; found a single value"),
+        ("- a\n", "1:1 SD002 a profile must be a mapping of keys; found a list"),
+        ("# hi\nhello\n", "2:1 SD002 a profile must be a mapping of keys; found a single value"),
         (
             "a: 1\n---\nb: 2\n",
-            "2:1 SD003 the file holds several YAML documents, but a profile is a single one",
+            "2:1 SD002 the file holds several YAML documents, but a profile is a single one",
         ),
-        ("a: 1\n---\n", "2:1 SD003 the file holds several YAML documents, but a profile is a single one"),
+        ("a: 1\n---\n", "2:1 SD002 the file holds several YAML documents, but a profile is a single one"),
     ],
 )
 def test_a_profile_is_one_mapping(problems: Problems, text: str, told: str) -> None:
@@ -161,7 +161,7 @@ def test_a_profile_is_one_mapping(problems: Problems, text: str, told: str) -> N
 
 
 def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
-    told = f"1:1 SD008 the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
+    told = f"1:1 SD002 the file is larger than {MAX_BYTES:,} bytes, the limit for a profile"
 
     assert problems(b"target: {model: x}\n" + b"#" * 10_000_000) == [told]
     assert problems(b"target: {model: x}\n".ljust(MAX_BYTES, b"\n")) == []
@@ -172,13 +172,13 @@ def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
     [
         (
             "a: " + "[" * 500_000,
-            "1:53 SD008 the file has more than 50 levels of nesting, the limit for a profile",
+            "1:53 SD002 the file has more than 50 levels of nesting, the limit for a profile",
         ),
-        ("{a: " * 100, "1:201 SD008 the file has more than 50 levels of nesting, the limit for a profile"),
-        ("- " * 400_000, "1:101 SD008 the file has more than 50 levels of nesting, the limit for a profile"),
+        ("{a: " * 100, "1:201 SD002 the file has more than 50 levels of nesting, the limit for a profile"),
+        ("- " * 400_000, "1:101 SD002 the file has more than 50 levels of nesting, the limit for a profile"),
         (
             "a: [" + "1," * 100_000,
-            "1:39999 SD008 the file has more than 20,000 values, the limit for a profile",
+            "1:39999 SD002 the file has more than 20,000 values, the limit for a profile",
         ),
     ],
     ids=["lists", "mappings", "dashes", "wide"],

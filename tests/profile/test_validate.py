@@ -127,7 +127,7 @@ def test_an_unknown_schema_names_the_specserve_that_does_not_read_it(
     problems: Problems, number: str, cure: str
 ) -> None:
     assert problems(f"schema: {number}\ntarget: {{model: x}}\n") == [
-        f"1:9 SD010 schema `{number}` is unknown to specserve {__version__}, which reads schema 1 | {cure}"
+        f"1:9 SD006 schema `{number}` is unknown to specserve {__version__}, which reads schema 1 | {cure}"
     ]
 
 

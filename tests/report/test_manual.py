@@ -20,19 +20,11 @@ PAGE = Page(
     "nothing",
     """The draft's parallelism is not the target's.
 
-    ## Why is this bad?
     A paragraph that is long enough to be wrapped, for it goes on and on
     until the line of eighty columns ends.
-
-    ## Example
-        target:
-          tensor_parallel_size: 4
-
-        speculation: {method: draft_model, model: org/a-long-name-that-is-not-broken, num_speculative_tokens: 2}
-
-    ## Source
-    vllm/config.py, `a literal`
-    vllm/envs.py, `another`
+    Instead: leave it out.
+    Source: vllm/config.py, `a literal`
+    Source: vllm/envs.py, `another`
     """,
 )
 
@@ -45,32 +37,22 @@ def test_a_page_is_markdown_and_its_paragraphs_fit_eighty_columns() -> None:
         "",
         "The draft's parallelism is not the target's.",
         "",
-        "### Why is this bad?",
-        "",
         "A paragraph that is long enough to be wrapped, for it goes on and on until the",
         "line of eighty columns ends.",
         "",
-        "### Example",
+        "**Instead:** leave it out.",
         "",
-        "    target:",
-        "      tensor_parallel_size: 4",
+        "**Source:** vllm/config.py, `a literal`",
         "",
-        "    speculation: {method: draft_model, model: org/a-long-name-that-is-not-broken, num_speculative_tokens: 2}",
-        "",
-        "### Source",
-        "",
-        "vllm/config.py, `a literal`",
-        "",
-        "vllm/envs.py, `another`",
+        "**Source:** vllm/envs.py, `another`",
     ]
 
 
-def test_every_page_fits_eighty_columns_but_for_its_code() -> None:
+def test_every_page_fits_eighty_columns() -> None:
     for page in pages().values():
         text = manual_text(page)
         assert page.summary in " ".join(text.split())
-        prose = [line for line in text.splitlines() if not line.startswith("    ")]
-        assert not [line for line in prose if len(line) > 80 and " " in line]
+        assert not [line for line in text.splitlines() if len(line) > 80 and " " in line]
 
 
 def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
@@ -104,5 +86,5 @@ def test_an_unknown_word_is_answered_with_the_nearest(word: str, hint: str) -> N
 
 
 def test_what_cannot_be_silenced_is_not_offered_a_comment() -> None:
-    for code in ("SD001", "SD100"):
+    for code in ("SD002", "SD100"):
         assert "cannot be silenced*" in manual_text(find(code)).splitlines()[2]

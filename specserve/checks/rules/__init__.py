@@ -1,4 +1,4 @@
-"""The catalogue of rules: a module for each family. `lint` loads those that need nothing but the profile."""
+"""The catalogue of rules: a module for each family. `lint` runs those that need nothing but the profile."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specserve.checks.rule import Rule
 
-_STATIC = (
-    "arguments", "hardware", "pairing", "parallelism", "revisions", "schedules", "serving", "site",
-    "speculation", "steps_and_graphs", "tokenizers",
+_FAMILIES = (
+    "arguments", "contexts", "drafts", "hardware", "heads", "memory", "models", "parallelism", "quantization",
+    "revisions", "serving", "site", "speculation", "steps", "tokenizers",
 )  # fmt: skip
-"""Families with rules that need nothing but the profile, or what specserve ships about published models."""
-_OTHERS = ("contexts", "drafts", "heads", "memory", "models", "quantization")
 
 
-def _load(families: tuple[str, ...]) -> tuple[Rule, ...]:
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, by code."""
     from specserve.checks.rule import Rule
 
-    modules = [import_module(f"{__name__}.{family}") for family in families]
+    modules = [import_module(f"{__name__}.{family}") for family in _FAMILIES]
     found = [item for module in modules for item in vars(module).values() if isinstance(item, Rule)]
     return tuple(sorted({item.code: item for item in found}.values(), key=lambda item: item.code))
 
@@ -28,10 +28,4 @@ def _load(families: tuple[str, ...]) -> tuple[Rule, ...]:
 @cache
 def static_rules() -> tuple[Rule, ...]:
     """The rules that `lint` runs, by code."""
-    return tuple(item for item in _load(_STATIC) if item.needs == "nothing" or item.published)
-
-
-@cache
-def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
-    return _load((*_STATIC, *_OTHERS))
+    return tuple(item for item in all_rules() if item.needs == "nothing" or item.in_lint)

@@ -1,12 +1,17 @@
-"""SD1xx about vLLM's arguments: names, places and values, those it leaves behind, and settings in two places."""
+"""SD005, SD006, SD102, SD105, SD142: vLLM's arguments, and what else of the file its tables can show."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
+from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.profile.source import COMMAND
 from specserve.vllm.arguments import ArgumentProblem, Section
 from specserve.vllm.versions import known_versions, table, versions_with
+
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 def _problems(ctx: Context, *kinds: str) -> Hits:
@@ -71,41 +76,62 @@ def _elsewhen(path: str) -> str | None:
     return f"vLLM {', '.join(versions)} has it: see the profile's `vllm` range" if versions else None
 
 
+@rule("SD005", ERROR)
+def unknown_key(ctx: Context) -> Hits:
+    """An argument under `engine` has its own key in a profile, or a profile does not accept it."""
+    return _problems(ctx, "elsewhere", "refused")
+
+
+@rule("SD006", ERROR)
+def wrong_value(ctx: Context) -> Hits:
+    """A schedule of K that vLLM refuses, or an accelerator that specserve does not know."""
+    for variant in ctx.variants:
+        if found := schedule_problem(variant.get(_SCHEDULE) or ()):
+            help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
+            yield variant.hit(f"{_SCHEDULE}[{found[1]}]", found[0], help=help_)
+    if ctx.on_gpu and ctx.profile.hardware is not None:
+        from specserve.hardware.accelerators import accelerator
+
+        try:
+            accelerator(ctx.profile.hardware.accelerator or "")
+        except UsageError as error:
+            yield Hit("hardware.accelerator", error.message, help=error.hint)
+
+
+def schedule_problem(rows: tuple[tuple[int, int, int], ...]) -> tuple[str, int] | None:
+    """What vLLM refuses in a schedule, and in which row, counted from 0; None if it takes it."""
+    for index, (first, last, _) in enumerate(rows):
+        if first < 1 or last < 1:
+            return "batch sizes start at 1", index
+        if first > last:
+            return f"the range starts at {first} and ends at {last}", index
+    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
+    for before, after in pairwise(order):
+        if rows[after][0] <= rows[before][1]:
+            return f"the range overlaps the one that ends at {rows[before][1]}", after
+    if rows and rows[order[0]][0] != 1:
+        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
+    return None
+
+
 @rule("SD102", ERROR)
 def unknown_argument(ctx: Context) -> Hits:
     """The profile allows a vLLM version that does not have this argument.
 
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
-    Example: engine: {max_num_sequences: 64}
-    Use instead: engine: {max_num_seqs: 64}
+    Instead: use the name that the help gives, or narrow the profile's `vllm` range.
     Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _problems(ctx, "unknown", "spelling")
-
-
-@rule("SD103", ERROR)
-def misplaced_argument(ctx: Context) -> Hits:
-    """An argument under `engine` that has its own key in a profile, or that a profile does not accept.
-
-    Each argument has exactly one place in a profile. If it were given in two places, vLLM would get its flag twice and
-    use the later one, and the profile would not show which that is. vLLM's `shutdown_timeout` is the time for running
-    requests. `server.shutdown_timeout_s` is 5 s longer, because the process needs time to end. In a vLLM command (`lint
-    -- vllm serve …`), an argument that a profile does not accept is only a warning.
-    Example: engine: {shutdown_timeout: 60}
-    Use instead: server: {shutdown_timeout_s: 65}
-    Source: specserve, plan/arguments.py, `ELSEWHERE`
-    """
-    return _problems(ctx, "elsewhere", "refused")
 
 
 @rule("SD105", ERROR)
 def wrong_argument_value(ctx: Context) -> Hits:
     """A value that vLLM does not accept: of another type, out of bounds, or not one of its choices.
 
-    vLLM ends with a usage error, or with an error of pydantic. If the value names a parser, quantization method, load
-    format or attention backend that vLLM does not have, this is only a warning: a plug-in may add it.
-    Example: engine: {max_num_seqs: many}
-    Use instead: engine: {max_num_seqs: 64}
+    vLLM ends with a usage error. A parser, quantization, load format or attention backend that vLLM
+    does not have is only a warning: a plug-in may bring it.
+    Instead: write a value that the help names.
     Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _problems(ctx, "value", "plug-in")
@@ -115,11 +141,8 @@ def wrong_argument_value(ctx: Context) -> Hits:
 def deprecated_argument(ctx: Context) -> Hits:
     """An argument whose removal vLLM has announced.
 
-    The next version may refuse to start with it. Some of these arguments already do nothing.
-    Example:
-        vllm: ">=0.32"
-        engine: {disable_cascade_attn: true}
-    Use instead: vllm: ">=0.32"
+    The next version may refuse to start with it, and some of these arguments already do nothing.
+    Instead: leave it out, or write what vLLM names in its place.
     Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.engine), ("frontend", ctx.profile.frontend)):

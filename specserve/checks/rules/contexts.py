@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from specserve.checks.config import stretches, text_config
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import (
+    ERROR,
+    INFO,
+    WARNING,
+    Context,
+    Hit,
+    Hits,
+    Variant,
+    rule,
+    variant_rule,
+)
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
 from specserve.vllm.limits import context_length
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -11,16 +21,16 @@ from specserve.vllm.speculation import BLOCK_DRAFTS
 _LIMIT = {"target.max_model_len": "asked for here"}
 
 
-def asked(ctx: Context) -> int | None:
+def requested_context(ctx: Context) -> int | None:
     """The context that the profile asks for, if it is a number."""
     value = ctx.profile.target.max_model_len
     return value if isinstance(value, int) and value > 0 else None
 
 
-def served(ctx: Context) -> int | None:
+def effective_context(ctx: Context) -> int | None:
     """The context that the target would be served with."""
     length = ctx.length(ctx.target_config)
-    return asked(ctx) or (length.default if length else None)
+    return requested_context(ctx) or (length.default if length else None)
 
 
 def allows_long(ctx: Context) -> bool:
@@ -32,17 +42,16 @@ def allows_long(ctx: Context) -> bool:
 def too_long_context(ctx: Context) -> Hits:
     """The profile asks for more context than the model has.
 
-    vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it continue, positions beyond the model's own limit
-    give nonsense, or end the engine.
-    Example: target: {model: ./llama, max_model_len: 8192}
-    Use instead: target: {model: ./llama, max_model_len: 4096}
+    vLLM refuses to start. If `VLLM_ALLOW_LONG_MAX_MODEL_LEN` makes it go on, positions beyond the
+    model's own limit give nonsense, or end the engine.
+    Instead: write the model's context, or less.
     Source: vllm/config/model.py, `is greater `
     """
-    config, wanted = ctx.target_config, asked(ctx)
+    config, wanted = ctx.target_config, requested_context(ctx)
     if config is None or wanted is None or allows_long(ctx):
         return
     known = {version: context_length(text_config(config), version) for version in ctx.judged}
-    found = [version for version, length in known.items() if length is not None and wanted > length.most]
+    found = [version for version, length in known.items() if length and wanted > length.most]
     if found and (length := known[found[-1]]):
         yield Hit(
             "target.max_model_len",
@@ -54,46 +63,50 @@ def too_long_context(ctx: Context) -> Hits:
         )
 
 
-@variant_rule("SD227", ERROR, needs="models", policy=True)
+@variant_rule("SD227", ERROR, needs="models", in_lint=True, policy=True)
 def shorter_draft(variant: Variant) -> Hits:
     """The draft model's context is shorter than the target's.
 
-    Since 0.33, the V2 runner, the default on GPUs, lowers the server's own context to the draft's, with one line in the
-    log. Long requests are refused or cut. The V1 runner stops drafting for every request of a batch if one of them is
-    longer than the draft's context. If you accept what your runner does, set `max_model_len` under `speculation` to the
-    draft's context, and this finding goes away.
-    Example:
-        target: {model: ./llama, max_model_len: 4096}
-        speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
-    Instead: target: {model: ./llama, max_model_len: 512}
+    The V2 runner of vLLM 0.33 lowers the server's context to the draft's, with one line in the log. The
+    V1 runner drafts nothing for a whole batch while one of its requests is longer than that.
+    Instead: a shorter `max_model_len`, or a draft with a longer context.
     Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
+    Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
-    ctx, limit, config, length = (
-        variant.ctx,
-        served(variant.ctx),
-        variant.config,
-        variant.ctx.length(variant.config),
-    )
+    ctx, said = variant.ctx, variant.get("max_model_len")
+    lowered = ctx.during(SHORTENS_TARGET)
+    if said is not None:  # accepted for a runner that only drafts less
+        longest, on_v2 = requested_context(ctx), set(variant.on("V2"))
+        is_shorter = longest is not None and longest > max(said, 0)
+        if variant.method == "draft_model" and is_shorter and lowered and set(lowered) <= on_v2:
+            yield variant.hit(
+                "max_model_len",
+                f"vLLM {', '.join(lowered)} will take {said} tokens, not {longest}",
+                related={"target.max_model_len": f"{longest} are asked for"},
+                versions=lowered,
+                help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
+                severity=WARNING,
+            )
+        return
+    limit, config, length = effective_context(ctx), variant.config, ctx.length(variant.config)
     if length is None or limit is None or config is None or length.default >= limit:
         return
     # further layers of the target have its positions, and so does a head that is given them
-    shares = variant.method != "draft_model" and (variant.model is None or stretches(config))
-    if shares or variant.get("max_model_len") is not None:
+    if variant.method != "draft_model" and (variant.model is None or stretches(config)):
         return
-    own, on_v2 = length.default, variant.on("V2", by_target=True)
-    lowered = [version for version in ctx.during(SHORTENS_TARGET) if version in on_v2]
+    own = length.default
+    lowered = [version for version in lowered if version in variant.on("V2", by_target=True)]
     text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {limit}"
     if lowered:
-        text = (
-            f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {limit}"
-        )
+        versions = ", ".join(lowered)
+        text = f"vLLM {versions} lowers the server's context to the draft's: {own} tokens, not {limit}"
     yield variant.hit(
         "model",
         text,
         related=_LIMIT,
         versions=lowered,
         help=f"write `max_model_len: {own}` under `target`, or use a draft with a longer context",
-        severity=ERROR if lowered and asked(ctx) is not None else WARNING,
+        severity=ERROR if lowered and requested_context(ctx) is not None else WARNING,
     )
 
 
@@ -101,31 +114,20 @@ def shorter_draft(variant: Variant) -> Hits:
 def short_trained_head(variant: Variant) -> Hits:
     """The head was trained on shorter sequences than the server accepts.
 
-    Beyond the trained length, acceptance falls (sgl-project/sglang#6783). Usually vLLM still drafts beyond the trained
-    length, because it raises the head's `max_position_embeddings` to that of the target. There are two exceptions. Up
-    to 0.32, the V1 runner drafts nothing for a batch if one of its requests is longer than the trained length. Some
-    versions of the V2 runner do not raise the length of a `dflash` or `dspark` head, and a longer request ends the
-    engine (vllm-project/vllm#57964).
-    Example:
-        vllm: ">=0.33"
-        target: {model: ./llama, max_model_len: 4096}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Instead: target: {model: ./llama, max_model_len: 2048}
+    Beyond the trained length acceptance falls (sgl-project/sglang#6783), and with some versions of V2 a
+    request that is longer than a `dflash` or `dspark` head ends the engine (vllm-project/vllm#57964).
+    Instead: a shorter `max_model_len`, and a look at the acceptance rate by context length.
     Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
-    ctx, limit, config, length = (
-        variant.ctx,
-        served(variant.ctx),
-        variant.config,
-        variant.ctx.length(variant.config),
-    )
+    ctx, limit, config = variant.ctx, effective_context(variant.ctx), variant.config
+    length = ctx.length(config)
     is_head = variant.method in ("eagle", "eagle3", "dflash", "dspark") and variant.model is not None
     if not is_head or config is None or limit is None or length is None:
         return
     own, on_v2 = length.default, variant.on("V2", by_target=True)
     if own >= limit or not stretches(config):
         return
-    # the versions in which a block head gets positions from V2 that it has not, because they do not stretch it
+    # the versions in which a block head gets positions from V2 that it has not
     ends = [version for version in on_v2 if variant.method not in STRETCHED_HEADS.at(version)]
     if variant.method in BLOCK_DRAFTS and ends:
         text = f"a request of more than {own} tokens, the length of the head, ends the engine"

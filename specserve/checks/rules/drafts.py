@@ -1,22 +1,15 @@
-"""SD237, SD238, SD241, SD245: whether a draft fits its target by their files."""
+"""SD237, SD241, SD245: whether a draft fits its target, by what is published and by their files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from specserve.checks.config import (
-    Config,
-    architectures,
-    layers,
-    section,
-    text_config,
-    whole,
-)
-from specserve.checks.rule import ERROR, WARNING, Context, Hits, Variant, rule, variant_rule
-from specserve.checks.rules.heads import head_variants
-from specserve.checks.rules.pairing import trained_elsewhere
+from specserve.checks.config import Config, architectures, layers, section, text_config, whole
+from specserve.checks.rule import ERROR, INFO, WARNING, Hits, Variant, variant_rule
+from specserve.checks.rules.heads import HEADS
+from specserve.checks.rules.revisions import is_hub_id
+from specserve.diagnostics import Severity
 from specserve.models.facts import BITS, ModelFacts
-from specserve.vllm.facts import DFLASH_COUNTS_OWN_LAYERS
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
@@ -25,81 +18,92 @@ _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@variant_rule("SD245", WARNING, needs="models")
-def oversized_draft(variant: Variant) -> Hits:
-    """The draft is not much smaller than its target.
+@variant_rule("SD237", ERROR, needs="models", in_lint=True)
+def head_of_another_target(variant: Variant) -> Hits:
+    """The head was trained for another model, or for another method.
 
-    A decode step costs about as much as reading the weights once. With a draft of a quarter of the target's bytes, four
-    draft tokens take as long as a step of the target. A step of speculation then takes twice as long, so it pays only
-    if it gives more than two tokens on average.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: specserve, the bytes of both checkpoints
+    A head follows the hidden states of one model: with another one, loading or the first request fails,
+    or nearly every draft is rejected. Another fine-tune of the same base is a warning, a release an info.
+    Instead: a head of this target (`specserve drafts`); `num_aux_hidden_states` for other than 3 layers.
+    Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
     """
-    limit, own = _weight_bytes(variant.ctx.target), _weight_bytes(variant.draft)
-    if variant.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
-        text = f"the draft has {own / limit:.0%} of the target's bytes"
-        help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this draft with `specserve bench`"
-        yield variant.hit("model", text, related=_TARGET, help=help_)
+    from specserve.models.drafts import heads_named
+
+    kinds = {row.method for row in heads_named(variant.model or "")}
+    if len(kinds) == 1 and variant.method not in kinds and {variant.method, *kinds} == {"eagle", "eagle3"}:
+        (kind,) = kinds
+        yield variant.hit("method", f"the head is published as `{kind}`", help=f"write `method: {kind}`")
+    if found := _trained_elsewhere(variant):
+        model, severity, notes = found
+        help_ = "use a head of this target; if both names mean the same model, silence this finding"
+        if severity is ERROR:
+            help_ = _heads_of(variant.ctx.profile.target.model)
+        text = f"the head was trained for `{model}`"
+        yield variant.hit("model", text, related=_TARGET, notes=notes, help=help_, severity=severity)
+        if severity is ERROR:
+            return
+    if misfit := _misfit(variant):
+        help_ = "take the head that was trained for this target"
+        yield variant.hit("model", misfit, related=_TARGET, help=help_)
 
 
-def _weight_bytes(facts: ModelFacts | None) -> int | None:
-    tensors = (facts.tensors if facts else None) or {}
-    if not tensors or any(tensor.dtype not in BITS for tensor in tensors.values()):
+def _misfit(variant: Variant) -> str | None:
+    """What the files of a head and of its target say against each other."""
+    target, config = variant.ctx.target_config or {}, variant.config
+    width, depth = whole(text_config(target), "hidden_size"), layers(target)
+    if not variant.model or config is None or variant.method not in HEADS or width is None:
         return None
-    return sum(tensor.size_bytes for tensor in tensors.values()) or None
-
-
-@rule("SD237", ERROR, needs="models")
-def head_of_another_size(ctx: Context) -> Hits:
-    """The head takes hidden states of another width than the target's.
-
-    It was trained for another model: loading or the first request fails. Two kinds of heads fail in the same way
-    although their target is the right one. An `eagle3` head of the Llama class that reads more or fewer than three
-    target layers needs `num_aux_hidden_states` in its config.json (vllm-project/vllm#54526). A DFlash or DSpark head
-    may have more or fewer layers than it reads from the target. vLLM 0.26 then needs the list of the target's layers in
-    `dflash_config` (vllm-project/vllm#48524).
-    Example:
-        target: {model: ./qwen3-wide}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Instead: target: {model: ./qwen3}
-    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
-    """
-    width = whole(text_config(ctx.target_config or {}), "hidden_size")
-    for variant, config in head_variants(ctx) if width else ():
-        assert width is not None
-        if (elsewhere := trained_elsewhere(variant)) and elsewhere[1] is ERROR:
-            continue  # SD239 names the model that it was trained for
-        expected = whole(config, "target_hidden_size", "hidden_size")
-        is_laguna = architectures(config) == ("DFlashLagunaForCausalLM",)
-        text = _wrong_input(variant, config, width=width) or _miscounted(variant, config)
-        if expected not in (None, width) and not is_laguna:
-            text = f"the head takes hidden states of width {expected}; the target has {width}"
-        if text is not None:
-            yield variant.hit(
-                "model", text, related=_TARGET, help="take the head that was trained for this target"
-            )
-        elif counts := _counted_by_layers(variant, config):
-            text = f"vLLM builds this head for {counts[0]} hidden states; its config.json names {counts[1]} layers"
-            found = ctx.during(DFLASH_COUNTS_OWN_LAYERS)
-            yield variant.hit("model", text, versions=found, help="use a newer vLLM")
-
-
-def _counted_by_layers(variant: Variant, config: Config) -> tuple[int, int] | None:
-    """The layers of a head and those that it reads, if some vLLM takes the first number for the second."""
-    parts = [section(config, name) for name in ("dflash_config", "eagle_config")]
-    own, read = whole(config, "num_hidden_layers"), len(_layer_ids(variant.method, config))
-    is_listed = any(part.get(key) for part in parts for key in ("target_layer_ids", "layer_ids"))
-    is_converted = (
-        variant.draft is not None and variant.draft.config.get("speculators_model_type") == "dflash"
+    expected = whole(config, "target_hidden_size", "hidden_size")
+    if expected not in (None, width) and architectures(config) != ("DFlashLagunaForCausalLM",):
+        return f"the head takes hidden states of width {expected}; the target has {width}"
+    if text := _wrong_input(variant, config, width=width) or _miscounted(variant, config):
+        return text
+    deepest = max(_layer_ids(variant.method, config), default=0)
+    is_deeper = depth is not None and deepest > depth
+    return (
+        f"the head reads the output of layer {deepest}; the target has {depth} layers" if is_deeper else None
     )
-    if is_listed or is_converted or any(part.get("use_aux_hidden_state") is False for part in parts):
+
+
+def _trained_elsewhere(variant: Variant) -> tuple[str, Severity, tuple[str, ...]] | None:
+    """The model that a head was trained for, how bad that is, and the source; None if it may be the target."""
+    if variant.model is None or variant.method not in (
+        "eagle",
+        "eagle3",
+        "dflash",
+        "dspark",
+        "mtp",
+    ):
         return None
-    if own is None or not read or own == read or not variant.ctx.during(DFLASH_COUNTS_OWN_LAYERS):
+    from specserve.models.drafts import heads_named, kinship
+
+    own = variant.ctx.target.config.get("_name_or_path") if variant.ctx.target else None
+    names = (variant.ctx.profile.target.model, own)  # a directory's own name says nothing
+    known = [name for name in names if isinstance(name, str) and is_hub_id(name)]
+    config, rows = variant.draft.config if variant.draft else {}, heads_named(variant.model)
+    named = section(section(config, "speculators_config"), "verifier").get("name_or_path")
+    trained = [named] if isinstance(named, str) and named else []
+    notes = tuple(f"published: {source.url}" for row in rows[:1] for source in row.sources[:1])
+    is_named = bool(trained)
+    trained += [row.target for row in rows]
+    found = {kinship(name, model) for name in known for model in trained}
+    if found == {"other"}:
+        return trained[0], ERROR, notes
+    if not found or "same" in found or not (is_named or found & {"fine-tune", "release"}):
         return None
-    return (own, read) if {"DFlashDraftModel", "Qwen3DSparkModel"} & {*architectures(config)} else None
+    return trained[0], INFO if "release" in found and not is_named else WARNING, notes
+
+
+def _heads_of(target: str) -> str:
+    """What to use instead: a published head of this target, if the catalogue has one."""
+    from specserve.models.drafts import drafts_for
+
+    heads = (draft for draft in drafts_for(target) if draft.model and draft.method != "draft_model")
+    head = next(heads, None)
+    if head is None:
+        return "use a head that was trained for this target, or a method without one, such as `ngram`"
+    return f"use a head that was trained for this target, such as `{head.model}` (`method: {head.method}`)"
 
 
 def _wrong_input(variant: Variant, config: Config, *, width: int) -> str | None:
@@ -129,28 +133,6 @@ def _miscounted(variant: Variant, config: Config) -> str | None:
     return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
 
 
-@rule("SD238", ERROR, needs="models")
-def layer_beyond_target(ctx: Context) -> Hits:
-    """The head reads a layer that the target does not have.
-
-    The head was trained for a deeper model. vLLM collects fewer hidden states than the head takes, and the first
-    request ends the engine.
-    Example:
-        target: {model: ./qwen3-flat}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Instead: target: {model: ./qwen3}
-    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
-    """
-    depth = layers(ctx.target_config or {})
-    for variant, config in head_variants(ctx) if depth else ():
-        deepest = max(_layer_ids(variant.method, config), default=0)
-        if deepest > (depth or 0):
-            text = f"the head reads the output of layer {deepest}; the target has {depth} layers"
-            yield variant.hit(
-                "model", text, related=_TARGET, help="take the head that was trained for this target"
-            )
-
-
 def _layer_ids(method: str, config: Config) -> list[int]:
     """The layers whose output the head reads, counted from 1; none if it leaves them to vLLM."""
     own = _numbers(config.get(_IDS))
@@ -172,12 +154,9 @@ def _numbers(value: Any) -> list[int]:
 def missing_mask_token(variant: Variant) -> Hits:
     """Parallel drafting is asked for, but the model has no mask token.
 
-    Parallel drafting puts a mask token, which the draft was trained to read as empty, at each position that it drafts.
-    vLLM looks for the token's id in the draft's config.json while it loads, and fails if there is none.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    A draft that was trained for it reads the token at every position that it drafts; vLLM looks for its
+    id in the draft's config.json while it loads, and fails without one.
+    Instead: a draft that was trained for it (PARD, P-EAGLE, DFlash), or no `parallel_drafting`.
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
     config = variant.config if variant.model else None
@@ -190,3 +169,26 @@ def missing_mask_token(variant: Variant) -> Hits:
         related = {variant.at("model"): "the draft"} if explicit else {}
         help_ = "parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)"
         yield variant.hit("parallel_drafting" if explicit else "model", text, related=related, help=help_)
+
+
+@variant_rule("SD245", WARNING, needs="models")
+def oversized_draft(variant: Variant) -> Hits:
+    """The draft is not much smaller than its target.
+
+    A decode step costs about as much as reading the weights once: four tokens of a draft of a quarter of
+    the bytes take as long as a step of the target.
+    Instead: a draft with 2 to 15 % of the target's bytes; `specserve bench` measures any other.
+    Source: specserve, the bytes of both checkpoints
+    """
+    limit, own = _weight_bytes(variant.ctx.target), _weight_bytes(variant.draft)
+    if variant.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
+        text = f"the draft has {own / limit:.0%} of the target's bytes"
+        help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this one with `specserve bench`"
+        yield variant.hit("model", text, related=_TARGET, help=help_)
+
+
+def _weight_bytes(facts: ModelFacts | None) -> int | None:
+    tensors = (facts.tensors if facts else None) or {}
+    if not tensors or any(tensor.dtype not in BITS for tensor in tensors.values()):
+        return None
+    return sum(tensor.size_bytes for tensor in tensors.values()) or None

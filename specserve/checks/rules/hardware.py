@@ -1,4 +1,4 @@
-"""SD306, SD309, SD310, SD314: how ranks are laid out, and whether the accelerators suffice."""
+"""SD306, SD309: how ranks are laid out, and whether the accelerators suffice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ _LESS = 0.95
 def too_few_accelerators(ctx: Context) -> Hits:
     """The model is split over more accelerators than there are.
 
-    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. With
-    Ray and other executors, vLLM may also use other machines. `lint` then reports nothing. `check` knows of no other
-    machine, so it reports an error all the same.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 1}
-    Instead: hardware: {accelerator: L4-24GB, count: 2}
+    vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per
+    node. With Ray, vLLM may use other machines: `lint` is silent then, `check` knows of no other.
+    Instead: fewer ranks, or a machine with more accelerators.
     Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
     """
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)
@@ -66,12 +62,9 @@ def _says_all(profile: Profile) -> bool:
 def missing_hardware(ctx: Context) -> Hits:
     """This machine has less than the profile's `hardware` asks for.
 
-    The memory was checked for the accelerators in `hardware`, and the figures in `expect` were measured on them. On
-    this machine, the server may fail to start, or be slower. If the profile is for this machine, name its accelerators.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: H100-80GB, count: 1}
-    Instead: hardware: {accelerator: L4-24GB, count: 1}
+    Memory was judged, and `expect` measured, on those accelerators: here the server may fail to start, or be
+    slower.
+    Instead: run it there, or name the accelerators of this machine.
     Source: specserve, checks/rules/hardware.py
     """
     machine, wanted = ctx.machine, ctx.profile.hardware
@@ -82,7 +75,7 @@ def missing_hardware(ctx: Context) -> Hits:
     try:
         named = accelerator(wanted.accelerator)
     except UsageError:
-        return  # SD314 reports it
+        return  # SD006 reports it
     path, here = "hardware.accelerator", "the CPU" if machine.is_cpu else machine_words(machine)
     if ctx.is_for_other_platform:
         text = f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
@@ -95,48 +88,3 @@ def missing_hardware(ctx: Context) -> Hits:
     else:
         return
     yield Hit(path, text)
-
-
-@rule("SD310", ERROR, needs="hardware")
-def unsupported_dtype(ctx: Context) -> Hits:
-    """The dtype `bfloat16` is asked for on a GPU that does not support it.
-
-    vLLM refuses it below compute capability 8.0. `auto` selects float16 there.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
-        hardware: {accelerator: T4-16GB}
-    Instead: target: {model: ./llama, max_model_len: 2048, dtype: float16}
-    Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
-    """
-    assert ctx.machine is not None
-    kind = ctx.machine.accelerator
-    own = kind.compute_capability
-    if ctx.profile.target.dtype == "bfloat16" and own and own < (8, 0):
-        text = f"{kind.name} has no bfloat16: its compute capability is {_dotted(own)}; 8.0 is needed"
-        yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
-
-
-@rule("SD314", ERROR)
-def unknown_accelerator(ctx: Context) -> Hits:
-    """The name in `hardware.accelerator` is not in the list of accelerators.
-
-    The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
-    `specserve doctor --accelerators` lists the names.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: B9000}
-    Instead: hardware: {accelerator: B200-180GB}
-    Source: specserve, hardware/accelerators.toml
-    """
-    if not ctx.on_gpu or ctx.profile.hardware is None:
-        return
-    from specserve.hardware.accelerators import accelerator
-
-    try:
-        accelerator(ctx.profile.hardware.accelerator or "")
-    except UsageError as error:
-        yield Hit("hardware.accelerator", error.message, help=error.hint)

@@ -1,9 +1,8 @@
-"""SD230, SD231, SD235, SD236, SD242: whether vLLM knows a head or prediction layers, how far they draft."""
+"""SD101, SD230, SD231, SD235, SD242: whether vLLM knows a head or prediction layers, and runs them as said."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from specserve.checks.config import (
     Config,
@@ -15,18 +14,17 @@ from specserve.checks.config import (
     text_config,
     whole,
 )
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import ERROR, INFO, WARNING, Hit, Hits, Variant, variant_rule
 from specserve.models.config import prediction_layers
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
-from specserve.vllm.speculation import retyped
+from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
 _DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel")
 _STAGED = ("deepseek_v4", "deepseek_v41")
 _METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
 """The method of a head by a word in its class."""
-
-
+HEADS = frozenset(_METHODS.values())
 _NAMED = frozenset({
     "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
     "qwen3_5_moe_text", "mimo",
@@ -36,20 +34,16 @@ _NAMED = frozenset({
 
 def method_of(config: Config) -> str | None:
     """The method that a draft head was made for, by its config.json; None if it is no head."""
-    said = (config.get("speculators_model_type"), section(config, "speculators_config").get("algorithm"))
+    said = (
+        config.get("speculators_model_type"),
+        section(config, "speculators_config").get("algorithm"),
+    )
     for kind in said:
         if kind in _METHODS.values():
             return str(kind)
     names = architectures(config)
     by_class = (method for word, method in _METHODS.items() if any(word in name for name in names))
     return _own_method(config) or next(by_class, None)
-
-
-def head_variants(ctx: Context) -> Iterator[tuple[Variant, Config]]:
-    """The variants with a head of its own that was read."""
-    for variant in ctx.variants:
-        if variant.model and variant.config is not None and variant.method in _METHODS.values():
-            yield variant, variant.config
 
 
 def predicts(known: Registry, config: Config) -> bool:
@@ -76,15 +70,67 @@ def own_layers(variant: Variant) -> tuple[Config, ModelFacts] | None:
     return (config, target) if config is not None and target and is_own else None
 
 
+@variant_rule("SD101", ERROR, needs="models", in_lint=True)
+def retyped_draft(variant: Variant) -> Hits:
+    """vLLM changes the method because of the draft's name, or of what the draft is.
+
+    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the whole path, and runs a model with
+    prediction layers as `mtp`, with these layers only. Loading fails, or every draft token is rejected.
+    Instead: the method that the help names, or a draft under a path without these words.
+    Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
+    Source: vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
+    """
+    model = variant.model or (variant.ctx.profile.target.model if variant.method == "mtp" else None)
+    if change := retyped(variant.method, model) if model else None:
+        method, word = change
+        yield Hit(
+            variant.at("model") if variant.model else "target.model",
+            f"vLLM would run this draft as `{method}`: its name contains `{word}`",
+            related={variant.at("method"): f"the profile says `{variant.method}`"},
+            help=f"write `method: {method}` if it is such a head; if not, keep it in a directory whose path "
+            f"does not contain `{word}`",
+        )
+        return
+    config = variant.config
+    if variant.method != "draft_model" or config is None or variant.draft is None:
+        return
+    name = (*architectures(config), model_type(config))[0]
+    heads, layered = (
+        variant.ctx.where(has_kind, config, "draft"),
+        variant.ctx.where(predicts, config),
+    )
+    related = {variant.at("method"): "the profile says `draft_model`"}
+    if own := _own_method(config):
+        text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
+        yield variant.hit("method", text, help=f"write `method: {own}`", severity=INFO)
+    elif variant.draft.config.get("speculators_model_type") or heads:
+        text = "this is a draft head, not a draft model"
+        yield variant.hit("model", text, related=related, versions=heads or layered, help=_other_method(name))
+    elif layered:
+        text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
+        help_ = "use a draft of another family"
+        yield variant.hit("model", text, related=related, versions=layered, help=help_)
+
+
+def _own_method(config: Config) -> str | None:
+    """The method that vLLM itself puts in the place of `draft_model` for a draft that was made for it.
+
+    Source: vllm/config/speculative.py, `# Automatically detect the method`.
+    """
+    names, kind = architectures(config), model_type(config)
+    if "MuseGlimmerAssistantModel" in names:
+        return "dflash"
+    if any(name in _DSPARK_CLASSES for name in names) or (names == ("DSparkDraftModel",) and kind == "qwen3"):
+        return "dspark"
+    return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
+
+
 @variant_rule("SD230", ERROR, needs="models")
 def plain_mtp_target(variant: Variant) -> Hits:
     """The method is `mtp`, but the model has no multi-token prediction layers.
 
     vLLM refuses to start with `Unsupported speculative method: 'mtp'`.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./mimo}
+    Instead: `draft_model`, a trained head, `ngram` or `suffix`.
     Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
     """
     config = _mtp_config(variant)
@@ -103,12 +149,9 @@ def plain_mtp_target(variant: Variant) -> Hits:
 def missing_mtp_weights(variant: Variant) -> Hits:
     """The checkpoint has lost its multi-token prediction layers.
 
-    Fine-tuning, merging and quantizing often drop them, but leave config.json as it was. vLLM fails after the target is
-    loaded; with a quantized checkpoint it may serve layers that were never filled, and no draft token is accepted.
-    Example:
-        target: {model: ./mimo-stripped}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./mimo}
+    Fine-tuning, merging and quantizing often drop them and leave config.json as it was. vLLM fails after
+    the target is loaded, or serves layers that were never filled, and no draft token is accepted.
+    Instead: a checkpoint that has them, or another method.
     Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
     config, facts = own_layers(variant) or ({}, None)
@@ -122,6 +165,7 @@ def missing_mtp_weights(variant: Variant) -> Hits:
 
 
 def is_further(name: str, depth: int) -> bool:
+    """Whether a tensor belongs to a layer behind the model's own."""
     match = re.search(r"(?:^|\.)layers\.(\d{1,9})\.", name)
     return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= depth)
 
@@ -130,20 +174,14 @@ def is_further(name: str, depth: int) -> bool:
 def unknown_head(variant: Variant) -> Hits:
     """vLLM has no class for this head.
 
-    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class name from the head's config.json. It has such classes
-    only for some model families: there is no `EagleQwen2ForCausalLM`, for example. Take a head for which there is a
-    class, or another method.
-    Example:
-        target: {model: ./qwen}
-        speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
+    vLLM puts `Eagle`, `Eagle3` or `DFlash` in front of the class in the head's config.json, and has such
+    classes for some model families only: there is no `EagleQwen2ForCausalLM`, for example.
+    Instead: a head that was published for vLLM, or another method.
     Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
     """
     if variant.draft is None:
         return
-    kind, is_head = variant.draft.config.get("speculators_model_type"), variant.method in _METHODS.values()
+    kind, is_head = variant.draft.config.get("speculators_model_type"), variant.method in HEADS
     names = _loaded_as(variant.method, (variant.config if is_head else None) or {})
     if isinstance(kind, str):
         found = variant.ctx.where(lambda known: kind not in known.speculators)
@@ -180,85 +218,28 @@ def _other_method(name: str) -> str:
     return "use a head that was published for vLLM, or the method `draft_model`, `ngram` or `suffix`"
 
 
-@variant_rule("SD236", ERROR, needs="models")
-def head_as_draft(variant: Variant) -> Hits:
-    """A head, or a model with multi-token prediction layers, is run as a draft model.
-
-    Without the target's hidden states, a head predicts nothing useful, or loading fails. If the draft is a whole model
-    that also has prediction layers, vLLM ignores `method` without a warning, and runs only these layers, as `mtp`.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
-    Source:
-        vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
-        vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
-    """
-    config = variant.config
-    if variant.method != "draft_model" or config is None or variant.draft is None:
-        return
-    own, name = _own_method(config), (*architectures(config), model_type(config))[0]
-    heads = variant.ctx.where(has_kind, config, "draft")
-    layered = variant.ctx.where(predicts, config)
-    if own:
-        text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
-        yield variant.hit("method", text, help=f"write `method: {own}`", severity=INFO)
-        return
-    if variant.draft.config.get("speculators_model_type") or heads:
-        text, help_ = "this is a draft head, not a draft model", _other_method(name)
-    elif layered:
-        text = f"vLLM runs a `{name}` draft as `mtp`, with its prediction layers only"
-        help_ = "use a draft of another family"
-    else:
-        return
-    related = {variant.at("method"): "the profile says `draft_model`"}
-    yield variant.hit("model", text, related=related, versions=heads or layered, help=help_)
-
-
-def _own_method(config: Config) -> str | None:
-    """The method that vLLM itself puts in the place of `draft_model` for a draft that was made for it.
-
-    Source: vllm/config/speculative.py, `# Automatically detect the method`.
-    """
-    names, kind = architectures(config), model_type(config)
-    if "MuseGlimmerAssistantModel" in names:
-        return "dflash"
-    if any(name in _DSPARK_CLASSES for name in names) or (names == ("DSparkDraftModel",) and kind == "qwen3"):
-        return "dspark"
-    return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
-
-
-@rule("SD242", WARNING, needs="models")
-def block_overrun(ctx: Context) -> Hits:
+@variant_rule("SD242", WARNING, needs="models")
+def block_overrun(variant: Variant) -> Hits:
     """More tokens are drafted per step than the head was trained to draft.
 
-    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond its block: they are
-    rejected, and their verification takes time. The same holds for the DSpark stages inside a DeepSeek V4 checkpoint
-    (vllm-project/vllm#41834).
-    Example:
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
-    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Source:
-        vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
-        vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
+    A head that drafts a whole block at once (`dflash`, `dspark`) was never trained on tokens beyond it:
+    they are rejected, and their verification takes time (vllm-project/vllm#41834).
+    Instead: the length of the head's block.
+    Source: vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
     """
-    target = ctx.target_config or {}
-    stages = [variant for variant in ctx.variants if variant.method == "dspark" and not variant.model]
-    staged = [(variant, text_config(target)) for variant in stages if model_type(target) in _STAGED]
-    for variant, config in (*head_variants(ctx), *staged):
-        block = whole(config, "block_size", "dspark_block_size")
-        if variant.method not in ("dflash", "dspark") or block is None or not variant.k:
-            continue
-        # whether the first place of a block is drafted too
-        inner = section(config, "dflash_config").get("sample_from_anchor")
-        most = (
-            block
-            if variant.method == "dspark" or True in (inner, config.get("sample_from_anchor"))
-            else block - 1
-        )
-        if variant.k > most:
-            text = f"the head drafts {most} tokens in one pass; the profile asks for {variant.k}"
-            related = {variant.at("model") if variant.model else "target.model": f"blocks of {block}"}
-            help_ = f"write `num_speculative_tokens: {most}`"
-            yield variant.hit("num_speculative_tokens", text, related=related, help=help_)
+    config = variant.config or {}
+    if not variant.model:  # of a target's own layers, only the stages of DeepSeek V4 draft blocks
+        config = variant.ctx.target_config or {}
+        config = text_config(config) if model_type(config) in _STAGED else {}
+    block = whole(config, "block_size", "dspark_block_size")
+    if variant.method not in BLOCK_DRAFTS or block is None or not variant.k:
+        return
+    # whether the first place of a block is drafted too
+    inner = section(config, "dflash_config").get("sample_from_anchor")
+    is_whole = variant.method == "dspark" or True in (inner, config.get("sample_from_anchor"))
+    most = block if is_whole else block - 1
+    if variant.k > most:
+        text = f"the head drafts {most} tokens in one pass; the profile asks for {variant.k}"
+        related = {variant.at("model") if variant.model else "target.model": f"blocks of {block}"}
+        help_ = f"write `num_speculative_tokens: {most}`"
+        yield variant.hit("num_speculative_tokens", text, related=related, help=help_)

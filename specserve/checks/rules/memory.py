@@ -151,19 +151,11 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Bounds:
 def insufficient_memory(ctx: Context) -> Hits:
     """The weights, or one request of `max_model_len` tokens, do not fit on the accelerator.
 
-    vLLM loads all weights and measures its memory use. It then ends with `No available memory for the cache blocks`, or
-    says by how much the KV cache is too small for one request. Not even the optimistic end of the estimate holds one. A
-    recurrent state takes a whole block of the KV cache, and vLLM also aborts if there are fewer blocks than
-    `max_num_seqs`.
-    This is a warning if the profile sets what the estimate leaves out and what may make room, such as `cpu_offload_gb`.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {kv_cache_memory_bytes: 32G}
-        hardware: {accelerator: L4-24GB}
-    Instead: engine: {kv_cache_memory_bytes: 16G}
-    Source:
-        vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
-        vllm/v1/core/kv_cache_utils.py (to 0.32), `To serve at least one request with the model's max seq len `
+    vLLM loads all weights, and ends when no block is left, or too few for one request or for the recurrent
+    states of `max_num_seqs`. It is a warning beside what the estimate leaves out, such as `cpu_offload_gb`.
+    Instead: a shorter `max_model_len`, fewer `max_num_seqs`, more ranks, or another precision.
+    Source: vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
+    Source: vllm/config/compilation.py, `exceeds available Mamba cache `
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -196,14 +188,9 @@ def too_large_because(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Hits:
     """The launch may not fit: within the bounds of the estimate, it may start or fail.
 
-    Activations, CUDA graphs and communication buffers cannot be known in advance. A tight fit may also leave too little
-    memory for the concurrency that `expect` promises, or for the verification of drafts, which vLLM's memory profiling
-    leaves out. If the only doubt is a model of unknown size, this is an info.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.99}
-        hardware: {accelerator: L4-24GB}
-    Instead: engine: {gpu_memory_utilization: 0.9}
+    Activations, CUDA graphs and communication buffers cannot be known in advance. If the only doubt is a model
+    of unknown size, this is an info.
+    Instead: what the help says would make it fit, or a start that shows it.
     Source: specserve, memory/estimate.py
     """
     assert ctx.machine is not None
@@ -227,14 +214,9 @@ def tight_memory(ctx: Context) -> Hits:
 def occupied_memory(ctx: Context) -> Hits:
     """Less memory is free on this machine now than the launch needs.
 
-    vLLM refuses to start if less memory is free than the share that it takes (`gpu_memory_utilization`). If the profile
-    fixes the size of the KV cache, the weights and the cache must fit into the free memory. Often the previous server
-    still runs. On the CPU, all ranks share the host's memory, and a KV cache takes memory only as it fills. So if each
-    rank fits alone but all together do not, the server may still start, and the finding is only a warning.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.9}
-    Instead: engine: {gpu_memory_utilization: 0.4}
+    vLLM refuses to start if less is free than the share that it takes, or than weights and a fixed KV cache.
+    Often the previous server still runs. Where the ranks of a CPU fill it only together, it is a warning.
+    Instead: stop what holds the memory, or a smaller `gpu_memory_utilization`.
     Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
     """
     machine = ctx.machine

@@ -1,25 +1,53 @@
-"""SD220-SD222, SD224, SD250-SD255: the models themselves, what they are asked to do, and their files."""
+"""SD171, SD220, SD221, SD224, SD250, SD253: the models themselves, what they are asked to do, their files."""
 
 from __future__ import annotations
 
-from specserve.checks.config import (
-    Config,
-    architectures,
-    has_kind,
-    lacks,
-    section,
-)
-from specserve.checks.rule import ERROR, WARNING, Context, Hit, Hits, rule
+import re
+
+from specserve.checks.config import Config, architectures, has_kind, lacks, section
+from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, rule
+from specserve.checks.rules.revisions import is_hub_id, models
+from specserve.errors import quoted
 from specserve.models.facts import ModelFacts
 from specserve.models.files import TOKENIZER
 from specserve.models.vocabulary import holds_tokenizer
 from specserve.vllm.registry import registry, transformers_names
+from specserve.vllm.speculation import OWN_LAYERS
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = ("eagle3", "dflash", "dspark")
-
-
 _MODEL = {"target.model": "the model"}
+
+
+@rule("SD171", WARNING)
+def misspelt_model(ctx: Context) -> Hits:
+    """A model is named as no publisher names it.
+
+    The name is near that of a well-known model, so the Hub has no such repository, or a stranger's. A name
+    that was changed on the Hub, or one without its publisher, which may be a directory, is an info.
+    Instead: the name that the help gives.
+    Source: vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
+    """
+    read = {"target": ctx.target, **ctx.drafts}
+    named = {section: model for model, _, section in models(ctx) if read.get(section) is None}
+    if not named:
+        return
+    from specserve.models.drafts import head_meant
+    from specserve.models.families import PublishedName, published_name
+
+    texts = {
+        "misspelt": "no well-known model is named {}",
+        "renamed": "{} was renamed on the Hub",
+        "bare": "{} names no publisher, so it can only be a directory",
+    }
+    for path, model in named.items():
+        head = head_meant(model) if path != "target" and is_hub_id(model) else None
+        if found := PublishedName(head, "misspelt") if head else published_name(model):
+            text, severity = (
+                texts[found.kind].format(quoted(model)),
+                None if found.kind == "misspelt" else INFO,
+            )
+            yield Hit(f"{path}.model", text, help=f"did you mean `{found.model}`?", severity=severity)
 
 
 def _own_code(ctx: Context, config: Config) -> bool:
@@ -31,10 +59,9 @@ def _own_code(ctx: Context, config: Config) -> bool:
 def unknown_architecture(ctx: Context) -> Hits:
     """Neither vLLM nor the transformers library has the model's class.
 
-    vLLM refuses a model that it cannot build. If an older vLLM could build it, a note names the last version that
-    could. The rule does not judge classes from the repository's own code (`auto_map`) or from a plug-in.
-    Example: target: {model: ./qwen-first}
-    Use instead: target: {model: ./qwen3}
+    vLLM refuses a model that it cannot build; a note names the last version that could. Classes from the
+    repository's own code (`auto_map`) or from a plug-in are not judged.
+    Instead: a model that vLLM supports.
     Source: vllm/model_executor/models/registry.py, `are not supported for now. `
     """
     heads = {variant.at("model") for variant in ctx.variants if variant.method != "draft_model"}
@@ -57,25 +84,32 @@ def unknown_architecture(ctx: Context) -> Hits:
             )
 
 
-@rule("SD221", ERROR, needs="models")
+@rule("SD221", ERROR, needs="models", in_lint=True)
 def served_head(ctx: Context) -> Hits:
     """The target is a draft head.
 
-    A head is not a model: it continues another model's hidden states. The Hub's pages of heads show `vllm serve HEAD`
-    anyway, because that text is generated for every repository.
-    Example: target: {model: ./llama-eagle3}
-    Use instead: target: {model: ./llama}
+    A head is not a model: it continues another model's hidden states. The Hub's pages of heads show
+    `vllm serve HEAD` anyway. `lint` knows heads by their names, and only warns.
+    Instead: the model that the head was trained for here, and the head under `speculation.model`.
     Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
-    config = ctx.target_config
+    config, help_ = (
+        ctx.target_config,
+        "name here the model that the head was trained for, and the head under ",
+    )
+    help_ += "`speculation.model`"
     if config is None:
-        return
-    if config.get("speculators_config") is not None:
-        yield _speculator(config)
-        return
-    help_ = "name the model that the head was trained for here, and the head under `speculation.model`"
-    found = ctx.where(has_kind, config, "draft")
-    if found:
+        if ctx.target is None:
+            yield from _named_like_a_head(ctx, help_)
+    elif config.get("speculators_config") is not None:
+        # vLLM serves its verifier, if that is on the Hub
+        name = section(section(config, "speculators_config"), "verifier").get("name_or_path")
+        is_named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/"))
+        text = "this is a draft head, and it names no verifier on the Hub that vLLM could serve"
+        if is_named:
+            text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
+        yield Hit("target.model", text, help=help_, severity=WARNING if is_named else None)
+    elif found := ctx.where(has_kind, config, "draft"):
         text = f"`{architectures(config)[0]}` is a draft head, not a model to serve"
         yield Hit("target.model", text, versions=found, help=help_)
     elif ctx.target and _has_no_embedding(ctx.target):
@@ -88,28 +122,34 @@ def _has_no_embedding(facts: ModelFacts) -> bool:
     return "fc.weight" in names and not any("embed" in name or "wte" in name for name in names)
 
 
-def _speculator(config: Config) -> Hit:
-    """A head of the speculators library: vLLM serves its verifier, if that is on the Hub."""
-    name = section(section(config, "speculators_config"), "verifier").get("name_or_path")
-    named = isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/"))
-    text = "this is a draft head, and it names no verifier on the Hub that vLLM could serve"
-    if named:
-        text = f"this is a draft head: vLLM would serve its verifier `{name}` in its place"
-    help_ = "name the verifier here, and the head under `speculation.model`"
-    return Hit("target.model", text, help=help_, severity=WARNING if named else None)
+def _named_like_a_head(ctx: Context, help_: str) -> Hits:
+    model = ctx.profile.target.model
+    is_named = re.search(r"(?i)(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", model)
+    inside = any(
+        (variant.method in OWN_LAYERS and variant.model is None)
+        or f"{variant.model}/".startswith(f"{model}/")
+        for variant in ctx.variants
+    )
+    # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold the target and its head (vllm-project/vllm#57784)
+    is_both = inside or re.search(r"(?i)deepseek-?v4|mimo-?v\d", model)
+    if is_named and is_hub_id(model) and not is_both:
+        text, severity = (
+            f"`{model}` reads like a draft head, which cannot be served by itself",
+            WARNING,
+        )
+        if "speculator" in model.lower():
+            text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
+            severity = INFO
+        yield Hit("target.model", text, help=help_, severity=severity)
 
 
 @rule("SD224", ERROR, needs="models")
 def missing_hidden_states(ctx: Context) -> Hits:
     """The head needs hidden states that vLLM cannot take from this target.
 
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide. vLLM fails
-    after it has loaded the whole target.
-    Example:
-        vllm: "==0.32.*"
-        target: {model: ./gemma, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Instead: target: {model: ./llama, max_model_len: 2048}
+    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes provide.
+    vLLM fails after it has loaded the whole target.
+    Instead: `ngram`, `suffix` or `draft_model`, which read no hidden states.
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
     """
     config = ctx.target_config
@@ -131,28 +171,38 @@ def missing_hidden_states(ctx: Context) -> Hits:
 
 @rule("SD250", ERROR, needs="models")
 def missing_weights(ctx: Context) -> Hits:
-    """The model's directory has no weights, or not all of them.
+    """The model's directory has no weights or no tokenizer, or not all of them.
 
-    This is often a download that was interrupted, or a copy without its large files. vLLM reads the small files first,
-    and fails minutes later, when it comes to the missing one.
-    Example: target: {model: ./llama-empty}
-    Use instead: target: {model: ./llama}
-    Source:
-        vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `
+    Often a download was interrupted, or a script saved the weights only. vLLM reads the small files
+    first, and fails minutes later, when it comes to the missing one.
+    Instead: the whole model, copied or downloaded again; `tokenizer` names another model's tokenizer.
+    Source: vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `
+    Source: vllm/tokenizers/registry.py, `tokenizer`
     """
     is_usual = ctx.engine.get("load_format") in (None, "auto", "safetensors")
-    if not is_usual or ctx.engine.get("model_loader_extra_config"):
-        return
     models = {"target.model": ctx.target}
     models |= {
         variant.at("model"): variant.draft
         for variant in ctx.variants
         if "draft_load_config" not in variant.block.keys
     }
-    for path, facts in models.items():
+    for path, facts in models.items() if is_usual and not ctx.engine.get("model_loader_extra_config") else ():
         if facts and facts.origin == "directory":  # what the Hub's cache lacks, vLLM downloads
             help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
             yield from (Hit(path, text, help=help_) for text in _lacking_weights(facts))
+    target = ctx.target
+    is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
+    if target is None or is_named or target.origin != "directory":
+        return
+    if problem := target.broken.get(TOKENIZER):
+        yield Hit(
+            "target.model",
+            problem,
+            help="copy or download the tokenizer of the original model again",
+        )
+    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more of a head
+        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
+        yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
 
 def _lacking_weights(facts: ModelFacts) -> list[str]:
@@ -171,10 +221,7 @@ def unadaptable_model(ctx: Context) -> Hits:
     """LoRA adapters are enabled for a model that does not support them.
 
     vLLM says `does not support LoRA yet` after the model is loaded.
-    Example:
-        target: {model: ./gpt2}
-        engine: {enable_lora: true}
-    Instead: target: {model: ./llama}
+    Instead: serve the weights with the adapter merged into them.
     Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
     """
     config = ctx.target_config
@@ -184,23 +231,3 @@ def unadaptable_model(ctx: Context) -> Hits:
         text = f"a `{architectures(config)[0]}` takes no adapters"
         help_ = "merge the adapter into the weights, and serve those"
         yield Hit("engine.enable_lora", text, related=_MODEL, versions=found, help=help_)
-
-
-@rule("SD255", ERROR, needs="models")
-def missing_tokenizer(ctx: Context) -> Hits:
-    """The target's directory has no tokenizer that can be read, and the profile names no other tokenizer.
-
-    Training scripts often save only the weights, and a download may end early. vLLM fails while it starts the engine.
-    Example: target: {model: ./llama-mute}
-    Use instead: target: {model: ./llama}
-    Source: vllm/tokenizers/registry.py, `tokenizer`
-    """
-    target = ctx.target
-    is_named = ctx.profile.target.tokenizer or ctx.engine.get("skip_tokenizer_init") is True
-    if target is None or is_named or target.origin != "directory":
-        return
-    if problem := target.broken.get(TOKENIZER):
-        yield Hit("target.model", problem, help="copy or download the tokenizer of the original model again")
-    elif not holds_tokenizer(target.files) and not any(served_head.check(ctx)):  # SD221 says more of a head
-        help_ = "copy the tokenizer of the original model, or name it: `tokenizer: ORG/MODEL`"
-        yield Hit("target.model", "the directory holds no tokenizer", help=help_)

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specserve.checks.config import Config, head_config, model_type, section, text_config
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import (
+    ERROR,
+    INFO,
+    WARNING,
+    Context,
+    Hit,
+    Hits,
+    Variant,
+    rule,
+    variant_rule,
+)
 from specserve.diagnostics import Severity
 from specserve.vllm.features import Feature, features, minors_before, minors_in
 from specserve.vllm.sharding import Ranks, Share, has_experts, next_sizes, shares
@@ -17,6 +27,7 @@ _PLACES = {
     "pipeline": "target.pipeline_parallel_size",
     "data": "engine.data_parallel_size",
     "target": "target.model",
+    "interleaved": "engine.cp_kv_cache_interleave_size",
 }
 
 
@@ -24,18 +35,11 @@ _PLACES = {
 def indivisible_size(ctx: Context) -> Hits:
     """A size of the model cannot be divided over the ranks.
 
-    vLLM divides heads, the vocabulary and the widths of MLPs and experts over the tensor-parallel ranks, and the widths
-    of experts over data-parallel ranks, too. It pads the vocabulary and repeats KV heads; anything else must divide,
-    and a part must not cut the blocks or groups of a quantized matrix, or vLLM refuses to start. This also holds for
-    the draft, and small drafts often have an awkward number of heads, such as 14. The help names the nearest sizes that
-    work for target and draft.
-    Example:
-        target: {model: ./qwen3, tensor_parallel_size: 4}
-        speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
-    Source:
-        vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
-        vllm/model_executor/layers/quantization/utils/fp8_utils.py, `is not divisible by weight quantization block_k = `
+    vLLM pads the vocabulary and repeats KV heads; all else must divide over the tensor-parallel ranks, experts
+    over the data-parallel ones too, and no part may cut a quantized block. This holds for the draft as well.
+    Instead: a size that the help names.
+    Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
+    Source: vllm/model_executor/layers/quantization/utils/fp8_utils.py, `is not divisible by weight quantization`
     """
     target = ctx.profile.target
     ranks = Ranks(
@@ -102,13 +106,9 @@ def _remedy(ctx: Context, configs: list[Config], ranks: Ranks, *, whole_experts:
 def failing_combination(variant: Variant) -> Hits:
     """vLLM starts with this combination, and then fails, hangs or does something else.
 
-    One table holds such combinations of speculation with parallelism, loaders, caches and model runners, by vLLM
-    version from 0.19 on, each with its public thread or the line of vLLM that shows it. It is the only rule that speaks
-    of versions before the oldest with a table. An info tells a profile without a `vllm` range of older versions.
-    Example:
-        target: {model: ./model, pipeline_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./model, tensor_parallel_size: 2}
+    One table has such combinations with parallelism, loaders, caches and runners, by vLLM version from 0.19
+    on, each with its thread or the line of vLLM that shows it (vllm/features.json).
+    Instead: what the help of the row says.
     Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
     ctx, newest = variant.ctx, known_versions()[-1]
@@ -131,7 +131,13 @@ def failing_combination(variant: Variant) -> Hits:
 
 
 def _hit(
-    variant: Variant, row: Feature, text: str, severity: Severity, *, note: str, help_: str | None = None
+    variant: Variant,
+    row: Feature,
+    text: str,
+    severity: Severity,
+    *,
+    note: str,
+    help_: str | None = None,
 ) -> Hit:
     names = [_PLACES.get(name, name.replace("block.", f"{variant.path}.")) for name in row.when]
     related = {name: "together with this" for name in names if name != variant.at(row.place)}
@@ -176,12 +182,18 @@ def _values(variant: Variant) -> Callable[[str], Any]:
         is_eager = ctx.engine.get("enforce_eager") is True
         return capability[0] if capability and not is_eager else None
 
+    def interleaved() -> bool:
+        sizes = [ctx.count(f"{name}cp_kv_cache_interleave_size") or 1 for name in ("", "d")]
+        parts = [ctx.count(f"{part}_context_parallel_size") or 1 for part in ("decode", "prefill")]
+        return max(sizes) > 1 and max(parts) > 1
+
     own: dict[str, Callable[[], Any]] = {
         "pipeline": lambda: ctx.profile.target.pipeline_parallel_size > 1,
         "data": lambda: (ctx.count("data_parallel_size") or 1) > 1,
         "experts": experts,
         "v2": lambda: ctx.runner_switch is not False and not ctx.on_cpu,
         "cache": cache,
+        "interleaved": interleaved,
         "gpu": gpu,
         "target": lambda: model_type(target or {}) or None,
         "draft": lambda: "quantized" if draft and section(draft, "quantization_config") else None,

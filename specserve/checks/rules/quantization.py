@@ -21,18 +21,10 @@ _LEAST_CAPABILITY = {
 def unquantized_mtp(variant: Variant) -> Hits:
     """The multi-token prediction layers are not quantized, and the checkpoint does not say so.
 
-    vLLM builds every layer quantized unless the checkpoint's own list excludes it. Here the list does not exclude these
-    layers, so vLLM expects packed weights and finds plain ones. Either the start fails after the target is loaded, or
-    no draft token is accepted (vllm-project/vllm#53387, vllm-project/vllm#52649). The rule knows the lists of
-    compressed-tensors, Quark and ModelOpt.
-    Example:
-        target: {model: ./mimo-packed}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-    Instead: target: {model: ./mimo}
-    Source:
-        vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
-        vllm/model_executor/layers/quantization/quark/quark.py, `self.quant_config.get("exclude")`
-        vllm/model_executor/layers/quantization/modelopt.py, `exclude_modules`
+    vLLM builds every layer quantized that the checkpoint's own list does not exclude: the start fails after
+    the target is loaded, or no draft is accepted (vllm-project/vllm#53387, vllm-project/vllm#52649).
+    Instead: a checkpoint that lists these layers there, or one that quantized them.
+    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
     """
     config, facts = own_layers(variant) or ({}, None)
     if facts is not None and (found := _plain_layer(facts, config)):
@@ -76,22 +68,23 @@ def _could_name(entry: str, module: str) -> bool:
 
 @rule("SD311", ERROR, needs="hardware")
 def unsupported_quantization(ctx: Context) -> Hits:
-    """The quantization has no kernels for this GPU.
+    """The GPU has no kernels for the quantization, or no bfloat16.
 
-    Each method requires a compute capability. vLLM refuses older GPUs when it builds its configuration.
-    Example:
-        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
-        hardware: {accelerator: V100-32GB}
-    Instead: hardware: {accelerator: T4-16GB}
+    Each method of quantization requires a compute capability, and bfloat16 requires 8.0.
+    Instead: another checkpoint or GPU; `dtype: float16` for bfloat16.
     Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
+    Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
     """
     assert ctx.machine is not None
     kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
+    major, minor = kind.compute_capability or (10, 0)
     own = section(ctx.target.config if ctx.target else {}, "quantization_config").get("quant_method")
     method = (asked or (own if isinstance(own, str) else "")).lower()
-    least, capability = _LEAST_CAPABILITY.get(method, 0), kind.compute_capability
-    major, minor = capability or (10, 0)
+    least = _LEAST_CAPABILITY.get(method, 0)
     if 10 * major + minor < least:
         text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {major}.{minor}"
         help_ = "use a checkpoint without this quantization, or another GPU"
         yield Hit("target.quantization" if asked else "target.model", text, help=help_)
+    if ctx.profile.target.dtype == "bfloat16" and (major, minor) < (8, 0):
+        text = f"{kind.name} has no bfloat16: its compute capability is {major}.{minor}; 8.0 is needed"
+        yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")

@@ -1,4 +1,4 @@
-"""SD1xx about the server around the engine: requests, variables, secrets, the open port; SD225 about min_p."""
+"""SD106-SD108, SD146, SD148: the server around the engine: requests, variables, secrets, the open port."""
 
 from __future__ import annotations
 
@@ -34,149 +34,6 @@ def _speculates(ctx: Context, label: str = "speculation") -> dict[str, str]:
     return {variant.at("method"): label for variant in ctx.variants[:1]}
 
 
-@rule("SD146", WARNING)
-def hidden_acceptance(ctx: Context) -> Hits:
-    """Speculation runs without the counters that show whether it helps.
-
-    With `disable_log_stats`, vLLM publishes no speculation counters at all. Acceptance can fall to nothing without
-    anyone noticing.
-    Example:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {disable_log_stats: true}
-    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-    Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
-    """
-    if ctx.engine.get("disable_log_stats") is True and ctx.variants:
-        text = "the server will not report how many draft tokens are accepted"
-        yield Hit(
-            "engine.disable_log_stats", text, related=_speculates(ctx), help="leave `disable_log_stats` out"
-        )
-
-
-@rule("SD148", ERROR)
-def default_min_p(ctx: Context) -> Hits:
-    """Every request gets a `min_p`, which vLLM refuses while it speculates.
-
-    The server starts, but it refuses every request that does not set `min_p: 0`, with status 400.
-    Example:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {override_generation_config: {min_p: 0.05}}
-    Instead: engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
-    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
-    """
-    value = section(ctx.engine, "override_generation_config").get("min_p")
-    if isinstance(value, int | float) and value > _EPSILON and ctx.variants:
-        yield Hit(
-            "engine.override_generation_config.min_p",
-            f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
-            related=_speculates(ctx, f"`{ctx.variants[0].method}` speculates"),
-            help="write `min_p: 0`, and use `top_p` for the same purpose",
-        )
-
-
-@rule("SD225", ERROR, needs="models")
-def refused_model_default(ctx: Context) -> Hits:
-    """The model's own sampling defaults are refused with speculation.
-
-    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p` while
-    it speculates. The server is up, but plain requests fail.
-    Example:
-        target: {model: ./llama-min-p}
-        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-    Instead: engine: {override_generation_config: {min_p: 0.0}}
-    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
-    """
-    overridden = "min_p" in section(ctx.engine, "override_generation_config")
-    if (
-        ctx.engine.get("generation_config", "auto") != "auto"
-        or overridden
-        or not (ctx.variants and ctx.target)
-    ):
-        return
-    value = (ctx.target.generation_config or {}).get("min_p")
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > _EPSILON:
-        yield Hit(
-            "target.model",
-            f"every request would ask for min_p = {value:g}, which vLLM refuses with speculation",
-            label="set in its generation_config.json",
-            related=_speculates(ctx),
-            help=(
-                "write `engine: {override_generation_config: {min_p: 0.0}}` to serve it; the model's authors "
-                "meant min_p to be used"
-            ),
-        )
-
-
-@rule("SD108", ERROR, policy=True)
-def open_bind(ctx: Context) -> Hits:
-    """The server listens on the network without a key.
-
-    Anyone who reaches the port can use the model. Even with a key, vLLM asks for it only on paths such as /v1. Anyone
-    can still call /metrics, /health and /invocations. Encryption does not restrict access, unless each client must show
-    a certificate (`ssl_cert_reqs: 2` with `ssl_ca_certs`). A Unix socket (`uds`) does restrict it.
-    Example: server: {host: 0.0.0.0}
-    Use instead:
-        server:
-          host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes only /v1
-    Source:
-        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
-    """
-    server = ctx.profile.server
-    if is_open(ctx.profile) and not server.api_key_env:
-        is_command = ctx.profile.file == COMMAND
-        key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
-        text = f"the server listens on `{server.host}` without an API key"
-        note = "a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open"
-        help_ = f"{key}, or listen on 127.0.0.1 behind a proxy"
-        yield Hit("server.host", text, notes=(note,), help=help_)
-
-
-@rule("SD159", INFO)
-def unguarded_invocations(ctx: Context) -> Hits:
-    """The server is open to the network, and its key does not guard everything.
-
-    vLLM asks for the key only under /v1, /v2 and /inference. /invocations answers prompts without a key, and /metrics
-    shows the model's name and load to anyone.
-    Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
-    Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
-    Source:
-        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
-    """
-    if ctx.profile.server.api_key_env and is_open(ctx.profile):
-        text = "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it"
-        related, help_ = {"server.host": "open to the network"}, "put a proxy in front that passes only /v1"
-        yield Hit("server.api_key_env", text, related=related, help=help_)
-
-
-@rule("SD150", WARNING)
-def exposed_developer_endpoints(ctx: Context) -> Hits:
-    """Developer endpoints are open to the network.
-
-    vLLM's key guards only /v1 and similar paths. In developer mode, anyone who reaches the port can reset caches, put
-    the engine to sleep, read its configuration and call methods on its workers.
-    Example:
-        server:
-          host: 0.0.0.0
-          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] not what this example is about
-        env: {VLLM_SERVER_DEV_MODE: 1}
-    Instead: server: {host: 127.0.0.1}
-    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
-    """
-    if not is_open(ctx.profile):
-        return
-    opened = {"VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine"}
-    if not ctx.profile.server.api_key_env:  # it lies under /v1
-        opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
-    for name, what in opened.items():
-        if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
-            related, help_ = (
-                {"server.host": "the server listens here"},
-                "leave it out, or listen on 127.0.0.1",
-            )
-            yield Hit(f"env.{name}", f"`{name}` opens {what} to the network", related=related, help=help_)
-
-
 _MOVED = {
     "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
     "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
@@ -191,10 +48,8 @@ _MOVED = {
 def unknown_variable(ctx: Context) -> Hits:
     """A `VLLM_…` variable that vLLM does not know.
 
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`. A misspelt switch does
-    nothing.
-    Example: env: {VLLM_LOGING_LEVEL: DEBUG}
-    Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`.
+    Instead: the name that the help gives.
     Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
     """
     names = {name for name in ctx.profile.env if name.startswith("VLLM_")}
@@ -217,10 +72,9 @@ def unknown_variable(ctx: Context) -> Hits:
 def secret_in_profile(ctx: Context) -> Hits:
     """A value that looks like a key, a token or a password.
 
-    Profiles are committed, printed and rendered. A secret in a profile is a leaked secret. It is recognised by its
+    Profiles are committed, printed and rendered: a secret in a profile is a leaked secret. It is known by its
     shape, or by the name of its variable or key at any depth.
-    Example: env: {VLLM_API_KEY: "a-real-key"}
-    Use instead: server: {api_key_env: MY_SERVER_KEY}
+    Instead: export it where the server starts; `server.api_key_env` names the server's own key.
     Source: specserve, profile/secrets.py
     """
     target = ctx.profile.target
@@ -248,3 +102,84 @@ def _texts(value: Any, path: str, name: str = "") -> Iterator[tuple[str, str, st
             yield from _texts(item, f"{path}[{index}]", name)
     elif isinstance(value, str):
         yield path, name, value
+
+
+@rule("SD108", ERROR, policy=True)
+def open_bind(ctx: Context) -> Hits:
+    """The server listens on the network without a key, or with more open than the key guards.
+
+    vLLM asks for the key only under /v1, /v2 and /inference: /metrics, /health and /invocations (an info)
+    stay open, and in developer mode (a warning) endpoints that reset and inspect the engine.
+    Instead: 127.0.0.1 behind a proxy, a Unix socket, or a certificate of each client.
+    Source: vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `path doesn't start with GUARDED_PREFIX`
+    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
+    """
+    server = ctx.profile.server
+    if not is_open(ctx.profile):
+        return
+    opened = {"VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine"}
+    if server.api_key_env:
+        text = "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it"
+        related, help_ = (
+            {"server.host": "open to the network"},
+            "put a proxy in front that passes only /v1",
+        )
+        yield Hit("server.api_key_env", text, related=related, help=help_, severity=INFO)
+    else:
+        opened["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "an endpoint that loads adapters from any path"
+        is_command = ctx.profile.file == COMMAND
+        key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
+        text = f"the server listens on `{server.host}` without an API key"
+        note = "a key guards only /v1 and similar paths; /metrics, /health and /invocations stay open"
+        help_ = f"{key}, or listen on 127.0.0.1 behind a proxy"
+        yield Hit("server.host", text, notes=(note,), help=help_)
+    for name, what in opened.items():
+        if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
+            text, help_ = (
+                f"`{name}` opens {what} to the network",
+                "leave it out, or listen on 127.0.0.1",
+            )
+            related = {"server.host": "the server listens here"}
+            yield Hit(f"env.{name}", text, related=related, help=help_, severity=WARNING)
+
+
+@rule("SD146", WARNING)
+def hidden_acceptance(ctx: Context) -> Hits:
+    """Speculation runs without the counters that show whether it helps.
+
+    With `disable_log_stats`, vLLM publishes no speculation counters: acceptance can fall to nothing unseen.
+    Instead: leave `disable_log_stats` out.
+    Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
+    """
+    if ctx.engine.get("disable_log_stats") is True and ctx.variants:
+        text, help_ = (
+            "the server will not report how many draft tokens are accepted",
+            "leave `disable_log_stats` out",
+        )
+        yield Hit("engine.disable_log_stats", text, related=_speculates(ctx), help=help_)
+
+
+@rule("SD148", ERROR, needs="models", in_lint=True)
+def default_min_p(ctx: Context) -> Hits:
+    """Every request gets a `min_p`, which vLLM refuses while it speculates.
+
+    The server starts, but answers 400 to every request that does not set `min_p: 0`. The value stands in
+    the profile, or in the model's own generation_config.json.
+    Instead: `override_generation_config: {min_p: 0.0}`, and `top_p` for the same purpose.
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    """
+    own = section(ctx.engine, "override_generation_config")
+    path, value, label = "engine.override_generation_config.min_p", own.get("min_p"), ""
+    if "min_p" not in own and ctx.engine.get("generation_config", "auto") == "auto" and ctx.target:
+        path, label = "target.model", "set in its generation_config.json"
+        value = (ctx.target.generation_config or {}).get("min_p")
+    if isinstance(value, bool) or not ctx.variants:
+        return
+    if isinstance(value, int | float) and value > _EPSILON:
+        yield Hit(
+            path,
+            f"requests get `min_p` {value:g} by default, and vLLM refuses `min_p` with speculation",
+            label=label,
+            related=_speculates(ctx, f"`{ctx.variants[0].method}` speculates"),
+            help="write `engine: {override_generation_config: {min_p: 0.0}}`, and use `top_p` for the same purpose",
+        )

@@ -27,11 +27,9 @@ QUEUE_BYTES = 10 * 24 * 2**20
 def unknown_vllm(ctx: Context) -> Hits:
     """The profile's `vllm` range contains no version that this specserve knows.
 
-    specserve does not know the arguments of such a version, so it can neither judge the profile nor plan its launch. If
-    the range contains only newer versions, specserve judges by the newest one that it knows, and the finding is only an
-    info.
-    Example: vllm: ">=0.20,<0.21"
-    Use instead: vllm: ">=0.32,<0.34"
+    specserve does not know the arguments of such a version, so it can neither judge the profile nor plan its
+    launch. A range of newer versions is judged by the newest known one, and is an info.
+    Instead: a range with a version that the help names.
     Source: specserve, vllm/tables
     """
     spec = ctx.profile.vllm or ""
@@ -50,10 +48,8 @@ def unknown_vllm(ctx: Context) -> Hits:
 def taken_port(ctx: Context) -> Hits:
     """Another process listens on the port.
 
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is a warning, because
-    the port may be free by the time the server starts: `up` checks it again, and refuses if the port is still taken.
-    Example: server: {port: 8000}
-    Use instead: server: {port: 8001}
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. `up` looks again.
+    Instead: stop the process, or write another port; `port: 0` takes a free one.
     Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
     """
     assert ctx.plan is not None and ctx.host is not None
@@ -66,11 +62,9 @@ def taken_port(ctx: Context) -> Hits:
 def small_shared_memory(ctx: Context) -> Hits:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    Ranks exchange messages and NCCL data through shared memory. A container has only 64 MiB of it by default. This is
-    an error below 240 MiB: vLLM then refuses to create its message queue, which the CPU engine needs even for one rank.
-    It is a warning below 1 GiB: NCCL may then hang, or die with a bus error.
-    Example: target: {model: ./target, tensor_parallel_size: 2}
-    Use instead: target: {model: ./target, tensor_parallel_size: 1}
+    Ranks exchange messages and NCCL data through it, and a container has 64 MiB. Below 240 MiB, an error, vLLM
+    refuses its message queue; below 1 GiB, NCCL may hang or die with a bus error.
+    Instead: `docker run --shm-size 8g`, or `--ipc host`.
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
     assert ctx.host is not None and ctx.plan is not None
@@ -92,35 +86,21 @@ def small_shared_memory(ctx: Context) -> Hits:
 
 @rule("SD405", ERROR, needs="host")
 def full_disk(ctx: Context) -> Hits:
-    """The weights to download do not fit on the disk of the cache.
+    """The weights to download do not fit on the disk of the cache, or the cache cannot be written.
 
-    The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
-    Example: target: {model: org/large, revision: "0123456789abcdef0123456789abcdef01234567"}
-    Use instead: target: {model: org/small, revision: "0123456789abcdef0123456789abcdef01234567"}
+    The download ends in the middle, after minutes or hours, and the disk is full for everything else as well.
+    Instead: `HF_HOME` on a larger disk that can be written, or a model that was downloaded beforehand.
     Source: specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     for path, missing in _downloads(ctx) if cache else ():
-        if cache and missing > cache.free_bytes:
-            text = f"{gib(missing)} are still to be downloaded, and `{cache.path}` has {gib(cache.free_bytes)} free"
-            yield Hit(path, text, help="free some space, or set `HF_HOME` to a folder on a larger disk")
-
-
-@rule("SD406", ERROR, needs="host")
-def read_only_cache(ctx: Context) -> Hits:
-    """The weights must be downloaded, but the cache is not writable.
-
-    vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
-    Example: target: {model: org/small, revision: "0123456789abcdef0123456789abcdef01234567"}
-    Use instead: target: {model: ./llama, max_model_len: 2048}
-    Source: specserve, plan/host.py
-    """
-    cache = ctx.host.cache if ctx.host else None
-    for path, missing in _downloads(ctx) if cache and not cache.is_writable else ():
-        if cache and missing:
+        if cache and missing and not cache.is_writable:
             text = f"`{cache.path}` cannot be written, and {gib(missing)} are still to be downloaded"
             help_ = "set `HF_HOME` to a folder that can be written, or download the model beforehand"
             yield Hit(path, text, help=help_)
+        elif cache and missing > cache.free_bytes:
+            text = f"{gib(missing)} are still to be downloaded, and `{cache.path}` has {gib(cache.free_bytes)} free"
+            yield Hit(path, text, help="free some space, or set `HF_HOME` to a folder on a larger disk")
 
 
 def _downloads(ctx: Context) -> Iterator[tuple[str, int]]:
@@ -152,10 +132,9 @@ _LONGEST = 300
 def refused_by_vllm(ctx: Context) -> Hits:
     """vLLM's own code refuses the launch.
 
-    vLLM raises the error at the start: while it computes its configuration, builds the models, plans the KV cache or
-    reads the tensors of the checkpoint. The message quotes vLLM. A note names the version and the machine.
-    Example: target: {model: ./llama, max_model_len: 999999}
-    Use instead: target: {model: ./llama, max_model_len: 2048}
+    vLLM raises the error while it computes its configuration, builds the models, plans the KV cache or reads the
+    tensors; the message quotes it, and a note names the version and the machine.
+    Instead: what vLLM's message asks for.
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`
     """
     for judged in ctx.vllm:
@@ -179,12 +158,9 @@ def _short(text: str) -> str:
 def changed_by_vllm(ctx: Context) -> Hits:
     """vLLM runs the launch with another value than the profile asks for.
 
-    The server starts, but serves something else than the profile says: a shorter context, other graph sizes, another
-    draft length.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {max_num_seqs: 256, max_cudagraph_capture_size: 300}
-    Instead: engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
+    The server starts, but serves something else than the profile says: a shorter context, other graph sizes,
+    another draft length.
+    Instead: the value that vLLM runs, or the one that lets it run yours.
     Source: vllm/config/vllm.py, `def __post_init__(self):`
     """
     for judged in ctx.vllm:
@@ -205,12 +181,8 @@ def reasons(judged: VllmVerdict, item: VllmArgument) -> tuple[str, ...]:
 def warned_by_vllm(ctx: Context) -> Hits:
     """vLLM warns about the launch.
 
-    In the log of a start, this warning is one of hundreds of lines. specserve does not report the warnings that vLLM
-    prints at every launch.
-    Example:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {kv_cache_dtype: fp8_e5m2}
-    Instead: engine: {kv_cache_dtype: fp8}
+    In the log of a start, this warning is one of hundreds of lines. What vLLM says at every launch is left out.
+    Instead: what vLLM's message asks for, if it matters to you.
     Source: vllm/config/vllm.py, `logger.warning`
     """
     for judged in ctx.vllm:
@@ -239,5 +211,8 @@ def _written(ctx: Context, judged: VllmVerdict, argument: str) -> str | None:
     key = argument.rpartition(".")[2]
     places = [f"{judged.path}.{key}"] if judged.path else []
     if not argument.startswith("speculative_config."):
-        places = [*(f"{section}.{key}" for section in ("target", "engine", "frontend", "server")), *places]
+        places = [
+            *(f"{section}.{key}" for section in ("target", "engine", "frontend", "server")),
+            *places,
+        ]
     return next((place for place in places if place in ctx.profile.spans), None)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from specserve.checks.rule import ERROR, INFO, WARNING, Context, Hit, Hits, Variant, rule, variant_rule
+from specserve.checks.rule import (
+    ERROR,
+    INFO,
+    WARNING,
+    Context,
+    Hit,
+    Hits,
+    Variant,
+    rule,
+    variant_rule,
+)
 from specserve.checks.rules.revisions import is_hub_id
 from specserve.diagnostics import Severity
 
@@ -86,20 +96,13 @@ def _of_families(variant: Variant, target: TokenizerFamily, draft: TokenizerFami
     )
 
 
-@variant_rule("SD201", ERROR, needs="models", published=True)
+@variant_rule("SD201", ERROR, needs="models", in_lint=True)
 def unequal_vocabularies(variant: Variant) -> Hits:
     """The vocabulary of a draft model has another size than the target's.
 
-    vLLM refuses to start if `vocab_size` differs between the two config.json files, unless `use_heterogeneous_vocab` is
-    set. It refuses even if all tokens are the same: in Qwen2.5, only the padding of the embedding differs (152,064 from
-    7B up, 151,936 below). `lint` knows the sizes of published models by their names. With `use_heterogeneous_vocab`,
-    the draft proposes only tokens that both vocabularies have: it is a warning if these are few.
-    Example:
-        target: {model: ./qwen}
-        speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    vLLM compares `vocab_size` of the two config.json files, even where all tokens are the same and only the
+    padding differs, as in Qwen2.5. With `use_heterogeneous_vocab`, few shared tokens are a warning.
+    Instead: a draft of the target's family and size; `lint` knows published models by their names.
     Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
     """
     if clash := _clash(variant):
@@ -150,18 +153,13 @@ def _way_out(found: TokenizerComparison) -> str:
     return f"take a draft with the target's tokenizer and {size} entries, or a method without one, such as `ngram`"
 
 
-@variant_rule("SD202", ERROR, needs="models", published=True)
+@variant_rule("SD202", ERROR, needs="models", in_lint=True)
 def foreign_token_ids(variant: Variant) -> Hits:
     """The target's token ids mean other tokens to the draft.
 
-    vLLM compares only the sizes of the vocabularies. A draft with another tokenizer reads and proposes nonsense: most
-    draft tokens are rejected. The severity follows how often the differing ids occur in a sample text: error from 2 %
-    on, info below 0.1 %, else warning. `lint` knows the tokenizers of published models by their names; two of
-    different families are an error.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    vLLM compares only the sizes of the vocabularies: a draft with another tokenizer reads and proposes
+    nonsense. Above 2 % of a text this is an error; marks of the chat template are a warning.
+    Instead: a draft that was trained with the target's tokenizer, of its kind (base, chat, reasoning).
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
     if (clash := _clash(variant)) and clash[0].vocab_size == clash[1].vocab_size:
@@ -169,48 +167,29 @@ def foreign_token_ids(variant: Variant) -> Hits:
     found = _compared(variant)
     if found is None or not _same_size(found):
         return
-    share = found.mismatch_by_occurrence
+    share, first = found.mismatch_by_occurrence, found.first_difference
     if found.verdict in ("overlap", "incompatible") or share:
         yield variant.hit(
             "model",
             f"{_ids(found.differing_ids)} the draft{_often(share)}",
-            label=_here(found.first_difference),
-            related=_there(found.first_difference),
+            label=_here(first),
+            related=_there(first),
             notes=(*_template(found.template_ids), *found.reasons[2:]),
             help="use a draft that was trained with the target's tokenizer",
             severity=_by_share(share),
         )
-
-
-@variant_rule("SD203", WARNING, needs="models")
-def foreign_special_tokens(variant: Variant) -> Hits:
-    """Special tokens of the target mean something else to the draft.
-
-    If the chat template writes them, the draft reads each conversation with marks that it was not trained on, and does
-    not propose the end of a turn. Acceptance falls, most of all for short answers. If the template does not use them,
-    this is an info.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft-other-chat, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-    Source: specserve, tokenizer.json and the chat template of both models
-    """
-    found = _compared(variant)
-    if found is None or not _same_size(found) or found.verdict != "special_tokens_differ":
-        return
-    if not found.template_ids and found.mismatch_by_occurrence:
-        return
-    first = found.template_ids[0] if found.template_ids else found.first_difference
-    used = "" if found.template_ids else ", though the chat template uses none of them"
-    yield variant.hit(
-        "model",
-        f"special tokens of the target mean something else to the draft{used}",
-        label=_here(first),
-        related=_there(first),
-        notes=_template(found.template_ids),
-        help="use a draft of the target's family and kind (base, chat, reasoning), or measure this one",
-        severity=WARNING if found.template_ids else INFO,
-    )
+    if found.verdict == "special_tokens_differ" and (found.template_ids or not share):
+        first = found.template_ids[0] if found.template_ids else first
+        used = "" if found.template_ids else ", though the chat template uses none of them"
+        yield variant.hit(
+            "model",
+            f"special tokens of the target mean something else to the draft{used}",
+            label=_here(first),
+            related=_there(first),
+            notes=_template(found.template_ids),
+            help="use a draft of the target's family and kind (base, chat, reasoning), or measure this one",
+            severity=WARNING if found.template_ids else INFO,
+        )
 
 
 def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
@@ -223,17 +202,20 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
 def foreign_tokenizer(ctx: Context) -> Hits:
     """The tokenizer that the profile names does not match the target's token ids.
 
-    vLLM uses it without a check. The target reads other words than the user wrote, and its answer is decoded to other
-    words than it meant. specserve encodes a sample text with both tokenizers. If 2 % or more of the ids differ, this is
-    an error; below 0.1 %, it is an info; between, a warning.
-    Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
-    Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
+    vLLM uses it without a check: the target reads other words than the user wrote, and its answer is decoded
+    to other words than it meant.
+    Instead: leave it out, the target ships a tokenizer.
     Source: vllm/config/model.py, `self.tokenizer = self.model`
     """
     from specserve.plan.uses import tokenizer_use
 
     found = ctx.tokenizer
-    if found is None or found.verdict in ("identical", "padding_only", "not_checked", "not_applicable"):
+    if found is None or found.verdict in (
+        "identical",
+        "padding_only",
+        "not_checked",
+        "not_applicable",
+    ):
         return
     share = found.mismatch_by_occurrence
     yield Hit(
@@ -250,12 +232,8 @@ def foreign_tokenizer(ctx: Context) -> Hits:
 def unchecked_tokenizers(variant: Variant) -> Hits:
     """The tokenizers of draft and target could not be compared.
 
-    vLLM compares only the sizes of the vocabularies. So it is not known whether the draft understands the target's
-    token ids.
-    Example:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
-    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    vLLM compares only their sizes, so it is not known whether the draft understands the target's token ids.
+    Instead: run `check` where both models can be read, or look at the acceptance rate of a start.
     Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
     found = _compared(variant)
