@@ -16,7 +16,6 @@ _ONLINE = "Also ask the Hub: its drafts of the target, and the files of every dr
 _WRITE = "Write this draft into the profile as an alternative; repeatable."
 _TRAFFIC = "Requests to learn from: a request log, or prompts as JSON lines."
 _TRAIN_FOR = "Train for this long at most, such as 5m or 1h (default: 10m)."
-_OUTPUT = "Keep answers, the new draft and the proof below this folder."
 
 
 def drafts(
@@ -63,7 +62,6 @@ def distill(
     *,
     traffic: Annotated[str, option("LOG.jsonl", _TRAFFIC, "--traffic")],
     train_for: Annotated[str, typer.Option("--train-for", metavar="TIME", help=_TRAIN_FOR)] = "10m",
-    output: Annotated[str | None, option("DIR", _OUTPUT, "--output", "-o")] = None,
 ) -> None:
     """Train the profile's draft on your own traffic.
 
@@ -91,7 +89,7 @@ def distill(
     from specserve.report.text import json_document, json_values
 
     train_for_s = seconds(train_for, option="--train-for", least_s=5.0)
-    request = DistillRequest(profile, traffic, train_for_s, output)
+    request = DistillRequest(profile, traffic, train_for_s)
     plan = plan_distillation(request, notices=StderrNotices())
     outlet, show = Outlet(StderrNotices(), BenchView, result_files), training_line()
     found = run_distillation(plan, outlet=outlet, generating=generation_line, training=show)

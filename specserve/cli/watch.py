@@ -14,7 +14,7 @@ _READ_EVERY_S = 5.0
 _PROFILE = "Judge by the promises (`expect`) of this profile (default: the detached server's own)."
 _ONCE = "Measure one window, print one report and exit."
 _WINDOW = "Length of the window that is measured (default: 60s)."
-_STRICT = "Exit with 1 also if anything is undecided, or no request came."
+_STRICT = "Exit with 1 for what is not decided, and with 2 if the server's profile is gone."
 
 
 def watch(

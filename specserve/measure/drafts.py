@@ -32,8 +32,6 @@ WITHOUT_DRAFT: Mapping[str, Mapping[str, object]] = {
     "suffix": {"method": "suffix"},
 }
 """The blocks of the methods that need no draft."""
-_GUIDE = Source("https://docs.vllm.ai/en/latest/features/spec_decode/")
-_K_WITHOUT_DRAFT = 8
 _YAML = (".yaml", ".yml")
 
 
@@ -132,7 +130,8 @@ def _known_drafts(base: Profile, facts: ModelFacts | None) -> Iterator[Draft]:
         note = f"config.json names {layers} layer{'s' if layers > 1 else ''} for further tokens"
         yield Draft(target, "mtp", (source,), num_speculative_tokens=layers, note=note)
     for method in WITHOUT_DRAFT:
-        yield Draft(target, method, (_GUIDE,), num_speculative_tokens=_K_WITHOUT_DRAFT)
+        source = Source("https://docs.vllm.ai/en/latest/features/spec_decode/")
+        yield Draft(target, method, (source,), num_speculative_tokens=8)
 
 
 def _on_the_hub(target: str, read: Read) -> Iterator[Draft]:

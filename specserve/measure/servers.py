@@ -263,12 +263,11 @@ class Measurement:
         self.passes_left = max(0, self.passes_left - 1)
         mean_s = fmean(took_s for each in self._took_s.values() for took_s in each)
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        count = len(self.passes)
         self.on_progress(
             Progress(
                 f"{done.variant}, {done.point}: {rate:.1f} tokens/s",
-                done=count,
-                total=count + self.passes_left,
+                done=len(self.passes),
+                total=len(self.passes) + self.passes_left,
                 left_s=max(0.0, min(self.passes_left * mean_s, self.ends_s - ended_s)),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -9,10 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from specserve import __version__
 from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan
 from specserve.vllm.arguments import human_int
-from specserve.vllm.versions import Installed
+from specserve.vllm.versions import Installed, installed
 
 PLUGIN = "specserve_vllm_cpu"
 """Entry point of the CPU set-up's plug-in that cures vllm-project/vllm#55005."""
@@ -178,6 +181,18 @@ def kv_cache_bytes(arguments: Mapping[str, object], env: Mapping[str, object]) -
     return int(space) * _GIB or None if isinstance(space, str) and space.strip().isdigit() else None
 
 
+def server_bytes(plan: LaunchPlan) -> float:
+    """Return what a server takes on the CPU; infinity if it is not known, and on a GPU."""
+    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
+    cache = kv_cache_bytes(plan.engine_kwargs, env)
+    blocks: tuple[Mapping[str, Any], ...] = (plan.engine_kwargs, plan.speculation or {})
+    models = [Path(each["model"]) for each in blocks if each.get("model")]
+    if plan.platform != "cpu" or cache is None or not all(map(Path.is_dir, models)):
+        return math.inf
+    weights = sum(file.stat().st_size for model in models for file in model.glob("*.safetensors"))
+    return weights + cache + (2 << 30)  # its processes: 1.3 GiB were measured
+
+
 def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
     value = plan.env.get(name, environ.get(name, ""))
     return "" if isinstance(value, FromEnv) else value
@@ -223,3 +238,17 @@ def _cache(environ: Mapping[str, str]) -> DownloadFolder | None:
         there = next(part for part in (folder, *folder.parents) if part.exists())
         return DownloadFolder(str(folder), shutil.disk_usage(there).free, os.access(there, os.W_OK))
     return None
+
+
+def described(platform: str | None) -> dict[str, str]:
+    """Return what the servers run on; the cores alone if all of them are at URLs (None)."""
+    from specserve.hardware.accelerators import gpus, selected
+
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    found = {"cores": str(cores)}
+    if platform is None:
+        return found
+    cards = selected(gpus(), devices=None, environ=os.environ) if platform != "cpu" else []
+    found["accelerator"] = f"{len(cards)}x{cards[0].name}" if cards else platform
+    vllm = installed()
+    return found | {"specserve": __version__, "vllm": vllm.version if vllm is not None else "?"}

@@ -60,7 +60,9 @@ def _answer(found: TuneResult) -> str:
     if choice.verdict.word != INCONCLUSIVE:
         return f"run without speculation: {choice.verdict.sentence} ({mean})"
     so_far = f" ({mean} so far)" if choice.speedup else ""
-    more = "the same command with a longer `--budget` measures what is missing"
+    more = "`specserve bench` measures it until it is clear"
+    if found.missing:
+        more = "the same command with a longer `--budget` measures what is missing"
     return f"{choice.verdict.sentence}{so_far}; {more}"
 
 

@@ -43,8 +43,9 @@ def traffic(file: Path) -> Path:
 
 
 def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_without_a_gain(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
     profile = tmp_path / "demo.yaml"
     text = (ROOT / "configs" / "demo.yaml").read_text()
     for name in ("wide", "draft"):  # a draft that guesses everything can gain nothing
@@ -53,7 +54,7 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
     before = profile.read_bytes()
     command = [
         sys.executable, "-m", "specserve", "distill", str(profile), "--traffic", str(traffic(tmp_path / "log.jsonl")),
-        "--train-for", "5s", "-o", str(tmp_path / "run"),
+        "--train-for", "5s",
     ]  # fmt: skip
 
     said = []
@@ -65,7 +66,7 @@ def test_a_distillation_goes_on_after_an_interruption_and_changes_nothing_withou
                 first.send_signal(signal.SIGINT)
     assert first.returncode == 130, "".join(said)
     assert "the same command resumes" in "".join(said)
-    (folder,) = (tmp_path / "run").iterdir()
+    (folder,) = (tmp_path / "state" / "distill").iterdir()
     assert (folder / "state.pt").is_file()
     rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
     assert all(len(row["token_ids"]) == len(row["logprobs"]) == row["completion_tokens"] for row in rows)

@@ -83,6 +83,8 @@ def test_no_speculation_and_no_answer_say_what_to_do() -> None:
     assert told(unsure).startswith(
         "INCONCLUSIVE: no K was measured at every load; the same command with a longer `--budget`"
     )
+    whole = " ".join(text(replace(RESULT, choice=unsure, missing=())).split())
+    assert whole.startswith("INCONCLUSIVE: no K was measured at every load; `specserve bench` ")
 
 
 def test_the_comment_in_a_profile_says_when_where_and_why() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
 from collections import Counter
@@ -11,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.result import Point, VariantInfo
 from specserve.measure.values import numbers, seconds, whole_numbers
 from specserve.measure.workloads.load import load, name_of
-from specserve.plan.host import kv_cache_bytes
+from specserve.plan.host import server_bytes
 from specserve.plan.launchplan import LaunchPlan
 
 if TYPE_CHECKING:
@@ -154,19 +153,7 @@ def side_by_side(variants: Sequence[Variant]) -> bool:
     from specserve.hardware.host import host_memory
 
     started = [variant.plan for variant in variants if variant.plan is not None]
-    return len(started) < 2 or sum(map(_memory_bytes, started)) <= 0.9 * host_memory().free_bytes
-
-
-def _memory_bytes(plan: LaunchPlan) -> float:
-    """Return what a server takes on the CPU; infinity if it is not known, and on a GPU."""
-    env = plan.env if "VLLM_CPU_KVCACHE_SPACE" in plan.env else os.environ
-    cache = kv_cache_bytes(plan.engine_kwargs, env)
-    blocks: tuple[Mapping[str, Any], ...] = (plan.engine_kwargs, plan.speculation or {})
-    models = [Path(each["model"]) for each in blocks if each.get("model")]
-    if plan.platform != "cpu" or cache is None or not all(map(Path.is_dir, models)):
-        return math.inf
-    weights = sum(file.stat().st_size for model in models for file in model.glob("*.safetensors"))
-    return weights + cache + (2 << 30)  # its processes: 1.3 GiB were measured
+    return len(started) < 2 or sum(map(server_bytes, started)) <= 0.9 * host_memory().free_bytes
 
 
 def named(text: str) -> tuple[str | None, str]:
@@ -195,6 +182,8 @@ def _running(text: str, label: str | None) -> Variant:
 
 
 BUDGET = "30m"
+LAUNCHES, MOST_ALONE = 2, 4
+"""Of each server; where one runs at a time and stays undecided, up to the second."""
 WORKLOADS = ("chat", "code")
 LOADS = {"cpu": (1, 4), "cuda": (1, 4, 16)}
 _BLOCKS, _CPU_TOKENS = 8, 64
@@ -277,12 +266,11 @@ def plan_bench(
     profile, variants = plan_variants(request, starts=starts, notices=notices)
     if together is None:
         together = side_by_side(variants)
-    platform = next((each.plan.platform for each in variants if each.plan is not None), "cuda")
-    points = points_of(request, defaults=(WORKLOADS, LOADS.get(platform, (1, 4))))
-    if request.launches and not any(each.plan is not None for each in variants):
+    platform = next((each.plan.platform for each in variants if each.plan is not None), None)
+    points = points_of(request, defaults=(WORKLOADS, LOADS.get(platform or "cuda", (1, 4))))
+    if request.launches and platform is None:
         raise UsageError("`--launches` cannot start servers again that bench did not start")
-    is_started = any(each.plan is not None for each in variants)
-    launches = request.launches or (2 if is_started and not request.quick else 1)
+    launches = request.launches or (LAUNCHES if platform and not request.quick else 1)
     files = sources(request.workloads)
     limit = _QUICK_PROMPTS if request.quick else None
     tokens = _QUICK_TOKENS if request.quick else _CPU_TOKENS if platform == "cpu" else None

@@ -12,12 +12,22 @@ from pathlib import Path
 from specserve.errors import SpecserveError, UsageError
 from specserve.measure.bench.blocks import Block, Pass, blocks, variant_order
 from specserve.measure.bench.generator import REST_S
-from specserve.measure.bench.plan import BUDGET, BenchPlan, BenchRequest, Session, plan_bench
+from specserve.measure.bench.plan import (
+    BUDGET,
+    LAUNCHES,
+    MOST_ALONE,
+    BenchPlan,
+    BenchRequest,
+    Session,
+    plan_bench,
+    sessions,
+)
 from specserve.measure.bench.result import Point, Result, from_json
-from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, host, resume
+from specserve.measure.bench.rundir import OnProgress, RunDirectory, create, resume
 from specserve.measure.bench.summary import speedup, summarise
 from specserve.measure.servers import Measurement, Outlet
 from specserve.measure.verdict import needed, verdict
+from specserve.plan.host import described
 from specserve.serve.files import state_folder
 from specserve.serve.signals import StopRequest, stop_on_signals
 
@@ -36,10 +46,25 @@ class Bench(Measurement):
 
         Raises LaunchError, TrafficError, Interrupted; what was measured is kept.
         """
-        for number, session in enumerate(self.plan.sessions):
+        number = 0
+        while number < len(self.plan.sessions) or self._starts_again():
+            session = self.plan.sessions[number]
             left_s = self._budget_s() / (len(self.plan.sessions) - number)
             if left_s > 0 and (not self.workloads or self._next_round(session)):
                 self._measure(session, left_s)
+            number += 1
+
+    def _starts_again(self) -> bool:
+        """Plan another launch where each runs alone: a server that ended is sent no more blocks."""
+        plan, count = self.plan, self.plan.launches + 1
+        others = tuple(each.name for each in plan.variants[1:])
+        most = plan.request.launches or (1 if plan.request.quick else MOST_ALONE)
+        is_last = plan.together or count > most
+        if is_last or self._budget_s() <= 0 or not self._wanted(Session(plan.launches, others), 0):
+            return False
+        again = sessions(plan.variants, launches=count, together=False)
+        self.plan = dataclasses.replace(plan, sessions=again)
+        return True
 
     @property
     def is_cut(self) -> bool:
@@ -90,14 +115,14 @@ class Bench(Measurement):
         of a pair are sent the same.
         """
         plan, alone = self.plan, len(session.variants) == 1
-        if place == 0:
+        if place == 0 and session.launch < (plan.request.launches or LAUNCHES):
             return self.points
         if plan.request.quick:
             return ()
         first, *others = (variant.name for variant in plan.variants)
         names = others if first in session.variants else session.variants
         known = [each for each in self.passes if not alone or each.launch < session.launch]
-        coming = (plan.launches - session.launch - 1) * plan.blocks
+        coming = max(0, plan.launches - session.launch - 1) * plan.blocks
         coming += (place * plan.blocks) if alone else 0
         return [
             at
@@ -133,7 +158,7 @@ class Bench(Measurement):
             name=plan.name,
             created=content["created"],
             duration_s=content["spent_s"],
-            host=host(plan.platform),
+            host=described(plan.platform),
             launches=plan.launches,
             variants=tuple(
                 dataclasses.replace(
@@ -201,7 +226,7 @@ def _run(plan: BenchPlan, directory: RunDirectory, *, outlet: Outlet) -> Result:
     for variant in plan.variants:
         what = variant.plan.fingerprint if variant.plan is not None else variant.url or ""
         directory.pin(f"`{variant.name}`", what)
-    for what, value in host(plan.platform).items():
+    for what, value in described(plan.platform).items():
         directory.pin(what, value)
     with stop_on_signals() as stop, outlet.open_view() as view:
         bench = Bench(plan, directory, view, stop)

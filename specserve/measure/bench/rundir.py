@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -133,22 +132,6 @@ def resume(path: Path) -> RunDirectory:
 
 def _unwritable(path: Path, error: OSError) -> FactError:
     return FactError(f"cannot write `{path}`: {error.strerror or error}", hint=_ELSEWHERE)
-
-
-def host(platform: str | None) -> dict[str, str]:
-    """Return what the servers run on; the cores alone if all of them are at URLs (None)."""
-    from specserve import __version__
-    from specserve.hardware.accelerators import gpus, selected
-    from specserve.vllm.versions import installed
-
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    found = {"cores": str(cores)}
-    if platform is None:
-        return found
-    cards = selected(gpus(), devices=None, environ=os.environ) if platform != "cpu" else []
-    found["accelerator"] = f"{len(cards)}x{cards[0].name}" if cards else platform
-    vllm = installed()
-    return found | {"specserve": __version__, "vllm": vllm.version if vllm is not None else "?"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -180,20 +181,18 @@ def _compared(
     against = plan.variants[0].name
     mine, theirs = cells[variant, at], cells[against, at]
     is_invalid = bool(mine.invalid or theirs.invalid)
-    found = None
-    if not is_invalid:
-        found = speedup(passes, variant=variant, against=against, at=at)
+    given = [] if is_invalid else passes
+    found = speedup(given, variant=variant, against=against, at=at)
     if found is None or mine.figures is None or theirs.figures is None:
         missing = f"it needs {'a valid cell' if is_invalid else 'more blocks'}"
         return Comparison(variant, against, at, None, Verdict(INCONCLUSIVE, "open", missing))
     own, other, judged = mine.figures, theirs.figures, verdict(found)
     if judged.level == "open":
-        advice = _advice(found, quick=plan.request.quick)
+        advice = _advice(found, quick=plan.request.quick, alone=not plan.together)
         judged = replace(judged, sentence=f"{judged.sentence}; {advice}")
-    even = None
-    if not (other.acceptance and other.acceptance.drafts):  # else its own drafts count, too
-        tokens = own.output_tokens
-        even = break_even(own.acceptance, output_tokens=tokens, speedup=found.value)
+    drafted = other.acceptance and other.acceptance.drafts  # its own would count, too
+    mine_alone = None if drafted else own.acceptance
+    even = break_even(mine_alone, output_tokens=own.output_tokens, speedup=found.value)
     return Comparison(
         variant=variant,
         against=against,
@@ -206,9 +205,11 @@ def _compared(
     )
 
 
-def _advice(estimate: LogEstimate, *, quick: bool) -> str:
+def _advice(estimate: LogEstimate, *, quick: bool, alone: bool) -> str:
     """Return what would decide a comparison, as an option, in one clause."""
     what, more = needed(estimate)
+    if what == "blocks" and alone:  # a server that has ended gets no more of them
+        what, more = "launches", math.ceil(estimate.launches * more / estimate.blocks)
     if what == "nothing":
         return "more work would hardly decide it: it is too close to a limit, or varies too much"
     how = {

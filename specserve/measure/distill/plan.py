@@ -93,7 +93,6 @@ class DistillRequest:
     profile: str
     traffic: str
     train_for_s: float = 600.0
-    output: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,7 @@ class DistillPlan:
         test = [prompt.body for prompt in self.traffic.test]
         said = [self.launch.fingerprint, keys, self.request.train_for_s, self.questions, test]
         mark = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
-        above = Path(self.request.output) if self.request.output else state_folder() / "distill"
-        return above / f"{self.profile.name}-{mark}"
+        return state_folder() / "distill" / f"{self.profile.name}-{mark}"
 
     @property
     def new_block(self) -> dict[str, Any]:

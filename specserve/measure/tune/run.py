@@ -16,13 +16,14 @@ from specserve.errors import Interrupted, LaunchError, SpecserveError, TrafficEr
 from specserve.measure.bench.blocks import Block, seeded, variant_order
 from specserve.measure.bench.plan import BASELINE, Variant
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, host, resume
+from specserve.measure.bench.rundir import RUN, Progress, RunDirectory, create, resume
 from specserve.measure.servers import Measurement, Outlet, Running
 from specserve.measure.tune import choose
 from specserve.measure.tune.choose import Choice, Row, steps_by_request
 from specserve.measure.tune.plan import ROUNDS, Setting, TunePlan
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import INCONCLUSIVE
+from specserve.plan.host import described
 from specserve.serve.signals import stop_on_signals
 
 MAX_NOISE = 0.10
@@ -222,7 +223,7 @@ def run_tune(plan: TunePlan, *, outlet: Outlet) -> tuple[TuneResult, Path]:
         "kind": "tune",
         "name": plan.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": host(plan.platform),
+        "host": described(plan.platform),
         "together": plan.together,
         "per_slot": plan.per_slot,
         "spent_s": 0.0,

@@ -44,6 +44,7 @@ def result(
     promised: Profile | None = None,
     variants: tuple[Variant, ...] = VARIANTS,
     request: BenchRequest | None = None,
+    together: bool = True,
 ) -> Result:
     plan = BenchPlan(
         variants=variants,
@@ -52,6 +53,7 @@ def result(
         blocks=6,
         profile=promised,
         request=request or BenchRequest(),
+        together=together,
     )
     about = Result(
         "x",
@@ -234,13 +236,14 @@ def test_prompts_that_differ_fourfold_in_length_are_also_judged_by_length() -> N
 
 
 @pytest.mark.parametrize(
-    ("seconds", "quick", "advice"),
+    ("together", "quick", "advice"),
     [
-        (NOISY, False, "it needs more blocks: go on with `--resume RUN` and a longer `--budget`"),
-        (NOISY, True, "more blocks: run again without --quick"),
+        (True, False, "it needs more blocks: go on with `--resume RUN` and a longer `--budget`"),
+        (False, False, "it needs more launches: run again with --launches 5"),
+        (True, True, "more blocks: run again without --quick"),
     ],
 )
-def test_what_is_open_says_what_would_decide_it(seconds: list[float], quick: bool, advice: str) -> None:
-    passes = blocks_of("baseline", [1.3] * 6) + blocks_of("profile", seconds)
-    (found,) = result(passes, request=BenchRequest(quick=quick)).comparisons
+def test_what_is_open_says_what_would_decide_it(together: bool, quick: bool, advice: str) -> None:
+    passes = blocks_of("baseline", [1.3] * 6) + blocks_of("profile", NOISY)
+    (found,) = result(passes, request=BenchRequest(quick=quick), together=together).comparisons
     assert found.verdict.level == "open" and found.verdict.sentence.endswith(advice)

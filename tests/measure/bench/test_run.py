@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import Progress, RunDirectory, create, resume
 from specserve.measure.bench.summary import speedup
-from specserve.measure.verdict import PAYS, verdict
+from specserve.measure.verdict import PAYS, needed, verdict
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
 
@@ -84,7 +85,7 @@ def plan(tmp_path: Path) -> BenchPlan:
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return BenchPlan(
+    return BenchPlan(together=True, 
         VARIANTS, sessions(VARIANTS, launches=1, together=True), (POINT,), 3, {"mine": str(file)}
     )
 
@@ -198,9 +199,9 @@ def test_a_budget_counts_what_earlier_sessions_measured(
         assert not longer.is_cut and len(longer.passes) == 6
 
 
-def noisy(spread: float) -> Callable[[str, Block], float]:
+def noisy(spread: float, rng: random.Random | None = None) -> Callable[[str, Block], float]:
     """Variant b is 10 % faster, give or take."""
-    rng = random.Random(3)
+    rng = rng or random.Random(3)
     return lambda variant, _: (1.1 if variant == "a" else 1.0) * math.exp(rng.gauss(0, spread))
 
 
@@ -208,7 +209,7 @@ def many(plan: BenchPlan, **changes: Any) -> BenchPlan:
     """The same with 30 prompts, so that blocks decide."""
     lines = [{"id": f"p{n}", "prompt": f"text {n}", "max_tokens": 64} for n in range(30)]
     Path(plan.sources["mine"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return replace(plan, blocks=8, **changes)
+    return replace(plan, **{"blocks": 8, **changes})
 
 
 def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: World, tmp_path: Path) -> None:
@@ -229,14 +230,19 @@ def test_a_load_is_measured_until_its_verdict_is_clear(plan: BenchPlan, world: W
 
 
 def test_only_the_budget_ends_what_stays_open_and_a_quick_run_has_one_round(
-    plan: BenchPlan, world: World, tmp_path: Path
+    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.seconds = lambda variant, block: 1.0 + 0.2 * ((block.number + (variant == "a")) % 2)
-    open_one = many(plan, budget_s=60.0)
-    with create(tmp_path / "run", {}) as directory:
-        here = bench(replace(open_one, request=BenchRequest(quick=True)), directory)
-        here.run()
-        assert len(here.passes) == 16
+    """A variant that is 4 % faster, give or take 10 %: a pass takes 1 s, and 1.1 s of rest."""
+    rng = random.Random(3)
+    world.seconds = lambda variant, _: (1.04 if variant == "a" else 1.0) * math.exp(rng.gauss(0, 0.1))
+    open_one = many(plan, budget_s=150.0)
+    here, _ = timed(open_one, world, tmp_path / "run", monkeypatch, lambda _: 2.1)
+    found = speedup(here.passes, variant="b", against="a", at=POINT)
+    assert found is not None and needed(found)[0] == "blocks"
+    assert 60 < len(here.passes) < 80 and not here.is_cut
+    open_one = replace(open_one, request=BenchRequest(quick=True))
+    here, _ = timed(open_one, world, tmp_path / "quick", monkeypatch, lambda _: 2.1)
+    assert len(here.passes) == 16
 
 
 def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
@@ -244,7 +250,12 @@ def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
 ) -> None:
     """A B B A: the second launch has the rounds that the first one calls for, for both."""
     world.seconds = noisy(0.12)
-    alone = many(plan, sessions=sessions(VARIANTS, launches=2, together=False))
+    alone = many(
+        plan,
+        sessions=sessions(VARIANTS, launches=2, together=False),
+        together=False,
+        request=BenchRequest(launches=2),
+    )
     with create(tmp_path / "run", {}) as directory:
         here = bench(alone, directory)
         here.run()
@@ -256,3 +267,31 @@ def test_a_variant_that_runs_alone_is_sent_what_its_partner_was(
     assert blocks[0, "a"] == blocks[0, "b"] == list(range(8))
     assert blocks[1, "a"] == blocks[1, "b"] and len(blocks[1, "a"]) > 8
     assert [each.variant.name for each in world.connections] == ["a", "b", "b", "a"]
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, 4), (2, 2)])
+def test_what_stays_open_alone_gets_up_to_four_launches_if_none_are_named(
+    plan: BenchPlan, world: World, tmp_path: Path, given: int | None, most: int
+) -> None:
+    """With a server that has ended, a comparison cannot go on: both start again, in the other order."""
+    request = BenchRequest(launches=given)
+    alone = many(
+        plan, sessions=sessions(VARIANTS, launches=2, together=False), request=request, together=False
+    )
+    launches, decided = Counter[int](), 0
+    for seed in range(16):
+        rng = random.Random(seed)
+        world.connections, world.seconds = [], noisy(0.1, rng)
+        with create(tmp_path / str(seed), {}) as directory:
+            here = bench(alone, directory)
+            here.run()
+            started = [each.variant.name for each in world.connections]
+            assert "".join(started) == "abba" * (len(started) // 4) + "ab" * (len(started) % 4 // 2)
+            sent = len(world.sent)
+            bench(alone, directory).run()
+            assert len(world.sent) == sent  # a resumed run knows them
+        launches[len(started) // 2] += 1
+        found = speedup(here.passes, variant="b", against="a", at=POINT)
+        decided += found is not None and verdict(found).word == PAYS
+    assert max(launches) == most and launches[2] >= 8
+    assert (decided >= 15) == (given is None)

@@ -49,8 +49,11 @@ def profile(tmp_path: Path, write: Callable[..., Path]) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def plan(profile: Callable[[str], str], traffic: Path, tmp_path: Path) -> DistillPlan:
-    request = DistillRequest(profile(PAIR), str(traffic), output=str(tmp_path / "out"))
+def plan(
+    profile: Callable[[str], str], traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> DistillPlan:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "out"))
+    request = DistillRequest(profile(PAIR), str(traffic))
     return plan_distillation(request, notices=NoNotices(), starts=False)
 
 

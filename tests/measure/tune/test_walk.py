@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.tune.choose import Steps, acceptance_length, steps_of
+from specserve.measure.bench.blocks import Pass, Request
+from specserve.measure.bench.result import Point
+from specserve.measure.tune.choose import (
+    Steps,
+    acceptance_length,
+    beats,
+    best,
+    rows,
+    steps_of,
+)
+from specserve.measure.tune.plan import Setting
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
@@ -112,3 +123,59 @@ def test_what_was_accepted_behind_the_end_of_an_answer_is_not_in_its_steps(
     assert (found.tokens, found.plain) == (delivered, 0)
     assert found.steps_with(8) <= len(pairs)
     assert found.accepted[:-1] == tuple(took for took, _ in pairs[:-1])
+
+
+def test_within_one_percent_the_smaller_k_wins() -> None:
+    assert best({2: 1.791, 4: 1.8, 8: 1.795}) == 2
+    assert best({2: 1.78, 4: 1.8, 8: 1.805}) == 4
+
+
+EDGE = Point("code", 0.0, 5)
+ELSEWHERE = Point("code", 0.0, 1)
+SCHEDULE = Setting(5, 4, 2, 16)
+
+
+def rounds(variant: str, tokens_per_s: Sequence[float], point: Point) -> list[Pass]:
+    """One pass for each round, at this speed."""
+    text = Request("p#0", ok=True, prompt_tokens=9, output_tokens=1000, ttft_s=0.1, latency_s=1.0)
+    return [
+        Pass(0, number, point, variant, 1000 / speed, 0.1, (text,))
+        for number, speed in enumerate(tokens_per_s)
+    ]
+
+
+def measured(**speeds: tuple[float, float]) -> list[Pass]:
+    """Of each variant its speed elsewhere and at the threshold; five rounds that vary by 1 %."""
+    return [
+        each
+        for name, two in speeds.items()
+        for point, speed in zip((ELSEWHERE, EDGE), two, strict=True)
+        for each in rounds(name, [speed * (1 + 0.01 * (at % 2)) for at in range(5)], point)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "single", "is_better"),
+    [
+        ((200, 160), (150, 150), True),
+        ((160, 150), (160, 150), False),  # as fast as one K
+        ((300, 98), (150, 98), False),  # at its threshold no faster than without speculation
+        ((300, 120), (150, 150), False),  # there slower than one K
+    ],
+)
+def test_a_schedule_beats_one_k_everywhere_and_no_speculation_at_its_threshold(
+    schedule: tuple[float, float], single: tuple[float, float], is_better: bool
+) -> None:
+    passes = measured(baseline=(100, 100), k5=single, **{SCHEDULE.name: schedule})
+    assert beats(passes, SCHEDULE, 5, [ELSEWHERE, EDGE]) == is_better
+
+
+def test_the_cost_of_a_step_is_that_of_the_median_round() -> None:
+    """One round of nine that a neighbour held up moves it by nothing."""
+    calm = rounds("baseline", [100.0] * 9, EDGE) + rounds("k4", [200.0] * 9, EDGE)
+    held_up = rounds("baseline", [100.0] * 9, EDGE) + rounds("k4", [200.0] * 8 + [20.0], EDGE)
+    told = [replace(each, requests=(replace(each.requests[0], steps=((3, 4),) * 250),)) for each in calm]
+    slow = [replace(each, requests=(replace(each.requests[0], steps=((3, 4),) * 250),)) for each in held_up]
+    (one,) = (row for row in rows([EDGE], told) if row.num_speculative_tokens == 4)
+    (other,) = (row for row in rows([EDGE], slow) if row.num_speculative_tokens == 4)
+    assert one.step_cost == pytest.approx(other.step_cost) == pytest.approx(2.0, rel=0.01)
