@@ -85,9 +85,8 @@ def plan(tmp_path: Path) -> BenchPlan:
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return BenchPlan(together=True, 
-        VARIANTS, sessions(VARIANTS, launches=1, together=True), (POINT,), 3, {"mine": str(file)}
-    )
+    both = sessions(VARIANTS, launches=1, together=True)
+    return BenchPlan(VARIANTS, both, (POINT,), 3, {"mine": str(file)}, together=True)
 
 
 def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
