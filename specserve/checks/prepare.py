@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,8 @@ def check_launch(
         for content in filter(None, map(message_in, process.stdout)):
             if "tell" in content:
                 notices.progress(content["tell"])
+            elif "say" in content:
+                notices.say(content["say"])
             elif "findings" in content:
                 answer = content
     notices.progress("")
@@ -156,10 +158,10 @@ def _finding(content: dict[str, Any]) -> Finding:
 
 
 def child(lines: JsonLines) -> None:
-    """The child: one request; what it tells, and at last the findings."""
+    """The child: one request; what it tells and says, and at last the findings."""
     request = next(lines.read())
     try:
-        findings, missing = _checked(request, tell=lambda text: lines.write({"tell": text}))
+        findings, missing = _checked(request, lines)
     except SpecserveError as error:
         findings, missing = [], [error.message]
     except Exception as error:  # a bug in a rule must not keep a server from starting
@@ -167,7 +169,7 @@ def child(lines: JsonLines) -> None:
     lines.write({"findings": [asdict(finding) for finding in findings], "missing": missing})
 
 
-def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[list[Finding], list[str]]:
+def _checked(request: dict[str, Any], lines: JsonLines) -> tuple[list[Finding], list[str]]:
     from specserve.checks.collect import CheckOptions, collect
     from specserve.checks.run import run_rules
     from specserve.profile.source import keep
@@ -185,9 +187,12 @@ def _checked(request: dict[str, Any], *, tell: Callable[[str], None]) -> tuple[l
         launch=True,
         offline=request["offline"],
         locked=False if options.locked is False else None,
-        tell=tell,
+        tell=lambda text: lines.write({"tell": text}),
     )
     known = collect(profile, wanted=wanted)
+    for cost in (memory.draft_cost for memory in known.context.memory.values()):
+        if cost and not cost.is_little:
+            lines.write({"say": f"the draft costs {cost}"})
     broken = [item.finding(profile) for item in known.unread]
     missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = run_rules(known.context, problems=filter(None, broken), needs=("models", "hardware"))

@@ -32,7 +32,7 @@ def published_bytes(profile: Profile) -> tuple[float, str] | None:
     weights = published_weights(profile.target.model, "weights")
     if weights is None:
         return None
-    total, words = sum(weights.values()), "by what is published of the model"
+    total, words = sum(weights.values()), "by the published size"
     if block and block.model:
         drafted = published_weights(block.model, "weights")
         total += sum((drafted or {}).values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,12 @@ from specserve.hardware.accelerators import Machine
 from specserve.models.config import prediction_layers, text_config
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes, kv_cache_bytes
-from specserve.profile.schema import Expectation, Profile, Speculation
+from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.arguments import human_int
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.limits import (
     ASSUMED,
     CPU_DEFAULTS,
-    Length,
     batch_defaults,
     context_length,
     is_eager,
@@ -26,21 +24,12 @@ GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes by default. Source: vllm/config/cache.py."""
 HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "mtp"})
 """Methods whose second model is not a model of its own."""
-WITHOUT_CACHE = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
-"""Methods whose drafts keep no keys and values."""
 _MAKES_ROOM = (
-    "cpu_offload_gb", "offload_config", "num_gpu_blocks_override", "hf_overrides", "enable_dbo",
-    "decode_context_parallel_size", "prefill_context_parallel_size", "kv_sharing_fast_prefill",
-)  # fmt: skip
+    *("cpu_offload_gb", "offload_config", "num_gpu_blocks_override", "hf_overrides", "enable_dbo"),
+    *("decode_context_parallel_size", "prefill_context_parallel_size"),
+    *("kv_sharing_fast_prefill", "mamba_cache_dtype", "mamba_ssm_cache_dtype"),
+)
 _TAKES_MORE = ("enable_lora", "enable_eplb", "kv_transfer_config", "performance_mode")
-
-
-@dataclass(frozen=True, slots=True)
-class PromisedLoad:
-    """Requests that a profile promises to serve at once, with so many tokens of prompt and output."""
-
-    concurrency: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +48,24 @@ class MemoryInputs:
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
-    mamba_cache_dtype: str = "auto"
-    mamba_ssm_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     has_encoders: bool = True
     """Whether encoders of images and the like are loaded: not with `language_model_only`."""
     enforce_eager: bool = False
     is_sampling_unseen: bool = True
-    """Whether vLLM profiles its memory with greedy requests only, as the V2 runner does; the V1 runner did not."""
+    """Whether vLLM profiles greedy requests only: the V2 runner does, the V1 runner did not."""
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     kv_cache_memory_bytes: int | None = None
-    is_kv_cache_default: bool = False
-    """Whether specserve set that size because the profile sets none."""
     is_auto_length: bool = False
     """`max_model_len: auto`: vLLM lowers it to what fits."""
     method: str | None = None
     num_speculative_tokens: int = 0
-    is_probabilistic: bool = False
     is_parallel: bool = False
     """Whether the block asks for all draft tokens in one step of the draft."""
     draft: ModelFacts | None = None
     """The second model or head; None without one, or for layers that lie in the target."""
-    draft_kv_cache_dtype: str | None = None
     unknown_draft: str | None = None
     """The name of a second model that could not be read: nothing of it is counted."""
-    promises: tuple[PromisedLoad, ...] = ()
     may_make_room: tuple[str, ...] = ()
     """Arguments that the estimate leaves out, and that may make a launch fit."""
     may_take_more: tuple[str, ...] = ()
@@ -111,19 +93,26 @@ def memory_inputs(
     unknown_draft: str | None = None,
 ) -> MemoryInputs:
     """A profile with one way to speculate (None: none) on one machine, by one vLLM version."""
-    engine, asked, keys = profile.engine, profile.target, dict(speculation.keys) if speculation else {}
-    method = speculation.method if speculation else None
+    engine, asked, is_cpu = profile.engine, profile.target, machine.is_cpu
+    keys, method = (speculation.keys, speculation.method) if speculation else ({}, None)
     length = asked.max_model_len
-    length = _length(target, version).default if length is None or length == -1 else length
+    length = _length(target, version) if length is None or length == -1 else length
     if draft and method == "draft_model" and SHORTENS_TARGET.at(version):
-        length = min(length, _whole(keys.get("max_model_len")) or _length(draft, version).default)
+        length = min(length, _whole(keys.get("max_model_len")) or _length(draft, version))
     tokens, seqs = _batch(profile, machine, version, length=length)
-    fixed = kv_cache_bytes(engine, profile.env if machine.is_cpu else {})
-    share = engine.get("gpu_memory_utilization")
-    is_default = fixed is None and machine.is_cpu and share is None
-    is_share = isinstance(share, int | float) and not isinstance(share, bool) and 0 < share <= 1
-    utilization = float(share) if is_share else GPU_MEMORY_UTILIZATION  # type: ignore[arg-type]
-    replicas = _whole(engine.get("data_parallel_size")) or 1
+    fixed, share = kv_cache_bytes(engine, profile.env if is_cpu else {}), GPU_MEMORY_UTILIZATION
+    given = engine.get("gpu_memory_utilization")
+    if fixed is None and is_cpu and given is None:
+        fixed = default_kv_bytes(machine.accelerator.total_bytes)
+    if isinstance(given, int | float) and not isinstance(given, bool) and 0 < given <= 1:
+        share = float(given)
+    drafted = _whole(keys.get("num_speculative_tokens"))
+    if method and drafted is None:  # what the draft is made for
+        drafted = prediction_layers((draft or target).config) or 1
+    is_inside = draft is not None and draft.model == target.model and method == "mtp"
+    uncounted = [name for name in (*_MAKES_ROOM, *_TAKES_MORE) if engine.get(name)]
+    uncounted = [name for name in uncounted if not (engine[name] == 1 and name.endswith("_size"))]
+    kv_cache_dtype = engine.get("kv_cache_dtype")
     return MemoryInputs(
         target,
         machine,
@@ -132,38 +121,32 @@ def memory_inputs(
         tokens,
         tensor_parallel_size=asked.tensor_parallel_size,
         pipeline_parallel_size=asked.pipeline_parallel_size,
-        data_parallel_size=replicas,
+        data_parallel_size=_whole(engine.get("data_parallel_size")) or 1,
         enable_expert_parallel=engine.get("enable_expert_parallel") is True,
         dtype=asked.dtype,
         quantization=asked.quantization,
-        kv_cache_dtype=_text(engine.get("kv_cache_dtype")) or "auto",
-        mamba_cache_dtype=_text(engine.get("mamba_cache_dtype")) or "auto",
-        mamba_ssm_cache_dtype=_text(engine.get("mamba_ssm_cache_dtype")) or "auto",
+        kv_cache_dtype=kv_cache_dtype if isinstance(kv_cache_dtype, str) else "auto",
         enable_prefix_caching=engine.get("enable_prefix_caching") is not False,
         has_encoders=engine.get("language_model_only") is not True,
         enforce_eager=is_eager(engine),
-        is_sampling_unseen=not machine.is_cpu,
-        gpu_memory_utilization=utilization / (machine.memory_nodes if machine.is_cpu else 1),
-        kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else fixed,
-        is_kv_cache_default=is_default,
+        is_sampling_unseen=not is_cpu,
+        gpu_memory_utilization=share / (machine.memory_nodes if is_cpu else 1),
+        kv_cache_memory_bytes=fixed,
         is_auto_length=asked.max_model_len == -1,
         method=method,
-        num_speculative_tokens=_draft_tokens(speculation, draft or target) if speculation else 0,
-        is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
+        num_speculative_tokens=drafted or 0,
         is_parallel=keys.get("parallel_drafting") is True,
-        draft=None if draft is not None and draft.model == target.model and method == "mtp" else draft,
-        draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
+        draft=None if is_inside else draft,
         unknown_draft=unknown_draft,
-        promises=tuple(filter(None, (_promise(item, replicas) for item in profile.expect))),
-        may_make_room=tuple(name for name in _MAKES_ROOM if _is_set(engine, name)),
-        may_take_more=tuple(name for name in _TAKES_MORE if _is_set(engine, name)),
+        may_make_room=tuple(name for name in uncounted if name in _MAKES_ROOM),
+        may_take_more=tuple(name for name in uncounted if name in _TAKES_MORE),
     )
 
 
-def _length(facts: ModelFacts, version: str) -> Length:
+def _length(facts: ModelFacts, version: str) -> int:
     """The context that vLLM derives, or assumes if config.json does not say it."""
     known = context_length(text_config(facts.config), version)
-    return known or Length(ASSUMED, ASSUMED, "")
+    return known.default if known else ASSUMED
 
 
 def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> tuple[int, int]:
@@ -174,42 +157,16 @@ def _batch(profile: Profile, machine: Machine, version: str, *, length: int) -> 
         tokens, seqs = (each * ranks for each in CPU_DEFAULTS)
     else:
         size, capability = kind.total_bytes, kind.compute_capability
-        tokens, seqs = batch_defaults(version, gpu=kind.name, gpu_bytes=size, compute_capability=capability)
+        tokens, seqs = batch_defaults(
+            version, gpu=kind.name, gpu_bytes=size, compute_capability=capability
+        )
     seqs = _whole(engine.get("max_num_seqs")) or seqs
     if engine.get("enable_chunked_prefill") is False:
         tokens = max(tokens, length)
     return _whole(engine.get("max_num_batched_tokens")) or min(tokens, seqs * length), seqs
 
 
-def _draft_tokens(speculation: Speculation, drafting: ModelFacts) -> int:
-    """K of the block, else what the draft is made for."""
-    layers = prediction_layers(drafting.config) or 1
-    return speculation.num_speculative_tokens or min(layers, 128)
-
-
-def _promise(item: Expectation, replicas: int) -> PromisedLoad | None:
-    """What one promise asks of each data-parallel engine; None if it does not say how long its requests are.
-
-    The p50 of a length: requests that run at once are of every length, not all of the longest.
-    """
-    parts = (item.prompt_tokens, item.output_tokens)
-    lengths = [int((part or {}).get("p50") or 0) for part in parts]
-    if item.concurrency is None or not all(lengths):
-        return None
-    return PromisedLoad(-(-item.concurrency // replicas), sum(lengths))
-
-
-def _is_set(engine: Mapping[str, Any], name: str) -> bool:
-    """Whether an argument says something else than vLLM does without it."""
-    is_one_rank = name.endswith("_context_parallel_size") and engine.get(name) in (1, "1")
-    return bool(engine.get(name)) and not is_one_rank
-
-
 def _whole(value: Any) -> int | None:
     if isinstance(value, str):
         value = human_int(value)
     return value if type(value) is int and value > 0 else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

@@ -26,6 +26,7 @@ from specserve.measure.intervals import Estimate
 from specserve.measure.values import ASSUMED_SPEEDS
 from specserve.measure.verdict import PAYS
 from specserve.measure.watch.verdict import promise_words
+from specserve.memory.estimate import DraftCost
 from specserve.report.charts import Chart
 from specserve.report.console import LiveLine, in_one_line, say
 from specserve.report.page import Block, Document, Items, Section, render
@@ -129,9 +130,14 @@ def _document(result: Result) -> Document:
     models = dict.fromkeys(each.model for each in result.variants if each.model)
     lines = [("target", model) for model in models]
     answers = []
+    plain = next((each.kv_cache_tokens for each in result.variants if each.is_baseline), None)
     for variant in result.variants:
         room, words = variant.kv_cache_tokens, variant_words(variant)
-        lines.append((variant.name, words + (f"; KV cache of {room:,} tokens" if room else "")))
+        if room and plain and not (cost := DraftCost(room, plain)).is_little:
+            words += f"; costs {cost}"
+        elif room:
+            words += f"; KV cache of {room:,} tokens"
+        lines.append((variant.name, words))
         if mine := [item for item in result.comparisons if item.variant == variant.name]:
             answers.append((variant.name, _answer(result, mine)))
     machine = result.host.get("accelerator", "cpu")

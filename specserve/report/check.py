@@ -31,8 +31,6 @@ _BASES = {
     "published": "what is published of the model, divided",
 }
 _FITS = {"fit": "fits", "tight": "may not fit", "does_not_fit": "does not fit"}
-_SMALL = 0.005
-"""A share of the KV cache that rounds to nothing."""
 
 
 def check_text(report: Report, *, is_verbose: bool = False) -> str:
@@ -89,7 +87,7 @@ def _answer(verdict: ProfileVerdict, findings: list[Finding]) -> list[str]:
             length = f"{memory.max_model_len:,} tokens"
             where = _machine_words(machine)
             words.append(f"room for {many} {requests} of {length} at once on {where}")
-        if memory.draft_cost and memory.draft_cost.share >= _SMALL:
+        if memory.draft_cost and not memory.draft_cost.is_little:
             what = "the draft" if memory.per_gpu_bytes.draft_weights else "speculation"
             words.append(f"{what} costs {memory.draft_cost}")
     if verdict.tokenizer and verdict.tokenizer.verdict != "not_applicable":

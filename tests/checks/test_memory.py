@@ -119,11 +119,6 @@ def test_an_argument_that_says_what_vllm_does_anyway_leaves_the_verdict_certain(
     [
         ("", 30000, "may be too large for 1 x L4-24GB: one request may need "),
         ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, but sampling or a prefill may "),
-        (
-            "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",
-            8192,
-            "the KV cache may be too small for the promised 40 requests of 1,200 tokens",
-        ),
     ],
 )  # fmt: skip
 def test_what_may_not_fit_is_a_warning_that_says_why(
@@ -218,3 +213,11 @@ def test_a_machine_that_is_too_small_even_when_empty_is_not_to_be_emptied(profil
     ).context
     findings = {item.code: item for item in judged(context)}
     assert findings["SD312"].help is None and "SD301" in findings
+
+
+def test_a_large_draft_is_told_with_what_it_costs(profile: Load) -> None:
+    text = "speculation: {method: draft_model, model: ./8b-too, num_speculative_tokens: 5}"
+    wanted = CheckOptions(offline=True, here=False, machine=assume("2xH100-80GB"))
+    findings = judged(collect(profile_of(profile, text), wanted=wanted, read=read).context)
+    (large,) = (item for item in findings if item.code == "SD245")
+    assert re.match(r"it costs \d\d % of the KV cache: [\d,]+ tokens instead of ", large.notes[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +32,12 @@ def file(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -> None:
+def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are_and_the_cost_of_its_draft_is_said(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     check_launch(file, notices=StderrNotices())
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"the draft costs \d+ % of the KV cache: [\d,]+ tokens instead of [\d,]+, ", said)
 
 
 def test_the_variant_that_is_launched_is_the_one_that_is_judged(file: str) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from specserve.hardware.accelerators import Accelerator, Machine
 from specserve.memory.inputs import MemoryInputs
-from specserve.memory.kv import is_rough, kv_cache
-from specserve.memory.weights import draft_bytes, weights_of
+from specserve.memory.kv import kv_cache
+from specserve.memory.weights import draft_bytes, per_gpu, target_weights
+from specserve.models.layers import is_rough
 from tests.memory.models import FOLDER, recorded
 
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (FOLDER / "built.jsonl").read_text().splitlines()]
@@ -37,8 +38,8 @@ def inputs_of(case: dict[str, Any]) -> MemoryInputs:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
 def test_weights_and_bytes_of_a_token_are_those_of_vllm(case: dict[str, Any]) -> None:
     inputs = inputs_of(case)
-    weights = weights_of(inputs.target, inputs)
-    mine = weights.per_gpu(inputs, inputs.target.config, stages=inputs.pipeline_parallel_size)
+    weights, stages = target_weights(inputs), inputs.pipeline_parallel_size
+    mine = per_gpu(weights, inputs, inputs.target.config, stages=stages)
     if case["name"] not in SMALL_TABLES:
         limit = 0.04 if case["name"] in FEW_KV_HEADS or case["model"] == "opt" else 0.02
         assert mine == pytest.approx(case["target_bytes"], rel=limit)

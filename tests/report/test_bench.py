@@ -194,6 +194,13 @@ def test_requests_that_waited_for_room_stand_beside_their_load() -> None:
     text = " ".join(plain(result, "text").split())
     assert "at concurrency 16, requests waited 900 ms before they ran, 7 were preempted" in text
     assert "KV cache of 12,345 tokens" in text
+    room = {"baseline": 20_000, "profile": 12_345}
+    variants = tuple(
+        dataclasses.replace(each, kv_cache_tokens=room.get(each.name), is_baseline=each.name == "baseline")
+        for each in variants
+    )
+    text = " ".join(plain(dataclasses.replace(result, variants=variants), "text").split())
+    assert "costs 38 % of the KV cache: 12,345 tokens instead of 20,000" in text
     assert "| waited, ms | preempted |" in plain(result, "markdown")
 
 

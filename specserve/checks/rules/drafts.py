@@ -184,7 +184,9 @@ def oversized_draft(variant: Variant) -> Hits:
     if variant.method == "draft_model" and limit is not None and own is not None and own * _SHARE >= limit:
         text = f"the draft has {own / limit:.0%} of the target's bytes"
         help_ = "drafts that pay off have 2 to 15 % of the target's bytes; measure this one with `specserve bench`"
-        yield variant.hit("model", text, related=_TARGET, help=help_)
+        cost = variant.memory.draft_cost if variant.memory else None
+        notes = (f"it costs {cost}",) if cost else ()
+        yield variant.hit("model", text, related=_TARGET, notes=notes, help=help_)
 
 
 def _weight_bytes(facts: ModelFacts | None) -> int | None:

@@ -20,10 +20,12 @@ from specserve.measure.tune.plan import USUAL_MOST_TOKENS, TuneRequest
 from specserve.measure.values import whole_numbers
 from specserve.memory.estimate import estimate as estimate_memory
 from specserve.memory.inputs import HEADS, MemoryInputs
-from specserve.memory.kv import kv_cache, number_bytes
-from specserve.memory.weights import draft_bytes, weights_of
+from specserve.memory.kv import kv_cache
+from specserve.memory.weights import draft_bytes, per_gpu, target_weights
 from specserve.models.config import integer, text_config
 from specserve.models.facts import published
+from specserve.models.layers import LAYER_COUNT, number_bytes
+from specserve.models.weights import Weights, weights_of
 from specserve.profile.load import load_profile
 from specserve.profile.schema import world_size
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -31,7 +33,6 @@ from specserve.vllm.speculation import BLOCK_DRAFTS
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT_TOKENS = 1024
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _ACTIVE = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _HINT = (
@@ -215,15 +216,14 @@ def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
         inputs.pipeline_parallel_size,
         inputs.target.config,
     )
-    text, weights, share = text_config(config), weights_of(inputs.target, inputs), 1.0
+    text, weights, share = text_config(config), target_weights(inputs), 1.0
     if count := integer(text, *_EXPERTS, default=0, least=0):
         share = integer(text, *_ACTIVE, default=count) / count
     table = (weights.output or weights.embeddings) / tp
-    experts = replace(weights, layers=0.0, whole=0.0, encoders=0.0, embeddings=0.0, output=0.0)
-    experts_bytes = experts.per_gpu(inputs, config)
-    dense = weights.per_gpu(inputs, config) - experts_bytes
+    experts_bytes = per_gpu(Weights(experts=weights.experts), inputs, config)
+    dense = per_gpu(weights, inputs, config) - experts_bytes
     dense -= weights.embeddings / tp if weights.output else 0.0  # a step looks rows up
-    kv, layers = kv_cache(inputs), integer(text, *_LAYERS)
+    kv, layers = kv_cache(inputs), integer(text, *LAYER_COUNT)
     bytes_per_weight = number_bytes(inputs.dtype, text)
     target = Work(
         dense, layers, float(kv.per_token()) * stages, experts_bytes, share, bytes_per_weight
@@ -232,8 +232,8 @@ def step_times(inputs: MemoryInputs, *, context_tokens: float) -> StepTimes:
     if method not in WITHOUT_MODEL:
         read, layers = draft_bytes(inputs), 1
         if method not in HEADS and facts is not None:
-            layers = integer(text_config(facts.config), *_LAYERS)
-        elif facts is None or not weights_of(facts, inputs).output:
+            layers = integer(text_config(facts.config), *LAYER_COUNT)
+        elif facts is None or not weights_of(facts, is_head=True).output:
             read += table  # a head computes the target's output table, too
         draft = Work(read, layers, float(kv.per_token(draft=True)))
     return StepTimes(

@@ -1,0 +1,201 @@
+"""What each layer of a model keeps of a request on one GPU, by its config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specserve.errors import FactError
+from specserve.models.config import integer, names, quantization_of, text_config
+from specserve.models.facts import ModelFacts
+
+_TYPES = json.loads(Path(__file__).with_name("kinds.json").read_text(encoding="utf-8"))
+COMPARED, _UNKNOWN = frozenset(_TYPES["compared"]), frozenset(_TYPES["unknown"])
+_WRAPPER = re.compile(r"_(?:unified|vl|omni)(?=_|$)")
+"""Words for what stands around a language model that is otherwise the same."""
+_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float64": 8}
+_KV_BYTES = {**_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8"), 1)}
+_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Bytes of a token in the packed layouts of latent attention (mla_attention.py 0.32)."""
+_KINDS = {
+    **dict.fromkeys(("mamba", "mamba2", "linear_attention", "conv", "recurrent", "M"), "state"),
+    **dict.fromkeys(("mlp", "moe", "-", "E"), "none"),
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), "window"),
+}
+"""Kinds of layers by their names in config.json; others see all tokens."""
+_MAMBA_2 = {
+    "groups": ("n_groups", "mamba_n_groups"),
+    "state": ("ssm_state_size", "state_size", "mamba_d_state"),
+    "kernel": ("conv_kernel", "mamba_d_conv"),
+    "heads": ("mamba_num_heads", "mamba_n_heads", "num_heads"),
+    "head_dim": ("mamba_head_dim", "mamba_d_head", "head_dim"),
+}
+LAYER_COUNT = ("num_hidden_layers", "n_layer", "n_layers")
+_MOST_LAYERS = 2000
+
+
+class Serving(NamedTuple):
+    """What decides about sizes beside config.json."""
+
+    number_bytes: int = 2
+    """Of an unquantized number."""
+    ranks: int = 1
+    """Tensor-parallel ones."""
+    kv_cache_dtype: str = "auto"
+    draft_tokens: int = 0
+    has_wide_states: bool = False
+    """Recurrent states in float32, as on the CPU."""
+
+
+class Layer(NamedTuple):
+    """What one layer keeps on one GPU: `bytes` of each token, or of a whole state."""
+
+    kind: str
+    """`full`, `window` or `state`."""
+    bytes: int
+    window: int = 0
+    is_draft: bool = False
+
+
+def is_rough(facts: ModelFacts) -> bool:
+    """Whether nobody compared the figures of this model type with vLLM's own."""
+    return model_family(text_config(facts.config)) not in COMPARED
+
+
+def model_family(text: Mapping[str, Any]) -> str:
+    """The type that another names: `gemma4_text` for `gemma4_unified_text`."""
+    kind = str(text.get("model_type") or "")
+    bare = _WRAPPER.sub("", kind)
+    known = (name for name in (kind, bare, bare.removesuffix("_text")) if name in COMPARED | _UNKNOWN)
+    return next(known, kind)
+
+
+def number_bytes(dtype: str, text: Mapping[str, Any]) -> int:
+    """Bytes of an unquantized weight; vLLM serves float32 in half precision on `auto`."""
+    given = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
+    if dtype.lower() == "auto":
+        return 2 if given in ("float32", "float64") else _BYTES.get(given, 2)
+    if dtype.lower() not in _BYTES:
+        raise FactError(f"`{dtype}` is not a dtype of vLLM")
+    return _BYTES[dtype.lower()]
+
+
+def layers_of(config: Mapping[str, Any], serving: Serving) -> Counter[Layer]:
+    """How many layers of a model keep how much.
+
+    Raises FactError for an unknown architecture, and for a config.json that does not make sense.
+    """
+    text, found = text_config(config), Counter[Layer]()
+    kind = model_family(text)
+    if kind in _UNKNOWN or (kind not in COMPARED and any(map(text.get, _TYPES["strange"]))):
+        raise _unknown(kind)
+    count = integer(text, *LAYER_COUNT, least=0)
+    if count > _MOST_LAYERS:
+        raise FactError(f"`num_hidden_layers` in config.json is {count}: more than {_MOST_LAYERS}")
+    window = integer(text, "sliding_window", "attention_chunk_size", default=0, least=0)
+    shared = integer(text, "num_kv_shared_layers", default=0, least=0) if "gemma4" in kind else 0
+    for at, each in enumerate(_layer_kinds(text, kind, count)):
+        if each in ("state", "both"):
+            found[Layer("state", _state_bytes(text, kind, serving))] += 1
+        if each == "window" and window and at < count - shared:
+            size = attention_bytes(text, serving, is_global=False)
+            found[Layer("window", size, window)] += 1
+        elif each in ("full", "both", "window") and at < count - shared:
+            found[Layer("full", attention_bytes(text, serving))] += 1
+    return found
+
+
+def _layer_kinds(text: Mapping[str, Any], kind: str, count: int) -> list[str]:
+    """For each layer: `full`, `window`, `state`, `both` or `none`."""
+    if kind in ("mamba2", "falcon_h1"):
+        return ["both" if kind == "falcon_h1" else "state"] * count
+    types = list(str(text.get("hybrid_override_pattern") or ""))
+    types = types or names(text, "layers_block_type") or names(text, "layer_types")
+    if types and len(types) < count:
+        raise FactError(f"config.json gives the kinds of only {len(types)} of {count} layers")
+    is_windowed = text.get("use_sliding_window", not kind.startswith("qwen"))
+    is_windowed = is_windowed and (text.get("sliding_window") or kind == "llama4_text")
+    window, every, first = "window" if is_windowed else "full", 0, 0
+    if types:
+        kinds = [_KINDS.get(name, "full") for name in types[:count]]
+        return [window if each == "window" else each for each in kinds]
+    if "linear_num_value_heads" in text:
+        window, every = "state", integer(text, "full_attention_interval", default=4)
+    elif kind in _TYPES["full_every"]:
+        keys = ("no_rope_layer_interval",) if kind == "llama4_text" else ("sliding_window_pattern",)
+        pattern = text.get("sliding_window_pattern")
+        every = len(pattern) if isinstance(pattern, str) else 0
+        every = every or integer(text, *keys, default=_TYPES["full_every"][kind], least=0)
+    elif "qwen" in kind:
+        first = integer(text, "max_window_layers", default=count, least=0)
+    is_full = (at < first or (every and (at + 1) % every == 0) for at in range(count))
+    return ["full" if each else window for each in is_full]
+
+
+def attention_bytes(text: Mapping[str, Any], serving: Serving, *, is_global: bool = True) -> int:
+    """Bytes of one token in an attention layer on one GPU. Raises FactError."""
+    dtype, quantization = serving.kv_cache_dtype, quantization_of(text)
+    if dtype == "auto" and str(quantization.get("quant_method")).startswith("modelopt"):
+        asked = repr(dict(quantization)).lower()  # `resolve_kv_cache_dtype_string`
+        is_fp8 = re.search(r"kv_cache_(quant_algo|scheme)': ('fp8|\{[^}]*'num_bits': 8\b)", asked)
+        dtype = "fp8" if is_fp8 else dtype
+    if dtype not in (*_KV_BYTES, *_LATENT_BYTES, "auto"):
+        raise FactError(f"the size of a KV cache of type `{dtype}` is not known without vLLM")
+    element = _KV_BYTES.get(dtype, serving.number_bytes)
+    if text.get("kv_lora_rank") and text.get("qk_rope_head_dim"):
+        width = integer(text, "kv_lora_rank") + integer(text, "qk_rope_head_dim")
+        index = integer(text, "index_head_dim", default=0, least=0)  # the key of a sparse indexer
+        return _LATENT_BYTES.get(dtype, width * element) + index + index // 128 * 4
+    heads = integer(text, "num_attention_heads", "n_head", "n_heads")
+    head_dim = integer(text, "head_dim", "hidden_size_per_head", default=0, least=0)
+    head_dim = head_dim or integer(text, "hidden_size", "n_embd", "d_model") // heads
+    keys = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+    kv_heads = integer(text, *keys, "num_attention_groups", default=heads)
+    kind = model_family(text)
+    if kind == "gpt_bigcode" or (kind == "falcon" and not text.get("new_decoder_architecture")):
+        kv_heads = 1 if text.get("multi_query", True) else heads
+    if is_global and kind == "gemma4_text":  # fewer heads, but wider
+        head_dim = integer(text, "global_head_dim", default=head_dim)
+        if text.get("attention_k_eq_v"):
+            kv_heads = integer(text, "num_global_key_value_heads", default=kv_heads)
+    return 2 * max(1, kv_heads // serving.ranks) * head_dim * element
+
+
+def _state_bytes(text: Mapping[str, Any], kind: str, serving: Serving) -> int:
+    """One recurrent state of one layer on one GPU. Raises FactError."""
+    tp, columns, dtype = serving.ranks, serving.draft_tokens, "auto"
+    if "linear_num_value_heads" in text:
+        size = integer(text, "linear_key_head_dim")
+        keys = integer(text, "linear_num_key_heads") * size
+        values = integer(text, "linear_num_value_heads") * integer(text, "linear_value_head_dim")
+        channels, kernel = 2 * keys + values, integer(text, "linear_conv_kernel_dim", default=4)
+        recurrent, dtype = values * size, str(text.get("mamba_ssm_dtype") or "auto")
+    elif "conv_L_cache" in text:
+        channels, kernel = integer(text, "conv_dim", "hidden_size"), integer(text, "conv_L_cache")
+        recurrent, columns = 0, 0
+    elif all(any(key in text for key in keys) for keys in _MAMBA_2.values()):
+        groups, size, kernel, heads, head_dim = (integer(text, *k) for k in _MAMBA_2.values())
+        expand = integer(text, "mamba_expand", "expand", default=2)
+        inner = integer(text, "mamba_d_ssm", default=expand * integer(text, "hidden_size"))
+        if kind.startswith("nemotron_h"):
+            inner, dtype = heads * head_dim, str(text.get("mamba_ssm_cache_dtype") or "float32")
+        groups = tp if groups % tp else groups  # repeated, so that each GPU has those of its heads
+        channels, recurrent = inner + 2 * groups * size, heads * head_dim * size
+    else:
+        raise _unknown(kind)
+    if channels % tp or recurrent % tp:
+        raise FactError(f"a state of {channels} channels cannot be divided among {tp} GPUs")
+    convolved = serving.number_bytes
+    element = 4 if serving.has_wide_states else _BYTES.get(dtype, convolved)
+    return channels // tp * (kernel - 1 + columns) * convolved + recurrent // tp * element
+
+
+def _unknown(kind: str) -> FactError:
+    return FactError(
+        f"the KV cache of model type `{kind}` is not known without vLLM",
+        hint="`specserve check` asks vLLM if it is installed",
+    )
